@@ -42,7 +42,7 @@ Need = Literal["dataset", "model", "family", "clients", "partition", "epochs", "
 TRAINED: tuple[Need, ...] = ("dataset", "model", "clients", "partition", "epochs")
 NEEDS: dict[str, tuple[Need, ...]] = {
     **dict.fromkeys(("accuracy", "accuracy_top5", "dice", "mse"), TRAINED),
-    **dict.fromkeys(("psnr_median", "asr"), ("dataset", "model")),
+    **dict.fromkeys(("psnr_median", "test_mse_mean", "feat_mse_mean", "asr"), ("dataset", "model")),
     **dict.fromkeys(("cap_reconstruction", "cap_label", "cap_tracing"), ("dataset", "model", "batch")),
     "accuracy_rises": ("dataset",),
     "upload_ratio": ("clients",),

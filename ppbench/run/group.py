@@ -225,10 +225,9 @@ class Bench:
 
 def victims_of(experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
-    task, defense = experiment.task, experiment.points[group.point].defense
-    count = experiment.config.victims_at(group.batch)
-    roles = len(defense.roles) if group.role or group.acting else 1
-    return choose_victims(task.shards, group.threat, group.batch, count, task.seeds, sums=defense.sums, roles=roles)
+    task, defense, batch = experiment.task, experiment.points[group.point].defense, group.batch
+    roles, count = len(defense.roles) if group.role or group.acting else 1, experiment.config.victims_at(batch)
+    return choose_victims(task.shards, group.threat, batch, count, task.seeds, sums=defense.sums, roles=roles)
 
 
 def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:

@@ -89,7 +89,7 @@ def _one(
 ) -> Checked | Unchecked:
     if not any(r.config.defense.id == name for records in groups.values() for r in records):
         return Unchecked(name, claim, f"no record of {name}", unrun=True)
-    if claim.metric in KEY_OF and claim.than is None:
+    if claim.metric in KEY_OF:
         timed = time_is_kept(claim, name, benchmarks)
         return Unchecked(name, claim, timed) if isinstance(timed, str) else Checked(name, claim, timed[1], timed[0])
     rule = rule_of(claim)

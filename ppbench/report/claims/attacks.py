@@ -22,6 +22,8 @@ from ppbench.report.verdict.lines import Sides, figure
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, attack_of
 
+IMAGES = {"psnr_median": (".1f", " dB"), "test_mse_mean": (".3f", "")}
+"""Figures of reconstructed images that papers print; the verdict is the same of all: whether images are seen."""
 AS_GOOD = 0.05
 """Shares of right answers by which our models may differ from the paper's, on average, and CAPs still compare."""
 UNKNOWN = "no attack that knows the defense was run"
@@ -80,10 +82,11 @@ def _bare(record: Measured | None, name: str, form: str = ".1%", unit: str = "")
 
 
 def pixels_stay_hidden(case: Case) -> Finding | str:
-    """The claimed PSNR holds where, in every setting, attacks that know the defense among them see no more of images
-    than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on the images.
+    """The claimed PSNR, or squared error, holds where, in every setting, attacks that know the defense among them see
+    no more of images than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on
+    the images.
     """
-    name, form, unit = "psnr_median", ".1f", " dB"
+    name = "psnr_median"
 
     def images(records: Sequence[Record]) -> list[Record]:
         return [r for r in records if question_for(r).inputs and r.config.threat_model.id == "server/1"]
@@ -96,12 +99,14 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     worst = sides.worst
     if worst is None:
         return "no reconstruction of images was run from the server's view"
+    shown = name if value(worst, case.claim.metric) is None else case.claim.metric
+    form, unit = IMAGES[shown]
     stage = worst.config.stage
     same = [r for r in images(case.none) if (r.config.stage, r.config.batch_size) == (stage, smallest)]
     none = leak_of(same, vouched=True)
-    plain, strong = (told(case, r, name, form, unit) for r in (sides.plain, worst))
+    plain, strong = (told(case, r, shown, form, unit) for r in (sides.plain, worst))
     about = f"batch {smallest}, {'random' if stage == 'init' else 'trained'} weights; undefended "
-    about += _bare(None if none is None else none.worst, name, form, unit)
+    about += _bare(None if none is None else none.worst, shown, form, unit)
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
         undefended = None if none is None else none.worst
@@ -115,7 +120,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     if fallen:
         top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)
         levels = " and ".join(sorted({WORDS[leak.level] for leak in fallen}))
-        return found("falls", f"images are {levels}", f"to {value(top.worst, name):.1f} dB")
+        return found("falls", f"images are {levels}", f"to {value(top.worst, shown):{form}}{unit}")
     if unsure := next((leak for leak in leaks if leak.level == "undecided"), None):
         reason = "; ".join(one.words for one in unsure.qualifiers if one.code != "some_rebuilt")
         return found("cannot be told", reason or "neither that images are recognizable nor that they are not is shown")

@@ -15,10 +15,10 @@ CLOSENESS: tuple[Need, ...] = ("dataset", "model", "clients", "partition")
 WORDS = {"dataset": "data set", "batch_size": "training batch", "batch": "batch of victims", "steps": "mini-batches"}
 FAMILIES = {
     "mlp": ("mlp",),
-    "residual": ("resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+    "residual": ("resnet11", "resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
     "convolutional": (
         *("dlnet", "lenet", "lenet_baffle", "cnn", "alexnet", "vgg16", "densenet", "unet"),
-        *("resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+        *("resnet11", "resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
     ),
 }
 """Networks by kind; a residual one is a convolutional one too."""

@@ -27,8 +27,12 @@ from ppbench.report.worst import Measured, WorstCase, attack_of
 ALIKE = 0.01
 """Shares of right answers that a rival may lack and still be as accurate."""
 
-OF = {"psnr_median": ("reconstruction", "server/1", "init"), "asr": ("membership", "client/1", "iterate")}
-"""Of which cells a figure is: their kind, and whose view of which model first of all."""
+OF = {
+    "psnr_median": ("psnr_median", "reconstruction", "server/1", "init"),
+    "test_mse_mean": ("psnr_median", "reconstruction", "server/1", "init"),
+    "asr": ("asr", "membership", "client/1", "iterate"),
+}
+"""What is judged of a claimed figure (errors by their decibels), of which kind of cells, whose view of which model."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,9 @@ def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, abou
     found = bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
     cells = cells_of(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
     knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
-    return _told(found, rule.safer, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
+    if not rule.safer:  # a share of right answers: told as the distance, which is the rest
+        found = replace(found, base=1 - found.base, new=1 - found.new)
+    return _told(found, True, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
 
 
 def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
@@ -117,7 +123,8 @@ def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cel
     verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
     sign = -1.0 if safer else 1.0
     ends = sorted((sign * found.low, sign * found.high))
-    told = f"{found.new:.2f} beside {found.base:.2f} ({attacks})"
+    what = "distance " if safer else ""
+    told = f"{what}{found.new:.2f} beside {found.base:.2f} ({attacks})"
     reason = f"difference {sign * found.worse:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}], {about}"
     if verdict == "holds" and not knows:
         return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells)
@@ -136,9 +143,8 @@ def leaks_less(case: Case) -> Finding | str:
     """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
     attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above.
     """
-    metric = case.claim.metric
-    kind = OF[metric][0]
-    sides = [_strongest(cells, metric) for cells in (case.mine, case.rival)]
+    metric, kind, _, _ = OF[case.claim.metric]
+    sides = [_strongest(cells, case.claim.metric) for cells in (case.mine, case.rival)]
     mine, theirs = sides
     if mine is None or theirs is None:
         return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
@@ -153,9 +159,9 @@ def leaks_less(case: Case) -> Finding | str:
     return _told(found, rule.safer, knows, "victim by victim", _who([mine]), cells_of(mine, theirs))
 
 
-def _strongest(cells: Sequence[Record], metric: str) -> WorstCase | None:
+def _strongest(cells: Sequence[Record], claimed: str) -> WorstCase | None:
     """Return the worst case of a kind, at the smallest batch."""
-    kind, threat, stage = OF[metric]
+    metric, kind, threat, stage = OF[claimed]
     some = [r for r in cells if r.config.attack.kind == kind and value(r, metric) is not None]
     some = [r for r in some if r.config.threat_model.id == threat] or some
     some = [r for r in some if r.config.stage == stage] or some

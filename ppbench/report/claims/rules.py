@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from ppbench.federation.claim import Claim
 from ppbench.report.claims import costs, use
-from ppbench.report.claims.attacks import calibrated, members_stay_hidden, outputs_stay_hidden, pixels_stay_hidden
+from ppbench.report.claims.attacks import (
+    IMAGES,
+    calibrated,
+    members_stay_hidden,
+    outputs_stay_hidden,
+    pixels_stay_hidden,
+)
 from ppbench.report.claims.ends import Rule, leaking, lossless, silent, useless
-from ppbench.report.claims.rivals import leaks_less, learns_more, stays_farther
+from ppbench.report.claims.rivals import OF, leaks_less, learns_more, stays_farther
 
 CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
 RULES: dict[str, Rule] = {
     "asr": Rule(members_stay_hidden, leaking, silent),
-    "psnr_median": Rule(pixels_stay_hidden, leaking, silent),
+    **dict.fromkeys(IMAGES, Rule(pixels_stay_hidden, leaking, silent)),
     "agreement": Rule(outputs_stay_hidden, leaking, silent),
     **dict.fromkeys(CAPS, Rule(calibrated, leaking, silent)),
     "accuracy": Rule(use.accuracy_is_kept, useless, lossless, "middle"),
@@ -28,13 +34,12 @@ RULES: dict[str, Rule] = {
 """Rules of claims about one defense."""
 RIVALS: dict[str, Rule] = {
     **dict.fromkeys(CAPS, Rule(stays_farther, leaking, silent)),
-    **dict.fromkeys(("psnr_median", "asr"), Rule(leaks_less, leaking, silent)),
+    **dict.fromkeys(OF, Rule(leaks_less, leaking, silent)),
     **dict.fromkeys(("accuracy", "accuracy_top5", "dice", "mse"), Rule(learns_more, useless, lossless, "middle")),
     "bytes_saving": Rule(costs.sends_less),
 }
 """Rules of claims to be better than another defense."""
 UNJUDGED = {
-    "test_mse_mean": "decibels, which it is a function of, are judged instead",
     "feat_mse_mean": "the paper does not say whose features it means",
     "time_to_accuracy_ratio": "no training here stops at an accuracy",
     "client_forward_ratio": "no benchmark times forward passes alone",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import read_regular
-from ppbench.federation.claim import Claim
-from ppbench.report.claims.case import Finding, decided
+from ppbench.federation.claim import Claim, Rival
+from ppbench.report.claims.case import Finding, Verdict, decided
 from ppbench.report.claims.costs import OTHER_MACHINE
 
 KEY_OF = {"client_cost_ratio": "client_ratio", "client_backward_ratio": "backward_ratio"}
@@ -52,6 +52,8 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     Returns the finding and the setting of the figures that it is from, or why there is none.
     """
     key = KEY_OF[claim.metric]
+    if claim.than is not None:
+        return _is_faster(claim.than, defense, key, benchmarks)
     known = [b for b in benchmarks if b.defense == defense and key in b.values]
     if not known:
         return f"no benchmark gives {key} of {defense} (--figures)"
@@ -60,3 +62,16 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
     reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
     return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"
+
+
+def _is_faster(than: Rival, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
+    """Return the finding on a claim to take less time than another defense: every figure against every one."""
+    sides = [[b for b in benchmarks if b.defense == name and key in b.values] for name in (defense, than.defense)]
+    missing = [name for name, side in zip((defense, than.defense), sides, strict=True) if not side]
+    if missing:
+        return f"no benchmark gives {key} of {' and '.join(missing)} (--figures)"
+    mine, theirs = ([b.values[key] for b in side] for side in sides)
+    told = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
+    verdict: Verdict = "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "cannot be told"
+    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
+    return Finding(verdict, "", "times the undefended, measured on one machine", "", told), f"benchmark, {where}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record, Utility
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of
 from ppbench.report.compare.paired import level_of, unpaired
@@ -32,7 +33,8 @@ def _text(utility: Utility, name: str, form: str) -> str:
 
 def accuracy_is_kept(case: Case) -> Finding | str:
     """A claimed accuracy holds where the interval of what is lost beside the undefended model ends less than 2 points
-    above what the paper loses, and falls where it begins above that; else it cannot be told. Trainings that are one
+    above what the paper loses, and falls where it begins above that; else it cannot
+    be told. Where the paper prints no undefended model beside, the accuracy itself is compared. Trainings that are one
     and the same to rounding are told as an identity.
     """
     return _is_kept(case, "accuracy", "accuracy")
@@ -51,12 +53,12 @@ def dice_is_kept(case: Case) -> Finding | str:
 def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     paper, none = case.claim, case.undefended
     mine = min(case.mine, key=lambda r: (r.utility.figure(name)[0] or 0.0, r.cell_id))
-    if paper.value is None or paper.undefended is None:
-        return f"the paper gives no undefended {words} beside it"
+    if paper.value is None:
+        return f"the paper prints no {words}"
     theirs = None if none is None else level_of(none.utility, name)
     if none is None or theirs is None:
         return f"the undefended model has no {words} to stand beside"
-    ours, may = level_of(mine.utility, name), paper.undefended - paper.value
+    ours, may = level_of(mine.utility, name), _may_lose(paper)
     told, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, name, '.1%')}"
     if none.utility.low is not None and none.utility.low <= none.utility.chance:
@@ -65,11 +67,20 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
         return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
     if _one_training(mine.utility, none.utility, SAME, relative=False):
         return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
+    if may is None:
+        reason = f"the paper reaches {paper.value:.1%}; {beside}"
+        verdict = _verdict(-ours.high, -ours.low, -paper.value, MARGIN)
+        return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells)
     lost = unpaired([theirs], [ours], safer=True)
     ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
     verdict = _verdict(lost.low, lost.high, may, MARGIN)
     return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells)
+
+
+def _may_lose(paper: Claim) -> float | None:
+    """Return what a paper says is lost beside the undefended model; None where it says nothing."""
+    return None if paper.undefended is None or paper.value is None else paper.undefended - paper.value
 
 
 ONE = "the training is the undefended one to rounding: an identity of the protocol, which training does not test"
