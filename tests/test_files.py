@@ -24,7 +24,7 @@ from ppbench.base.locks import locked
 from ppbench.metrics.perceptual import located
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
-from ppbench.report.claims.use import read_figures
+from ppbench.report.claims.times import read_figures
 from ppbench.run.suite import load_suite
 from ppbench.task.dataset import open_dataset
 
