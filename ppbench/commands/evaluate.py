@@ -40,6 +40,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "probe": (str, "gradient or local: what a probed client does with the victims' batch."),
     "probe_rounds": (int, "Rounds that it holds the batch."),
     "victims": (int, "Victim images a cell."),
+    "batches": (int, "Batches a cell at least, where fewer hold the victims."),
     "candidates": (int, "Members, and as many other records, whose membership is asked."),
     "tuning": (int, "Test images on which an attack's settings are tried before the victims."),
     "budget": (int, "Gradient evaluations a victim of attacks that search."),
@@ -68,7 +69,9 @@ def evaluate(
     defense: Annotated[str, typer.Option(help="What to evaluate; see `ppbench list defenses`.")],
     preset: Annotated[
         str,
-        typer.Option(help="quick; portfolio: every attack, and an audit, long; paper: the SPN paper's set-up, hours."),
+        typer.Option(
+            help="quick; portfolio: every attack, and an audit, long; paper: what its paper ran, for a GPU or hours."
+        ),
     ] = "quick",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),

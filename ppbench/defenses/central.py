@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
 from ppbench.defenses.evidence import Shared
+from ppbench.defenses.fedpc.parameters import CENTRAL
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
@@ -38,6 +39,7 @@ class Central(Defense):
     name: ClassVar[str] = "central"
     paper: ClassVar[str] = CAO2022.citation
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("central")
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": CENTRAL}
     epsilon_reason: ClassVar[str] = "clients hand their examples to the server"
 
     def init_server(self, ctx: Context, params: Params) -> Server:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ppbench.defenses.claims import paper
+from ppbench.defenses.fedpc.parameters import FULL
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plain import seen_by_client
@@ -29,6 +30,7 @@ class Phong(Defense):
         "Forensics and Security 14(11), 2019"
     )
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("phong")
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**FULL, "grid": "paper", "settings": {}}}
     epsilon_reason: ClassVar[str] = "the server relays every client's model as it is"
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:

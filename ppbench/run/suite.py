@@ -30,7 +30,6 @@ from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import LISTED, EvaluateConfig, configure
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.suites import shipped, tomllib
-from ppbench.task.dataset import default_root
 
 SCHEMA = "ppbench.run.suite/1"
 LARGEST = 1_000_000
@@ -228,8 +227,6 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
                 options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
             if "attacks" in said and "attacks" not in part.said():
                 options["attacks"] = _meant(source, said["attacks"], part.id, here["isolate"])
-            if isinstance(dataset := options.get("dataset"), str):
-                options["dataset"] = dataset.replace("{data}", str(default_root()))
             place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
             try:
                 config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
