@@ -7,15 +7,15 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.task.dataset import default_root
 
-# Table 2 and Appendix C: "Adam (beta1 = 0.9, beta2 = 0.999)", "Learning rate 0.001", "No decay", "Batch size 32", "Local
-# Epochs/Global Communication Rounds 1/300", "Number of Clients 10", "Attack Batch Size 1, 4, 8", "X = 1000".
+# Table 2 and Appendix C: "Adam (beta1 = 0.9, beta2 = 0.999)", "Learning rate 0.001", "No decay", "Batch size 32",
+# "Local Epochs/Global Communication Rounds 1/300", "Number of Clients 10", "Attack Batch Size 1, 4, 8", "X = 1000".
 SPN = {
     "model": "dlnet", "clients": 10, "rounds": 300, "local_epochs": 1, "batch_size": 32, "optimizer": "adam",
     "lr": 0.001, "beta2": 0.999, "decay_at": (), "schedule": "round_robin", "partition": "iid",
     "attack_batch": (1, 4, 8), "attacks": ("dlg", "tracing"), "victims": 1000, "stages": ("init",), "tuning": 0,
 }  # fmt: skip
-# Sec. 5.1: "the training epochs and the batch-size of each client are set to be 200 and 32"; "41188 instances", "8:1:1";
-# Table 1: MLP-3, k = 5. Loss: Eq. 3.
+# Sec. 5.1: "the training epochs and the batch-size of each client are set to be 200 and 32"; "41188 instances",
+# "8:1:1"; Table 1: MLP-3, k = 5. Loss: Eq. 3.
 PBPFL = {"model": "mlp", "clients": 5, "batch_size": 32, "loss": "squared", "upload": "gradient"}
 # Sec. 6.1 and 6.4: K = 5; ResNet20 on CIFAR-10; SGD at .1, 100 epochs, batch 256; attackers who know half of the data.
 MPDP = {

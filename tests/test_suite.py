@@ -1,18 +1,12 @@
 """Suites: what they expand to, what their digest says, and how a wrong one is refused."""
 
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
-import ppbench.run.task as task_module
 from ppbench.base.errors import UsageError
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan
-from ppbench.suites import shipped, titles, tomllib
-from ppbench.task.dataset import Dataset, Split
 
 GOOD = """\
 schema = "ppbench.run.suite/1"
@@ -178,42 +172,6 @@ def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path):
     own = GOOD.replace("grid = [0, 0.1]", 'grid = [0, 0.1]\nquestions = { attacks = ["adaptive_ppdl"] }')
     with pytest.raises(UsageError, match="built for ppdl, not for 'dp'"):  # named for this defense: a mistake
         load_suite(written(tmp_path, own))
-
-
-@cache
-def standing_in(name: str) -> Dataset:
-    """Return a small data set of the shape that a suite's has."""
-    if name.startswith("csv:"):
-        x, y = torch.rand(900, 24), torch.rand(900, 1)
-        train, test = Split(x[:800], y[:800], 1), Split(x[800:], y[800:], 1)
-        return Dataset("table", train, test, 1, (24,), (0, 1), "tabular", "regression")
-    shape = {"digits": (1, 8, 8), "mnist": (1, 28, 28)}.get(name, (3, 32, 32))
-    held = {"mnist": 20_000, "cifar10": 20_000}.get(name, 4000)  # as many as presets take
-    x, y = torch.randint(0, 256, (held + 600, *shape), dtype=torch.uint8), torch.arange(held + 600) % 10
-    return Dataset(name, Split(x[:held], y[:held], 10), Split(x[held:], y[held:], 10), 10, shape, (0, 1), "image")
-
-
-def presets(name: str) -> list[str]:
-    return list(tomllib.loads(shipped()[name].read_text()).get("preset", {}))
-
-
-@pytest.mark.parametrize(("name", "preset"), [(n, p) for n in sorted(shipped()) for p in ("", *presets(n))])
-def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch):
-    """Whatever can be refused before anything is trained is not refused: losses, networks, stages, shares, victims."""
-    monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name))
-    task_module.task_of.cache_clear()
-    suite = load_suite(name, preset)
-    assert suite.id == (f"{name}@{preset}" if preset else name) and preset in titles()[name]
-    first = suite.configs[0].seed
-    kept = [(experiment, place) for experiment, place in suite.places.items() if experiment.config.seed == first]
-    if name == "fedpc-cifar10":  # a ResNet50 each
-        kept = kept[:2] + kept[-2:]
-    alone = replace(suite, places=dict(kept))
-    planned = plan(alone, tmp_path / "out")
-    task_module.task_of.cache_clear()
-    found = {c.config.defense.id for one in planned.asked for c in one.cells}
-    assert found >= {experiment.config.defense for experiment, _ in kept}
-    assert planned.todo == planned.asked and not (tmp_path / "out").exists()
 
 
 def test_what_only_the_data_show_is_refused_with_its_place(tmp_path):

@@ -28,7 +28,8 @@ class EvaluateConfig(Strict):
     """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it; names are those of `ppbench list`.
 
     Attributes:
-        dataset: NAME or NAME:ARGUMENT; `configure` puts the folder of downloads in place of "{data}".
+        dataset: NAME or NAME:ARGUMENT; in it and in `model_options` `configure` puts the folder of downloads in place
+            of "{data}".
         attacks: names, or "quick" (few, and only where they can tell something), "standard" or "all", of the attacks
             that apply to the defense.
         grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
@@ -123,8 +124,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "budget": 1800,
         "stages": ("init", "iterate", "final", "audit"),
     },
-    # The SPN paper's Table 2, of its four data sets the one that all its tables have; a defense of another paper says in
-    # its `setting` what that one prints. The attack is the paper's: its labels are those that it finds with the images.
+    # The SPN paper's Table 2, with one of its data sets; a defense of another paper says in its `setting` what that one
+    # prints. The attack is the paper's, which finds labels with the images.
     "paper": {
         "dataset": "cifar10",
         "model": "dlnet",
@@ -162,8 +163,9 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     _check_finite({**settings, "grid": options.get("grid")})
     asked = {**base, **options, "model_options": model, "settings": settings}
     _check_text(asked)
-    if isinstance(dataset := asked.get("dataset"), str):
-        asked["dataset"] = dataset.replace("{data}", str(default_root()))
+    asked["model_options"] = {name: _placed(value) for name, value in model.items()}
+    if "dataset" in asked:
+        asked["dataset"] = _placed(asked["dataset"])
     try:
         config = EvaluateConfig(**asked)
     except ValidationError as error:
@@ -174,6 +176,11 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     if not config.attacks:
         raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
     return config
+
+
+def _placed(value: Any) -> Any:
+    """Return text with the folder of downloads in place of "{data}", anything else as it is."""
+    return value.replace("{data}", str(default_root())) if isinstance(value, str) else value
 
 
 def _refused(error: ValidationError) -> str:

@@ -40,7 +40,7 @@ QUICK: Mapping[str, Any] = {
     "probe": "local",
     "probe_rounds": 2,
 }
-# Tables 1, 2 and 4 at their largest number of workers, who start from one rate and decay it as the paper does not say. It
+# Tables 1, 2 and 4 at their largest number of workers, who start from one rate; how it decays is not said. The paper
 # attacks nothing; its theorems are about updates of many mini-batches.
 CENTRAL: Mapping[str, Any] = {
     "dataset": "cifar10",
