@@ -252,10 +252,15 @@ def test_under_noise_the_likelihood_beats_the_oblivious(law, digits):
 
 
 def test_the_law_of_a_weight_change_is_divided_as_the_change_is(plan, digits):
-    """PPDL adds its noise to what it sends; a change over two epochs at rate .05 is taken for a tenth of a gradient."""
+    """Noise on what is sent: a change over two epochs at rate .05 is taken for a tenth of a gradient."""
     for local, divisor in ((Local("gradient"), 1.0), (Local("delta", 2, 64, Opt("sgd", lr=0.05)), 0.1)):
         own = replace(plan, local=local)
-        run = Federation(PPDL(sigma=1e-3), own, {c: Data(digits.x[c::4], digits.y[c::4]) for c in range(4)}, Seeds(0))
+        run = Federation(
+            PPDL(sigma=1e-3, noise_on="upload"),
+            own,
+            {c: Data(digits.x[c::4], digits.y[c::4]) for c in range(4)},
+            Seeds(0),
+        )
         run.start(initial(own.spec, 1))
         victims = {Slot(0, c): Data(digits.x[c : c + 1], digits.y[c : c + 1]) for c in range(4)}
         view = run.probe(victims, "gradient" if local.upload == "gradient" else "local").view("server/1")
