@@ -2,8 +2,8 @@
 
 Run: python benchmarks/publish_board.py FOLDER NAME --command TEXT --cpu-hours H --reason TEXT
 FOLDER stays as it is. leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml; what `ppbench
-baseline accept` refuses is not published. H: processor hours of the sweep, trainings and all, as `time` tells them; hours
-that attacks alone took (wall clock) are added up from the cells.
+baseline accept` refuses is not published. H: processor hours of the sweep, trainings and all, as `time` tells them;
+hours that attacks alone took (wall clock) are added up from the cells.
 """
 
 from __future__ import annotations
