@@ -28,6 +28,8 @@ KINKED = {"spear"}
 """What needs one with a ReLU behind it: PBPFL's network has it."""
 
 
+SILENT = {"standalone"}
+"""What sends nothing: all its cells are blind."""
 UNWIRED = {"fishing"}
 """What needs a network that none of these evaluations has: its parts are those of `imprint`."""
 
@@ -41,6 +43,8 @@ def expected(defense: str) -> set[str]:
         if defense == "none"
         else set()
     )
+    if defense in SILENT:
+        return set()
     wired = {"baffle": LINEAR, "pbpfl": KINKED}.get(defense, set())
     return named | general | {"dlg"} | wired
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ppbench.adversary.attack import Attack, Challenge
 from ppbench.base.registry import refuse, stranger
+from ppbench.base.tree import leaves
 from ppbench.federation.declared import evidence_faults
 from ppbench.federation.view import View
 
@@ -14,6 +15,11 @@ def read(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
     """Return whether an attack has anything to go by, see `readable`. PluginError: what is called evidence is none."""
     check_evidence(attack, view)
     return readable(attack, view, challenges)
+
+
+def silent(view: View) -> bool:
+    """Return whether no message of a view carries anything: a party that keeps to itself cannot be asked about."""
+    return not any(leaves(letter.message) for letter in view.mail)
 
 
 def check_evidence(attack: Attack, view: View) -> None:

@@ -177,6 +177,10 @@ class Defense:
         """Return logits [B, C] as a client computes them from a delivered or broadcast message."""
         return plan.net(message.params, x)
 
+    def own_models(self, clients: Sequence[Tree]) -> list[Tree]:
+        """Return what `predict` takes of each client, by its state, where all keep models of their own; else none."""
+        return []
+
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Tree:
         """Return a client's state before set-up: its secrets. `params` gives public shapes only."""
@@ -206,13 +210,19 @@ class Defense:
         """Return what the client computes, out of place: one gradient, or start minus end of local training."""
         if plan.local.upload == "gradient":
             return self.local_gradient(plan, job.start, *at(job, 0))
-        opt, layout = plan.local.opt, Layout.of(job.start)
-        start = flat = layout.pack(job.start)
-        state = opt.init(flat)
+        layout = Layout.of(job.start)
+        start = layout.pack(job.start)
+        end, _ = self.descended(plan, job, plan.local.opt.init(start))
+        return layout.unpack(start - end)
+
+    def descended(self, plan: Plan, job: Job, state: Tree) -> tuple[Tensor, Tree]:
+        """Return the flat weights [P] and the optimizer's state after the job's local steps, from `state` on."""
+        layout = Layout.of(job.start)
+        flat = layout.pack(job.start)
         for t in range(job.batches.x.shape[0]):
             step = self.local_gradient(plan, layout.unpack(flat), *at(job, t))
-            flat, state = opt.step(flat, layout.pack(step), state, job.lr)
-        return layout.unpack(start - flat)
+            flat, state = plan.local.opt.step(flat, layout.pack(step), state, job.lr)
+        return flat, state
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
         """Return the gradient that one local step takes, on a batch without the axis T."""

@@ -108,16 +108,21 @@ class Federation:
         """Return the message that hands the present model to a client."""
         return self.defense.deliver(self.context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return the delivered model's outputs [N, C] float64, on CPU, for inputs x [N, *shape]."""
-        message = self.deliver()
+    def models(self) -> list[Tree]:
+        """Return what a client computes with in the end: the delivered model, or each client's own where all have."""
+        return self.defense.own_models(self.parties.clients) or [self.deliver()]
+
+    def outputs(self, x: Tensor, model: Tree | None = None) -> Tensor:
+        """Return outputs [N, C] float64, on CPU, for inputs x [N, *shape], of one of `models`, by default the first."""
+        message = self.models()[0] if model is None else model
         with torch.no_grad():
             parts = [self.defense.predict(self.plan, message, some.to(self.device)) for some in x.split(512)]
         return torch.cat(parts).cpu().double()
 
     def accuracy(self, data: Data) -> float:
-        """Return top-1 accuracy of the delivered model on `data`."""
-        return float((self.outputs(data.x).argmax(1) == data.y.argmax(1)).double().mean())
+        """Return top-1 accuracy on `data`, the mean over `models`."""
+        right = [self.outputs(data.x, model).argmax(1) == data.y.argmax(1) for model in self.models()]
+        return float(torch.stack(right).double().mean())
 
     def probe(
         self,

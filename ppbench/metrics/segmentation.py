@@ -34,6 +34,12 @@ def joined(parts: list[Overlap]) -> Overlap:
     return Overlap(torch.cat([p.dice for p in parts]), torch.cat([p.accuracy for p in parts]))
 
 
+def averaged(models: list[Overlap]) -> Overlap:
+    """Return the mean figures of each image over several models' masks of the same images, at least one model."""
+    dice, accuracy = (torch.stack([getattr(m, name) for m in models]).mean(0) for name in ("dice", "accuracy"))
+    return Overlap(dice, accuracy)
+
+
 def over_images(figures: Tensor, seed: int) -> Estimate:
     """Return the mean of `figures` [N] with its bootstrap interval: images are independent, pixels of one are not."""
     return bootstrap([value.reshape(1).numpy() for value in figures], "mean", seed)

@@ -10,9 +10,18 @@ from ppbench.report.controls import CONTROLS, unread
 
 
 def unjudged(records: Sequence[Record]) -> list[str]:
-    """Return the defenses, controls aside, of which no cell is complete: nothing is known of them."""
+    """Return the defenses, controls aside, of which no cell is complete: nothing is known of them.
+
+    Of one that sends no byte it is known that nothing can be read.
+    """
     asked = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
-    return [name for name in asked if not any(r.config.defense.id == name and r.status == "complete" for r in records)]
+    known = {r.config.defense.id for r in records if r.status == "complete" or (unread(r) and not sent(r))}
+    return [name for name in asked if name not in known]
+
+
+def sent(record: Record) -> float:
+    """Return the bytes that clients sent a round, and in set-up."""
+    return record.cost.bytes_up + record.cost.bytes_setup
 
 
 def failures(records: Sequence[Record]) -> list[Record]:

@@ -38,6 +38,8 @@ def detected(
 
     Its mean over victims is the area under the curve of the test that the sign is: .5 where nothing can be noticed.
     """
+    if not any(leaves(letter.message) for letter in transcript.mail):  # there is nothing to look at
+        return {}
     plan, batch = transcript.plan, max(len(data.x) for data in victims.values())
     chosen, scored = [_population(fed, acting, plan, batch, range(first, MODELS, 2)) for first in (1, 0)]
     honest, crafted = chosen

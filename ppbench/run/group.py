@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppbench.adversary.apart import Apart, Unread
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.reading import read
+from ppbench.adversary.reading import read, silent
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.confine import in_force
 from ppbench.base.device import device_name
@@ -181,7 +181,7 @@ class Bench:
         attack = cell.attack
         try:  # a blind guess must not pass for a defense that holds; who is apart reads there
             asks = question_of(attack.kind).reads and not isinstance(attack, Apart)
-            if asks and not read(attack, view, inquiry.challenges):
+            if silent(view) or (asks and not read(attack, view, inquiry.challenges)):
                 raise Unread
             guesses = attack.run(view, inquiry.challenges, generator)
         except Unread:

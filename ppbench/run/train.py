@@ -18,7 +18,7 @@ from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
-from ppbench.metrics.segmentation import Overlap, joined, over_images, overlap
+from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
@@ -119,8 +119,9 @@ def train(
 
 
 def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
-    """Return the mean squared error of the delivered model on the test part, and its interval (None of one example)."""
-    errors = (fed.outputs(task.test.x) - task.test.y.double()).square().mean(1)
+    """Return the mean squared error on the test part over `Federation.models`, and its interval (None of one)."""
+    every = [(fed.outputs(task.test.x, model) - task.test.y.double()).square().mean(1) for model in fed.models()]
+    errors = torch.stack(every).mean(0)
     mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
     if not math.isfinite(spread):
         return mean, None, None
@@ -128,10 +129,10 @@ def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float
 
 
 def masks_overlap(fed: Federation, task: Task) -> Overlap:
-    """Return how well the masks that the delivered model predicts fit those of the test part."""
+    """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
     size = max(1, PIXELS // task.test.y[0].numel())
-    parts = zip(task.test.x.split(size), task.test.y.split(size), strict=True)
-    return joined([overlap(fed.outputs(x), y) for x, y in parts])
+    parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
+    return averaged([joined([overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()])
 
 
 def curve_figure(fed: Federation, task: Task) -> float:

@@ -52,11 +52,12 @@ def one_seed_one_result(trial: Trial) -> Iterator[str]:
         if not run.run(ROUNDS):
             yield f"training left the range of numbers within {ROUNDS} rounds; it must stay finite on ordinary data"
             return
-    first, again, other = (run.parties for run in runs)
+    first, again, _ = (run.parties for run in runs)
     if not same((first.server, first.clients), (again.server, again.clients)):
         far = apart((first.server, first.clients), (again.server, again.clients))
         yield f"two runs of one seed differ (by up to {far:.2g}); draw from ctx.generator and from nothing else"
-    if same(first.server.params, other.server.params):
+    learnt = [trial.defense.own_models(run.parties.clients) or run.parties.server.params for run in runs]
+    if same(learnt[0], learnt[2]):
         yield "two seeds give the same weights; draw from ctx.generator, which another seed makes another"
     if not torch.equal(before, torch.get_rng_state()):
         yield "torch's global generator has moved; draw from ctx.generator, for others rely on the global one"
@@ -217,6 +218,8 @@ def bytes_are_counted(trial: Trial) -> Iterator[str]:
     run.run(1)
     if run.wire.up == before:
         moved = not same(run.parties.server.params, initial(run.plan.spec, 1))
+        if not moved and run.defense.own_models(run.parties.clients):
+            raise NotAsked("its clients keep models of their own, and send nothing")
         also = " and the model has moved all the same" if moved else ""
         yield f"clients sent no byte in a round{also}; send updates over the wire, by `reply`"
 

@@ -14,6 +14,7 @@ from ppbench.report.claims.ends import within
 from ppbench.report.claims.own import own_measure
 from ppbench.report.claims.rules import rule_of, unjudged
 from ppbench.report.claims.times import KEY_OF, Benchmark, time_is_kept
+from ppbench.report.controls import unread
 from ppbench.report.frame import EVALUATION, Frame, frame_of, network
 from ppbench.report.page.evaluations import about
 from ppbench.report.verdict.lines import labels_of, listed
@@ -137,17 +138,20 @@ def _cases(
         for other in sorted(alike, key=lambda clauses: (len(clauses), clauses))[:1]:
             mine = records.of(alike[other])
             none = records.of([r for r in complete if r.config.defense.id == "none"])
-            rival = records.of(_rival(claim, complete))
+            rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or unread(r)]))
             case = Case(claim, mine, none, records.of(complete), rival, siblings)
             yield place, case, (*premise.lacking(claim, mine[0].config), *other)
 
 
-def _rival(claim: Claim, complete: Sequence[Record]) -> list[Record]:
-    """Return the cells of the defense than which a claim says to be better, at its parameters."""
+def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:
+    """Return the cells of the defense than which a claim says to be better, at its parameters.
+
+    Of `standalone` nothing can be read in any: the training stands beside all the same.
+    """
     than = claim.than
     if than is None:
         return []
-    own = [r for r in complete if r.config.defense.id == than.defense]
+    own = [r for r in known if r.config.defense.id == than.defense]
     return [r for r in own if not any(premise.unmet(than.when, r.config, control) for control in (True, False))]
 
 
