@@ -39,7 +39,7 @@ def planted(make, name, claim, at, noise=0.0):
         model=claim.model or FAMILIES.get(claim.family, ("mlp",))[0],
         options=dict(claim.options),
         clients=claim.clients or 10,
-        batch=claim.batch or (1 if steps == 1 else 32 * steps),
+        batch=claim.batch or (1 if steps == 1 else 128 * steps),
         probe="gradient" if steps == 1 else "local",
     )
     stages = ("iterate", "final") if kind == "membership" else ("iterate",) if kind == "extraction" else ("init",)

@@ -113,6 +113,13 @@ class Defense:
         """Return the public law of the noise on each coordinate of an upload, or None; an attacker knows it."""
         return None
 
+    def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
+        """Return how many local steps a client takes in a round, at least, on so many examples; of the plan: the rest.
+
+        Asked of updates of whole local parts: claims may be about many mini-batches.
+        """
+        return epochs * -(-count // batch)
+
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Return the server's state before set-up, from initial public weights."""

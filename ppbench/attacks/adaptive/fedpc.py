@@ -102,7 +102,7 @@ class AdaptiveFedPC(FedAvgInversion):
     sign_budget: Whole = 150
 
     name: ClassVar[str] = "adaptive_fedpc"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"fedpc"})
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "collusion/1")

@@ -19,6 +19,8 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import NEAR
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, signed
+from ppbench.attacks.reconstruction.search.starts import posed
+from ppbench.attacks.reconstruction.steps import by_rank
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.evidence import model_of, uploads
 from ppbench.defenses.fedpc.messages import Weights
@@ -149,7 +151,13 @@ def invert(trials: Trials, tries: Sequence[Secret]) -> list[Guess]:
 def linear_pilots(
     found: Sequence[Observed], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
 ) -> list[Guess]:
-    """Return guesses where the first layer is linear with biases: ratios of changes, free of learning rates."""
+    """Return guesses where the first layer is linear with biases: ratios of changes, free of learning rates.
+
+    A batch's images are in the span of the rows, however many steps were taken (`steps`): Theorem 2's system of
+    equations is non-linear in what is secret of the training, and linear in the images.
+    """
     nominal = pilot_evidence(found, plan, Secret(plan.local.opt.rate(found[0].round), 1, 2**31))
     gradients = [e.simulate.as_gradient(e, 1) for e in nominal if isinstance(e.simulate, LocalTraining)]
-    return AnalyticInversion(budget=budget).answer(gradients, plan, challenges, generator)
+    told = [by_rank(victim, victim.evidence) for victim in posed(gradients, plan, challenges, generator)]
+    plain = AnalyticInversion(budget=budget).answer(gradients, plan, challenges, generator)
+    return [other if guess is None else guess for guess, other in zip(told, plain, strict=True)]

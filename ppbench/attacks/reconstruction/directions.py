@@ -140,7 +140,7 @@ class Candidates:
             odds = torch.zeros(max(1, 2**18 // units), units, dtype=torch.float64)
         else:
             odds = torch.cat([self._odds() for _ in range(CORNERS)])
-        self._take(odds)
+        self.take(odds)
 
     def _odds(self) -> Tensor:
         """Return log odds [CORNER_DRAWS, l] of rows by a corner: an input that is least in a random direction."""
@@ -164,8 +164,8 @@ class Candidates:
         fires = (torch.from_numpy(corner) / span.values @ span.firing)[span.live]
         return (-SHARP * fires / fires.std()).clamp(-6, 3).expand(CORNER_DRAWS, -1)
 
-    def _take(self, odds: Tensor) -> None:
-        """Add the directions that vanish on rows drawn by log odds [n, l], and on `MORE` others."""
+    def take(self, odds: Tensor) -> None:
+        """Add the directions that vanish on rows drawn by log odds [n, l], and on others."""
         span, rank = self.span, self.span.rank
         self.draws += len(odds)
         draw = torch.rand(odds.shape, generator=self.generator, dtype=torch.float64).clamp(min=1e-300)
@@ -174,6 +174,11 @@ class Candidates:
         goal = torch.zeros(rank, 1, dtype=torch.float64)
         goal[-1] = 1.0
         q = torch.linalg.solve_ex(torch.cat([rows, last], 1), goal.expand(len(odds), -1, -1))[0][..., 0]
+        self.add(q)
+
+    def add(self, q: Tensor) -> None:
+        """Add those of the directions q [n, k] that vanish on `MORE` rows beyond k - 1, brought to vanish there."""
+        span, rank = self.span, self.span.rank
         q = q / q.norm(dim=1, keepdim=True)
         zeros = (q @ span.rows.T).abs() < LOOSE
         zeros = zeros[(zeros.sum(1) >= rank - 1 + MORE) & q.isfinite().all(1)]
@@ -181,15 +186,19 @@ class Candidates:
             q, only = span.orthogonal(zeros)
             zeros = span.zeros(q)
         keep = only & (zeros.sum(1) >= rank - 1 + MORE)
-        self._add(q[keep], zeros[keep])
+        self._keep(q[keep], zeros[keep])
 
-    def _add(self, q: Tensor, zeros: Tensor) -> None:
+    def _keep(self, q: Tensor, zeros: Tensor) -> None:
         keys = [row.tobytes() for row in np.packbits(zeros.numpy(), axis=1)]
         new = [i for i, key in enumerate(keys) if key not in self.seen and not self.seen.add(key)]  # type: ignore[func-returns-value]
         if new:
             q, zeros = q[new], zeros[new]
-            right = _possible(self.span, zeros)
+            right = self.possible(zeros)
             self.found, self.zeros = torch.cat([self.found, q[right]]), torch.cat([self.zeros, zeros[right]])
+
+    def possible(self, zeros: Tensor) -> Tensor:
+        """Return [n] bool: which of `zeros` [n, l] may be one example's. Default: where some input fires just so."""
+        return _possible(self.span, zeros)
 
     def bases(self) -> list[Tensor]:
         """Return bases [k, k] of the candidates that vanish most, and of some shuffled ones; none of too few."""

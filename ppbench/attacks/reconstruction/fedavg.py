@@ -18,6 +18,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
 from ppbench.attacks.reconstruction.search.starts import Label, Victim
+from ppbench.attacks.reconstruction.steps import by_rank
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.bounds import Count, NonNegative
@@ -153,11 +154,12 @@ class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
     On gradients, and a single local step, it is iDLG. Under Adam it looks for images whose gradient has the signs seen,
-    with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
+    with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps. Batches that
+    go into a linear layer with a ReLU behind it are first looked for by algebra (`steps`).
     """
 
     name: ClassVar[str] = "fedavg_inversion"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     probes: ClassVar[tuple[str, ...]] = ("local",)
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 
@@ -171,8 +173,12 @@ class FedAvgInversion(DLG):
         return trained_evidence(view)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `batches` put together."""
-        return super().attack([prepared(victim) for victim in victims])
+        """Return the guesses for victims that `batches` put together: by algebra where that tells, else by search."""
+        ready = [prepared(victim) for victim in victims]
+        told = [by_rank(victim, victim.gradient) for victim in ready]
+        rest = [victim for victim, guess in zip(ready, told, strict=True) if guess is None]
+        searched = iter(super().attack(rest) if rest else [])
+        return [next(searched) if guess is None else guess for guess in told]
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return a smooth image in the data range where only signs are observed."""

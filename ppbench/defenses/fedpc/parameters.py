@@ -130,6 +130,10 @@ class Parameters(PairedDefense):
         most = MENU_MOST[field]
         return values if len(values) <= CHOICES and all(SMALL <= value <= most for value in values) else []
 
+    def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
+        """Return the fewest local steps that the menus leave a client: no plan says what it does."""
+        return int(min(self.menu("epochs"))) * math.ceil(count / max(self.menu("batch_sizes")))
+
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee, whatever noise there is."""
         if not (self.flip or self.pilot_sigma):

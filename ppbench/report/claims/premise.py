@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from typing import Any
 
+from ppbench.base.make import made
+from ppbench.base.registry import load
 from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
 from ppbench.records.schema import CellConfig
 from ppbench.report.frame import network
@@ -133,11 +136,17 @@ def epochs_of(config: CellConfig) -> float:
 
 
 def steps_of(config: CellConfig) -> int:
-    """Return how many mini-batches an attacked upload holds: one of a gradient, those of a round of a local part."""
+    """Return how many mini-batches an attacked upload holds, at least: one of a gradient, else those of a round.
+
+    Of a local part the defense says it (`fewest_steps`): FedPC's clients choose from menus.
+    """
     fed = config.federation
     if config.probe == "gradient":
         return 1
-    return fed.local_epochs * math.ceil(config.batch_size / fed.batch)
+    known = {field.name for field in dataclasses.fields(load("defenses", config.defense.id))}
+    own = {name: value for name, value in config.defense.parameters.items() if name in known}  # those of older records
+    defense: Any = made("defenses", object, config.defense.id, own)
+    return int(defense.fewest_steps(config.batch_size, fed.batch, fed.local_epochs))
 
 
 def _layers(config: CellConfig) -> int | None:

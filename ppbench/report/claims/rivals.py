@@ -21,9 +21,10 @@ from ppbench.report.compare.paired import Change, bootstrapped, change, level_of
 from ppbench.report.compare.samples import sample_of
 from ppbench.report.controls import value
 from ppbench.report.frame import SETTING, frame_of
-from ppbench.report.verdict.lines import Sides
-from ppbench.report.worst import Measured, WorstCase, attack_of
+from ppbench.report.worst import Measured, WorstCase, attack_of, worst_of
 
+TOGETHER = tuple(name for name in SETTING if name != "role")
+"""What the cells of one setting share, whatever role clients played."""
 ALIKE = 0.01
 """Shares of right answers that a rival may lack and still be as accurate."""
 
@@ -141,7 +142,8 @@ def _name(case: Case) -> str:
 
 def leaks_less(case: Case) -> Finding | str:
     """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
-    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above.
+    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Where
+    clients play roles, each victim counts in the role that it played.
     """
     metric, kind, _, _ = OF[case.claim.metric]
     sides = [_strongest(cells, case.claim.metric) for cells in (case.mine, case.rival)]
@@ -151,22 +153,39 @@ def leaks_less(case: Case) -> Finding | str:
     if bad := unreliable(case, mine.config.threat_model.id):
         return Finding("cannot be told", "", bad)
     rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
+    about = "victim by victim"
+    if any(r.config.role for r in (*case.mine, *case.rival)):  # whole cohorts are probed until each role has enough
+        mine, theirs = shared(mine, theirs)
+        about += f", on the {len(mine.victims)} whom both were asked about"
     try:
         found = change([theirs], [mine], rule, f"{case.claim.source} {metric}")
     except ValueError:
         return Finding("cannot be told", "", "the two were asked about other victims")
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
-    return _told(found, rule.safer, knows, "victim by victim", _who([mine]), cells_of(mine, theirs))
+    return _told(found, rule.safer, knows, about, _who([mine]), cells_of(mine, theirs))
+
+
+def shared(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
+    """Return two worst cases on the victims that both have: of one task and seed those at one place are the same."""
+    places = {v.place for v in one.victims} & {v.place for v in other.victims}
+    return _only(one, places), _only(other, places)
+
+
+def _only(case: WorstCase, places: set[tuple[int, ...]]) -> WorstCase:
+    kept = [i for i, victim in enumerate(case.victims) if victim.place in places]
+    victims, winners = tuple(case.victims[i] for i in kept), tuple(case.winners[i] for i in kept if case.winners)
+    return WorstCase(case.leading, victims, winners)
 
 
 def _strongest(cells: Sequence[Record], claimed: str) -> WorstCase | None:
-    """Return the worst case of a kind, at the smallest batch."""
+    """Return the worst case of a kind, at the smallest batch, of all roles together."""
     metric, kind, threat, stage = OF[claimed]
     some = [r for r in cells if r.config.attack.kind == kind and value(r, metric) is not None]
     some = [r for r in some if r.config.threat_model.id == threat] or some
     some = [r for r in some if r.config.stage == stage] or some
     smallest = min((r.config.batch_size for r in some), default=0)
-    return Sides.of([r for r in some if r.config.batch_size == smallest], metric).worst
+    frame = frame_of([r for r in some if r.config.batch_size == smallest])
+    return worst_of((row.worst(metric) for row in frame.by(TOGETHER).values()), metric)
 
 
 def learns_more(case: Case) -> Finding | str:
