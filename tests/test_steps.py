@@ -9,8 +9,11 @@ from protocols import started
 
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
+from ppbench.attacks.adaptive.fedpc_labels import known_signs
+from ppbench.attacks.adaptive.fedpc_signs import filtered
 from ppbench.attacks.reconstruction.directions import Layer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
+from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.steps import linear, told_inputs
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
@@ -94,6 +97,25 @@ def test_a_pilots_secret_number_and_rate_of_steps_hide_no_image(probed):
     view, victims, _ = probed(blurred, "pilot")
     found = [value for value, _ in scored(victims, AdaptiveFedPC().run(view, victims.challenges(), seeded()))]
     assert max(found) < 40
+
+
+def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
+    """Mean correlation with the victims .62; .18 and .24 of filters by other classes' cotangents: digits are alike."""
+    view, victims, _ = probed(MANY, "ternary")
+    told, layer = known_signs(view, MANY), first_layer(view.plan)
+
+    def correlation(shift):
+        found = []
+        for (slot,) in victims.units:
+            data = victims.data[slot]
+            labels = (data.y.argmax(1) + shift) % 10
+            guess = filtered(told[slot], layer, labels, view.plan, seeded())
+            assert guess.x.shape == data.x.shape and float(guess.x.min()) >= 0
+            pairs = torch.stack([guess.x.flatten(1), data.x.flatten(1)], 1)
+            found += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
+        return sum(found) / len(found)
+
+    assert correlation(0) > 0.45 > correlation(5) + 0.1
 
 
 def test_only_sgd_in_front_of_a_relu_is_linear_in_its_inputs():

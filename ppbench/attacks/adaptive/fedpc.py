@@ -22,6 +22,7 @@ from ppbench.attacks.adaptive.fedpc_pilot import (
     pilot_evidence,
     secrets,
 )
+from ppbench.attacks.adaptive.fedpc_signs import filtered
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, reach
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.search.starts import Victim
@@ -93,6 +94,9 @@ def gain_of(plan: Plan, secret: Secret, count: int) -> float | None:
 class AdaptiveFedPC(FedAvgInversion):
     """Inverts whatever a client sent: its model as pilot, else its ternaries.
 
+    Where the network begins with a linear layer, batches come out in closed form, whatever the steps: of pilots by rank
+    (`steps`), of the others, whose signs leave no rank, as coarse images of each class (`fedpc_signs`).
+
     Attributes:
         sign_budget: gradient evaluations a victim where only signs are known, as under Adam; more gain little.
     """
@@ -157,7 +161,10 @@ class AdaptiveFedPC(FedAvgInversion):
         self, view: View, defense: FedPC, challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
         plan, told, count = view.plan, known_signs(view, defense), challenges[0].batch
-        slots = [asked.unit[0] for asked in challenges]
+        slots, first = [asked.unit[0] for asked in challenges], first_layer(plan)
+        if first is not None and first.bias is not None and count > 1 and plan.local.opt.name == "sgd":
+            named = [asked.y.argmax(-1).flatten().cpu() for asked in challenges if asked.y is not None]
+            return [filtered(told[slot], first, y, plan, generator) for slot, y in zip(slots, named, strict=True)]
 
         def suppose(rows: Sequence[int], secret: Secret) -> list[Evidence]:
             gain = gain_of(plan, secret, count)
