@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
+from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
@@ -17,6 +19,9 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec
+
+central_bare = partial(Baffle, masks="none", scheme="central")
+"""BAFFLE's central differences in the clear: what each client computes, without what the default hides."""
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

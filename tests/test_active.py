@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from protocols import central_bare
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
@@ -14,7 +15,6 @@ from ppbench.attacks.active.wiring import silent, wiring
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
-from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.full_noise import FullNoise
@@ -79,7 +79,7 @@ def as_it_is(before, generator):
 MASKED = [
     (SecureAggregation(), {}),
     (PBPFLExt(), SQUARED),
-    (Baffle(k=8, masks="ring64"), {}),
+    (central_bare(k=8, masks="ring64"), {}),
     (FedPC(masks="ring"), {}),
     (NoDefense(), {}),
 ]
@@ -172,7 +172,7 @@ def test_sums_that_hide_clients_give_the_target_away(defense, options):
     assert share(QuietImprint(), defense, 64, 128, **options) > 0.5
 
 
-@pytest.mark.parametrize("defense", [SecureAggregation(), Baffle(k=4000, masks="ring64")])
+@pytest.mark.parametrize("defense", [SecureAggregation(), central_bare(k=4000, masks="ring64")])
 def test_sybils_take_the_sum_apart_where_everybody_is_sent_one_model(defense):
     """By keys alone: without them one trap for all is read in the sum of four clients' batches."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from observations import reached, scored, seeded, watched
+from protocols import central_bare
 from scipy import stats
 
 from ppbench.adversary.attack import Attack
@@ -71,7 +72,7 @@ def observed(
 @pytest.fixture(scope="module")
 def hundred(shards: dict[int, Data]) -> tuple[View, Victims]:
     """A hundred numbers of each of forty examples on an untrained model."""
-    return observed(Baffle(k=100), shards, 40)
+    return observed(central_bare(k=100), shards, 40)
 
 
 def errors(view: View, victims: Victims) -> list[float]:
@@ -112,14 +113,14 @@ def test_directions_are_the_matrix_of_the_public_seed_and_differentiate_as_it_do
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
 def test_a_sketch_is_the_gradient_along_the_directions(scheme, numbers, threat, shards):
     """Up to what float32 losses and the finite step cost: a thousandth of the sketch."""
-    view, victims = observed(Baffle(k=20, scheme=scheme), shards, 4, 3, threat)
+    view, victims = observed(central_bare(k=20, scheme=scheme), shards, 4, 3, threat)
     assert [sketch.unit for sketch in sketches(view)] == list(victims.units)
     assert all(len(r.s) == numbers for sketch in sketches(view) for r in sketch.rounds)
     assert max(errors(view, victims)) < 1e-5
 
 
 def test_every_round_has_other_directions_at_other_weights_and_all_are_one_observation(shards):
-    view, victims = observed(Baffle(k=20), shards, 2, rounds=3)
+    view, victims = observed(central_bare(k=20), shards, 2, rounds=3)
     for sketch in sketches(view):
         assert len({r.z.seed for r in sketch.rounds}) == 3
         assert not torch.equal(sketch.rounds[0].params["head.bias"], sketch.rounds[2].params["head.bias"])
@@ -132,7 +133,7 @@ def test_every_round_has_other_directions_at_other_weights_and_all_are_one_obser
 @pytest.mark.parametrize("masks", ["ring64", "ring32"])
 def test_colluders_take_the_mask_off_bit_for_bit(masks, shards):
     """What is left are the fixed-point numbers that the client would have sent without a mask."""
-    defense = Baffle(k=30, masks=masks)
+    defense = central_bare(k=30, masks=masks)
     view, victims = observed(defense, shards, 2, threat="collusion/1", rounds=2)
     assert [sketch.unit for sketch in sketches(view)] == list(victims.units)
     part, bits = SIZES[0] / sum(SIZES), RINGS[masks].fraction_bits
@@ -146,7 +147,7 @@ def test_colluders_take_the_mask_off_bit_for_bit(masks, shards):
 
 
 def test_masks_leave_the_server_the_weighted_mean_of_all_and_nothing_of_one(shards):
-    view, victims = observed(Baffle(k=20, masks="ring64"), shards, 8, 2)
+    view, victims = observed(central_bare(k=20, masks="ring64"), shards, 8, 2)
     (sketch,) = sketches(view)
     assert sketch.unit == victims.units[0]
     assert sketch.shares == pytest.approx([n / sum(SIZES) for n in SIZES])
@@ -160,7 +161,9 @@ def test_masks_leave_the_server_the_weighted_mean_of_all_and_nothing_of_one(shar
     ("masks", "threat"), [("none", "server/1"), ("none", "collusion/1"), ("ring64", "collusion/1")]
 )
 def test_an_update_of_one_step_is_its_sketch(kind, masks, threat, shards):
-    view, victims = observed(Baffle(k=20, level="epoch", masks=masks), shards, 2, threat=threat, kind=kind, plan=STEPS)
+    view, victims = observed(
+        central_bare(k=20, level="epoch", masks=masks), shards, 2, threat=threat, kind=kind, plan=STEPS
+    )
     assert max(errors(view, victims)) < 1e-5
 
 
@@ -170,14 +173,14 @@ def local(**options: object) -> Plan:
 
 def test_an_update_of_several_sgd_steps_is_taken_apart_into_their_sketches(shards):
     """Sixty numbers in three steps are less than the model's entries: each step's are found, and the way between."""
-    view, victims = observed(Baffle(k=20, level="epoch"), shards, 2, kind="local", plan=local(epochs=3))
+    view, victims = observed(central_bare(k=20, level="epoch"), shards, 2, kind="local", plan=local(epochs=3))
     assert [len(sketch.rounds) for sketch in sketches(view)] == [3, 3]
     assert max(errors(view, victims)) < 1e-5
 
 
 @pytest.mark.parametrize("plan", [local(opt=Opt("adam", lr=0.01)), local(epochs=2, opt=Opt(lr=0.1, momentum=0.9))])
 def test_an_update_that_is_no_plain_sum_is_none(plan, shards):
-    view, _ = observed(Baffle(k=20, level="epoch"), shards, 2, kind="local", plan=plan)
+    view, _ = observed(central_bare(k=20, level="epoch"), shards, 2, kind="local", plan=plan)
     assert sketches(view) == []
     assert [e.params is not None for e in BaffleSketch().evidence(view)] == [True, True]  # then it is taken plainly
 
@@ -191,13 +194,13 @@ def test_coordinates_of_a_sum_of_estimates_are_the_numbers_that_made_it():
 # -- images ----------------------------------------------------------------------------------------------------------
 def test_images_fall_where_numbers_are_as_many_as_pixels(shards):
     """64 pixels: 64 numbers, or two rounds of 32, give the image; a third of them does not."""
-    seen = [observed(Baffle(k=k), shards, 2, rounds=rounds) for k, rounds in ((20, 1), (64, 1), (32, 2))]
+    seen = [observed(central_bare(k=k), shards, 2, rounds=rounds) for k, rounds in ((20, 1), (64, 1), (32, 2))]
     few, enough, twice = (decibels(BaffleSketch(budget=60), *some) for some in seen)
     assert few < 20 and min(enough, twice) > 35
 
 
 def test_masks_do_not_help_whom_all_others_are_after(shards):
-    view, victims = observed(Baffle(k=80, masks="ring64"), shards, 2, threat="collusion/1")
+    view, victims = observed(central_bare(k=80, masks="ring64"), shards, 2, threat="collusion/1")
     assert decibels(BaffleSketch(budget=60), view, victims) > 35
 
 
@@ -209,16 +212,16 @@ def test_labels_of_an_untrained_model_are_read_off_a_hundred_numbers(method, hun
 
 def test_the_cone_reads_labels_from_fewer_numbers_and_after_training(shards, trained):
     """Where training has moved the gradient out of the head's bias, the bias tells little more than chance."""
-    early = observed(Baffle(k=20), shards, 40)
-    late = observed(Baffle(k=60), shards, 40, params=trained)
+    early = observed(central_bare(k=20), shards, 40)
+    late = observed(central_bare(k=60), shards, 40, params=trained)
     assert share(BaffleLabels(), *early) > 0.85
     assert share(BaffleLabels(), *late) > 0.9
     assert share(BaffleLabels("stein"), *late) < 0.5
 
 
 def test_labels_of_batches_and_of_cohorts_are_counted(shards):
-    assert share(BaffleLabels(), *observed(Baffle(k=200), shards, 40, 4)) > 0.9
-    assert share(BaffleLabels(), *observed(Baffle(k=200, masks="ring64"), shards, 16)) > 0.8
+    assert share(BaffleLabels(), *observed(central_bare(k=200), shards, 40, 4)) > 0.9
+    assert share(BaffleLabels(), *observed(central_bare(k=200, masks="ring64"), shards, 16)) > 0.8
 
 
 def test_label_attacks_suit_classes_of_images_only():
@@ -235,7 +238,7 @@ def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
 
     Each example meets noise along other directions; p-values are corrected for their number (Bonferroni).
     """
-    view, victims = observed(Baffle(k=500), shards, 12)
+    view, victims = observed(central_bare(k=500), shards, 12)
     params, g, ps = sketches(view)[0].rounds[0].params, seeded(5), []
     for i, sketch in enumerate(sketches(view)):
         x, y = torch.randn(1, 1, 8, 8, generator=g), digits.y[torch.randint(0, 1000, (1,), generator=g)]
@@ -249,7 +252,7 @@ def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_attack_by_histogram_is_chance(batch, shards, hundred):
-    seen = hundred if batch == 1 else observed(Baffle(k=100), shards, 40, batch)
+    seen = hundred if batch == 1 else observed(central_bare(k=100), shards, 40, batch)
     low, high = stats.binom.interval(0.999, 40, multiset_chance(10, batch))
     assert low <= 40 * share(BaffleHistogram(), *seen) <= high
 
@@ -263,7 +266,7 @@ def changed(view: View, values: Sequence[float]) -> View:
 
 @pytest.mark.parametrize("values", [[torch.nan] * 80, [1e-4]])
 def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values, shards):
-    view, victims = observed(Baffle(k=80), shards, 3)
+    view, victims = observed(central_bare(k=80), shards, 3)
     seen = changed(view, values)
     for attack in (BaffleSketch(budget=40), BaffleLabels(), BaffleHistogram()):
         guesses = attack.run(seen, victims.challenges(), seeded(0))
@@ -275,6 +278,6 @@ def test_one_odd_answer_is_a_failed_guess_and_harms_no_other(values, shards):
 
 
 def test_a_client_sees_no_sketch(shards):
-    view, victims = observed(Baffle(k=5), shards, 3, threat="client/1")
+    view, victims = observed(central_bare(k=5), shards, 3, threat="client/1")
     assert sketches(view) == []
     assert SERVER not in {slot.client for unit in victims.units for slot in unit}

@@ -20,13 +20,15 @@ from ppbench.testing.scene import Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
 UNFIT = {
+    "baffle",
     "pbpfl_ext",
     "secagg",
     "mpdp",
     "mpdp_h",
     "fedpc",
 }  # for clients in turn: what cancels in a sum needs them all at once
-UNREAD = {"central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}  # their servers make nothing of one client's messages
+# Their servers make nothing of one client's messages:
+UNREAD = {"baffle", "central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}
 SILENT = {"standalone"}  # its clients send nothing: there are no bytes, no secrets to find in mail, no evidence
 OF_MAIL = ("bytes_are_counted", "secrets_", "evidence_is_what")
 BARE = {"central"}  # hands its examples over, on purpose
@@ -101,7 +103,8 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     "secagg": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
     "standalone": lambda p, c, n: (0, None, 0, 0),
-    "baffle": lambda p, c, n: (4 * p + 4, 4 * 100, 8 * n, 0),  # a seed down, K = 100 numbers up
+    # a seed down, 2K = 200 masked numbers up
+    "baffle": lambda p, c, n: (4 * p + 4, 4 * 200, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
 }
 COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central"}  # by their own tests
 
@@ -131,7 +134,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(
-        k=[0], sigma=[NAN], chunk=[-1], examples=[-1], ema=[1.0], scheme=["backward"], masks=["float"], level=["day"]
+        k=[0], sigma=[NAN], chunk=[-1], examples=[-1], ema=[1.0], average=["mean"], scheme=["backward"], masks=["float"], level=["day"]
     ),
     "fedpc": dict(
         beta=[0.0], alpha0=[NAN], flip=[1.5], pilot_clip=[-1.0], pilot_sigma=[1.0], batch_sizes=["64,0", "64,1.5"],

@@ -9,13 +9,13 @@ from typing import ClassVar
 import pytest
 import torch
 from observations import watched
+from protocols import central_bare
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
-from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.spn import SPN
@@ -155,7 +155,7 @@ def test_a_broken_message_ends_the_round_and_changes_nothing(federate):
     assert run.parties is before and run.round == 1 and run.parties.clients == [()] * 4
 
 
-@pytest.mark.parametrize("defense", [Plain(), Baffle(masks="ring64")])
+@pytest.mark.parametrize("defense", [Plain(), central_bare(masks="ring64")])
 @pytest.mark.parametrize("count", [0, -5, math.nan, 7.0, [1, 2], 2**41])
 def test_a_number_of_examples_that_is_none_is_refused_by_name(federate, plan, defense, count):
     @dataclass(frozen=True)

@@ -81,22 +81,25 @@ class Baffle(PairedDefense):
 
     Attributes:
         k: the paper's K, half the forward passes a step. sigma: standard deviation of a perturbation's entries.
-        scheme: "central" differences W +- delta (Eq. 2), or "twice" as many forward ones (W + delta, and W once) for
-            the same forward passes; then 2K numbers are uploaded, which the paper's 4K bytes do not count.
-        masks: "none", or pairwise masks that cancel in the sum, on fixed-point numbers modulo 2^64 ("ring64", 8 bytes)
-            or 2^32 ("ring32", 4 bytes, 30 fractional bits).
+        scheme: "twice" as many forward differences (W + delta, and W once) for the same forward passes (Sec. 3.2): 2K
+            numbers are uploaded, which the paper's 4K bytes do not count; or "central" ones, W +- delta (Eq. 2).
+        masks: pairwise masks that cancel in the sum (Alg. 1), on fixed-point numbers modulo 2^32 ("ring32": the
+            paper's 4 bytes a number, 30 fractional bits) or 2^64 ("ring64", 8 bytes); "none": each client's are read.
         chunk, examples: perturbed models, and examples, that a forward pass takes at a time, see `differences`.
-        ema: decay of the average of the weights that is delivered; 0 delivers the last ones. See `decay`.
+        ema: decay of the average of the weights that is delivered; 0 delivers the last ones.
+        average: "warmed": the decay is less at first (`decay`); "constant": as the paper has it, the random start
+            stays in the average for about 1 / (1 - ema) steps.
     """
 
     k: Annotated[int, whole(1, 1_000_000)] = 100
     level: Literal["batch", "epoch"] = "batch"
-    scheme: Scheme = "central"
+    scheme: Scheme = "twice"
     sigma: Annotated[float, between(1e-12, 1e3)] = 1e-4
-    masks: Masks = "none"
+    masks: Masks = "ring32"
     chunk: Whole = 0
     examples: Whole = 0
     ema: OpenShare = 0.995
+    average: Literal["warmed", "constant"] = "warmed"
 
     name: ClassVar[str] = "baffle"
     control: ClassVar[str] = "k"
@@ -130,8 +133,8 @@ class Baffle(PairedDefense):
         return self.k if self.scheme == "central" else 2 * self.k
 
     def decay(self, step: int) -> float:
-        """Return the average's decay at `step` (from 1), at most ema; a constant one keeps the random start long."""
-        return min(self.ema, (1 + step) / (10 + step))
+        """Return the average's decay at `step` (from 1): ema, or less at first."""
+        return self.ema if self.average == "constant" else min(self.ema, (1 + step) / (10 + step))
 
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Start the average at the initial weights."""
@@ -252,8 +255,8 @@ class Baffle(PairedDefense):
         return layout.unpack(self._read(unit, view) / as_gradient(view.plan, unit[0].round))
 
     def _read(self, unit: Sequence[Exchange], view: View | None) -> Tensor:
-        if self.masks != "none" and view is not None and len(unit) == 1:
+        bare = None
+        if self.sums and view is not None and len(unit) == 1:
             bare = peeled(view, unit[0], flat(unit[0].answer), self.masks)
-            if bare is not None:
-                return bare
-        return self._mean([flat(e.answer) for e in unit], [1.0])
+        read = self._mean([flat(e.answer) for e in unit], [1.0]) if bare is None else bare
+        return read.to(next(iter(unit[0].asked.params.values())).device)  # sums in a ring are on the CPU
