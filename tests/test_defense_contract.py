@@ -134,7 +134,8 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "spn": dict(alpha2=[-0.1], bits=[0], phi_tap=["tail"]),
     "full_noise": dict(sigma=[0.0, INF]),
     "baffle": dict(
-        k=[0], sigma=[NAN], chunk=[-1], examples=[-1], ema=[1.0], average=["mean"], scheme=["backward"], masks=["float"], level=["day"]
+        k=[0], sigma=[NAN], chunk=[-1], examples=[-1], ema=[1.0], average=["mean"], scheme=["backward"],
+        masks=["float"], level=["day"],
     ),
     "fedpc": dict(
         beta=[0.0], alpha0=[NAN], flip=[1.5], pilot_clip=[-1.0], pilot_sigma=[1.0], batch_sizes=["64,0", "64,1.5"],
