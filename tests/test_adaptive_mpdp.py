@@ -12,12 +12,13 @@ from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
-from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of
+from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of, sent_share
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import tree_map
+from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
+from ppbench.defenses.mpdp.clipping import norm
 from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.protocol import MPDP
@@ -27,7 +28,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import View
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels
@@ -41,8 +42,9 @@ CNN = net_spec("cnn", (1, 8, 8), 10, {"widths": "8,8", "bias": False})
 DENSE = net_spec("densenet", (1, 8, 8), 10, {"growth": 4, "layers": 2, "bias": False})
 RESNET = net_spec("resnet20", (1, 8, 8), 10, {"head_bias": False})
 RESNET_B = net_spec("resnet20", (1, 8, 8), 10, {"head_bias": False, "shortcut": "B"})
-UNMASKED = [MPDP(), MPDP(gamma="scalar"), MPDPNaive(), MPCDP()]
+UNMASKED = [MPDP(), MPDP(gamma="scalar", clip="none"), MPDPNaive(), MPCDP()]
 IDS = ["mpdp", "mpdp-scalar", "mp_dp_naive", "mp_cdp"]
+CLIPS = ["seen", "oracle", "none"]
 
 
 def probed(
@@ -67,6 +69,51 @@ def silence(view: View, change: object) -> View:
 
 
 # -- S1: the gradient of one example, rebuilt ------------------------------------------------------------------------
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("defense", [MPDP, MPDPNaive, MPCDP])
+def test_by_what_factor_an_example_was_clipped_is_told_by_itself(defense, clip):
+    """From Psi and Phi alone; of mp_cdp, whose server does the oracle's clipping, clients send all of it."""
+    for bound in (0.02, 1.0, 1e4):
+        view, victims = probed(defense(bound=bound, clip=clip), count=4)
+        for e in exchanges(view):
+            server, sent = view.state_at(e), sent_share(view, e)
+            true = true_gradient(view.plan, server.params, victims.truth((e.slot,)))
+            whole = view.defense.recover(view.plan, server, replace(e.answer, g=rebuilt_of(view, e)))
+            assert relative({n: v / (sent * bound) for n, v in whole.items()}, true) < 1e-9
+            if clip == "none" or (clip, defense) == ("oracle", MPCDP) or bound == 1e4:
+                assert sent == pytest.approx(1 / bound, rel=1e-9)
+            elif bound == 0.02:
+                size = norm(rebuilt_of(view, e) if clip == "seen" else whole) / (1 if clip == "seen" else bound)
+                assert float(size) == pytest.approx(1, rel=1e-9) and sent < 1 / bound
+
+
+def rebuilt_of(view: View, exchange: Exchange) -> Params:
+    return rebuilt(view.plan, exchange.answer, exchange.asked.params)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("defense", [MPCDP, MPDP, MPDPH])
+def test_batches_are_explained_whatever_was_clipped(defense, clip):
+    """Exact but where each client's factor is unknown: the oracle's, of sums; else directions are compared."""
+    if (defense, clip) == (MPDPH, "oracle"):
+        return
+    for bound in (0.05, 1e4):
+        view, victims = probed(defense(bound=bound, clip=clip), batch=2, count=2 * CLIENTS)
+        for one in AdaptiveMPDP().evidence(view):
+            truth = victims.truth(one.unit)
+            x, y = (t.unflatten(0, (len(one.unit), -1)) for t in (truth.x, truth.y))
+            assert at_truth(one, x, y) < 1e-14
+            tail = tree_map(lambda t: t * 1.5, one.simulate(x.double(), y.double()))
+            known = defense is not MPCDP and clip == "seen"
+            assert not known or float(one.discrepancy(tail)) > 1e-3  # its size is simulated too
+
+
+def test_a_clipped_label_under_one_coefficient_is_guessed_by_brightness():
+    """Two thirds on digits, where one in ten is chance."""
+    view, victims = probed(MPDP(gamma="scalar"), count=32)
+    assert hits(victims, MPDPHistogram().run(view, victims.challenges(), seeded())) > 0.4
+
+
 @pytest.mark.parametrize(
     "spec", [BARE, DEEP, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: f"{s.model}-{dict(s.options)}"
 )

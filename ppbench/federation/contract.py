@@ -235,6 +235,13 @@ class Defense:
         """Return the gradient that one local step takes, on a batch without the axis T."""
         return gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
 
+    def omniscient(self, plan: Plan, server: Server, result: Tree) -> Tree:
+        """Return what a client computed, changed by the server's secrets; nothing is sent for it. Default: unchanged.
+
+        For a simulation of what no protocol allows: it is in no message, no state, no view and no count of bytes.
+        """
+        return result
+
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Return the client's new state and its answer (None for no answer)."""
         if isinstance(message, Hello):

@@ -206,10 +206,10 @@ class Drive:
                 return
             if self.wire.keep:
                 self.states.append(StateRecord(self.probe, self.round, self.step, SERVER, request.server))
-            replies = yield from self._answers(request.out)
+            replies = yield from self._answers(request.server, request.out)
             self.step += 1
 
-    def _answers(self, out: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
+    def _answers(self, server: Server, out: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
         received: dict[int, Tree] = {}
         for message in {id(m): m for m in out.values()}.values():
             to = [client for client, m in out.items() if m is message]
@@ -223,10 +223,12 @@ class Drive:
         answers: dict[int, Tree] = {}
         for first in range(0, len(order), max(size, 1)):
             some = {client: received[client] for client in order[first : first + size]}
-            answers.update((yield from self._some(backend, some)))
+            answers.update((yield from self._some(backend, server, some)))
         return answers
 
-    def _some(self, backend: Literal["loop", "vmap"], received: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
+    def _some(
+        self, backend: Literal["loop", "vmap"], server: Server, received: Mapping[int, Tree]
+    ) -> Working[dict[int, Tree]]:
         defense, states = self.defense, self.parties.clients
         contexts = {c: self.context(c, self.step) for c in received}
         jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
@@ -237,6 +239,7 @@ class Drive:
             results.update(client_map("loop", defense, plan, {client: busy.pop(client)}))
         if busy:
             results.update((yield Work(backend, defense, self.plan, busy)))
+        results = {c: defense.omniscient(self.plan, server, result) for c, result in results.items()}
         answers: dict[int, Tree] = {}
         for client, message in received.items():
             if self.wire.keep:

@@ -68,13 +68,18 @@ def surrogate_simulation(
 ) -> Simulate:
     """Return what clients upload at perturbed weights `params`, or `make` of it, as a function of a guessed batch.
 
-    directions: [m, C] of sigma; masked_bias: whether the head's bias carries the mask; constants: transitional layers.
+    Of a unit of several clients, with batches of one size, the mean of what is made of each. directions: [m, C] of
+    sigma; masked_bias: whether the head's bias carries the mask; constants: transitional layers.
     """
 
     def simulate(x: Tensor, y: Tensor) -> Params:
-        images, labels = x.flatten(0, 1), y.flatten(0, 1)
-        batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype, device=x.device))
         weights, fixed = ({n: v.to(x) for n, v in tree.items()} for tree in (params, constants or {}))
-        return make(surrogates(net, weights, batch, directions.to(x.dtype), masked_bias, fixed))
+
+        def one(images: Tensor, labels: Tensor) -> Params:
+            batch = Batch(images, labels, torch.ones(len(images), dtype=x.dtype, device=x.device))
+            return make(surrogates(net, weights, batch, directions.to(x.dtype), masked_bias, fixed))
+
+        parts = [one(*slot) for slot in zip(x, y, strict=True)]
+        return parts[0] if len(parts) == 1 else {n: torch.stack([p[n] for p in parts]).mean(0) for n in parts[0]}
 
     return simulate

@@ -19,9 +19,10 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
-from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable
+from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable, sent_share
 from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.evidence import Shared
+from ppbench.defenses.mpdp.clipping import norm
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
@@ -54,13 +55,14 @@ class AdaptiveMPDP(Attack):
 
     One example and one secret coefficient a class: the exact gradient of the true (server) or of the folded perturbed
     network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights: of a client, or of the whole
-    cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken.
+    cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken. By
+    what factor a client clipped follows from the same identities, or is simulated (`mpdp_labels.sent_share`).
     """
 
     budget: Count = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
     adaptive: ClassVar[bool] = True
@@ -103,23 +105,28 @@ class Exact:
         self.folded: list[tuple[Params, Params, Params]] = []
 
     def gradient(self, exchange: Exchange, g: Params) -> Evidence:
-        """Return the exact gradient at the true weights (server), or at weights that a listener can make of them."""
-        server = self.view.state_at(exchange)
+        """Return the exact gradient at the true weights (server), or at weights that a listener can make of them.
+
+        Where it was clipped by a factor that cannot be told, its direction is compared.
+        """
+        server, share = self.view.state_at(exchange), sent_share(self.view, exchange)
         if server is None:
-            params, observed = self._unmasked(exchange, g)
+            params, sent = self._unmasked(exchange, g)
         else:
             params, upload = server.params, replace(exchange.answer, g=g)
-            observed = self.defense.recover(self.view.plan, server, upload)
-        return Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
+            sent = tree_map(lambda t: t / self.defense.bound, self.defense.recover(self.view.plan, server, upload))
+        observed = tree_map(lambda t: t / (share or 1.0), sent)
+        found = Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
+        return found if share else replace(found, measure="cosine")
 
     def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
-        """Return weights, and the exact gradient there, less the mask that the head's columns show."""
+        """Return weights, and what was sent of the gradient there, less the mask that the head's columns show."""
         params, along = exchange.asked.params, directions(exchange.answer, exchange.asked.direction)
         found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
         r = found @ along
         exact = combine(tree_map(lambda t: t.double(), replace(exchange.answer, g=g)), found, r @ r)
         weights, units = self.fold(params, mask({n: v.double() for n, v in params.items()}, -r, False))
-        return weights, {n: self.defense.bound * value / units[n] for n, value in exact.items()}
+        return weights, {n: value / units[n] for n, value in exact.items()}
 
     def fold(self, perturbed: Params, weights: Params) -> tuple[Params, Params]:
         """Return weights of the plan's network that compute what `weights` do, and their quotient by `weights`.
@@ -151,15 +158,17 @@ class Exact:
         _, units = self.fold(asked.params, weights)
         mixed = {n: torch.tensordot(mix, value.double(), 1) / units[n] for n, value in answer.sigma.items()}
         phi = {n: value.double() / units[n] for n, value in answer.beta.items()}
-        sizes, factor = (_norm(phi), _norm(mixed)), 1 / self.defense.bound
+        sizes, bound, clips = (_norm(phi), _norm(mixed)), self.defense.bound, self.defense.clip == "seen"
 
         def named(found: Surrogates) -> Params:
+            factor = (1 / norm(found.g).clamp(min=bound)).to(found.g[HEAD_WEIGHT]) if clips else 1 / bound
             psi = {f"psi/{n}": value * factor / (sizes[1] * units[n].to(value)) for n, value in found.sigma.items()}
             return {**{n: v * factor / (sizes[0] * units[n].to(v)) for n, v in found.beta.items()}, **psi}
 
         observed = {**{n: v / sizes[0] for n, v in phi.items()}, **{f"psi/{n}": v / sizes[1] for n, v in mixed.items()}}
         simulate = surrogate_simulation(self.expansion.net, odd, mix @ along, False, named, transitional)
-        return Evidence(unit, observed, simulate, channel="noiseless")
+        found = Evidence(unit, observed, simulate, channel="noiseless")
+        return replace(found, measure="cosine") if self.defense.shrinks and not clips else found
 
 
 def _norm(tree: Params) -> float:

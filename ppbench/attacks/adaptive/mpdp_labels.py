@@ -19,12 +19,16 @@ from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
 from ppbench.attacks.label.multisets import greedy_multiset
 from ppbench.attacks.label.recovery import LabelRecovery, Reader
+from ppbench.base.tree import Params
+from ppbench.defenses.mpdp.clipping import norm
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
-from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, whole_cohorts
+from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, outputs, whole_cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
+ROUNDING = 1e-6
+"""How near to the bound a norm counts as clipped."""
 TARGETS = frozenset({"mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
 
 
@@ -34,11 +38,47 @@ def directions(found: Surrogates, public: Tensor) -> Tensor:
     return public.double()[None] if len(public) else torch.eye(len(sigma), dtype=torch.float64, device=sigma.device)
 
 
-def only_label(moments: Moments, along: Tensor, bound: float) -> Tensor:
-    """Return the one-hot label [1, 1, C] float32 of one example: the class whose d_k fit alpha d_k^T ybar best."""
-    alpha = (moments.square * bound).clamp(min=0).sqrt()
-    distance = (moments.labels[:, None] * bound - alpha * along).square().sum(0).nan_to_num(nan=torch.inf)
+def sent_share(view: View, exchange: Exchange) -> float | None:
+    """Return what an upload's surrogates are of the true ones: 1 / bound, less where a client clipped; None: unknown.
+
+    Nobody is told the factor of clipping. One example gives it away where each class has its own coefficient: the
+    moments alpha ybar_i of a one-hot label sum to alpha, and stand beside alpha^2. A G without noise and below the
+    bound was not clipped.
+    """
+    defense, upload = view.defense, exchange.answer
+    assert isinstance(defense, ModelPerturbation)
+    if not defense.shrinks:
+        return 1 / defense.bound
+    if view.plan.local.batch == 1 and len(upload.sigma[HEAD_WEIGHT]) == view.plan.spec.classes:
+        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
+        return float(moments.labels.sum() ** 2 / moments.square)
+    silent = defense.clip == "seen" and defense.noise_variance(view.plan, None) == 0
+    return 1 / defense.bound if silent and float(norm(upload.g)) < 1 - ROUNDING else None
+
+
+def only_label(moments: Moments, along: Tensor, share: float | None, usual: float) -> Tensor:
+    """Return the one-hot label [1, 1, C] float32 of one example: the class whose d_k fit alpha d_k^T ybar best.
+
+    share: see `sent_share`. Where it is unknown, one direction leaves one equation: for each class it says which alpha
+    the example has, and the class is taken whose alpha is nearest to what is `usual`.
+    """
+    if share is None:
+        implied = moments.square * along[0] / moments.labels[0]
+        distance = (implied.clamp(min=1e-300) / usual).log().abs()
+    else:
+        alpha = (moments.square / share).clamp(min=0).sqrt()
+        distance = (moments.labels[:, None] / share - alpha * along).square().sum(0)
+    distance = distance.nan_to_num(nan=torch.inf)
     return one_hot(distance.argmin(), along.shape[1]).float()[None, None]
+
+
+def usual_alpha(view: View, params: Params) -> float:
+    """Return alpha, the sum of the head's inputs at perturbed weights, of a mid-grey input."""
+    low, high = view.plan.data_range
+    grey = torch.full((1, *view.plan.spec.shape), (low + high) / 2).to(params[HEAD_WEIGHT])
+    defense = view.defense
+    assert isinstance(defense, ModelPerturbation)
+    return float(outputs(defense.network(view.plan), params, grey, masked_bias=False)[1])
 
 
 def readable(view: View) -> list[tuple[list[Exchange], Surrogates]]:
@@ -56,7 +96,8 @@ def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
     for (exchange,), upload in readable(view):
         moments = noiseless_moments(view.plan, upload, exchange.asked.params)
         along = directions(upload, exchange.asked.direction)
-        known[(exchange.slot,)] = only_label(moments, along, view.defense.bound)
+        share, usual = sent_share(view, exchange), usual_alpha(view, exchange.asked.params)
+        known[(exchange.slot,)] = only_label(moments, along, share, usual)
     return known
 
 
@@ -65,11 +106,13 @@ class MPDPHistogram(LabelRecovery):
     """Reads the alpha-weighted label histogram mean alpha ybar off Psi, exactly at any batch size and any noise.
 
     Its zeros are exact: a class is present or not. Counts are those of the shares, rounded to the batch's size. One
-    coefficient for all classes (gamma=scalar) leaves one equation, enough for one example. Where only sums can be read
-    (mpdp_h) the histogram is that of the whole cohort. On other defenses the labels are read as `label_recovery` does.
+    coefficient for all classes (gamma=scalar) leaves one equation, enough for one example; where that was clipped, it
+    tells the class but for the input's brightness. Where only sums can be read (mpdp_h) the histogram is that of the
+    whole cohort. On other defenses the labels are read as `label_recovery` does.
     """
 
     name: ClassVar[str] = "mpdp_histogram"
+    version: ClassVar[str] = "2"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1")
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = TARGETS

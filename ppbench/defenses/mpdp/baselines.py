@@ -64,9 +64,10 @@ class MPDPNaive(ModelPerturbation):
 
 @dataclass(frozen=True)
 class MPCDP(ModelPerturbation):
-    """Model perturbation with central noise: the server recovers and clips every gradient and adds noise to their mean.
+    """Model perturbation with central noise: the server recovers every gradient and adds noise to their mean.
 
-    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K.
+    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K. Clients clip as those of MP-DP do.
+    The server clips what it recovers too, unless clip is "none": it knows the true norm, so "oracle" is its part alone.
     """
 
     name: ClassVar[str] = "mp_cdp"
@@ -79,12 +80,17 @@ class MPCDP(ModelPerturbation):
             f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
         )
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether clients clip."""
+        return self.clip == "seen"
+
     def sigma(self, plan: Plan) -> float:
         """Return the standard deviation of the noise on the mean gradient."""
         return self.bound / (plan.clients * math.sqrt(theta_max(self.epsilon, self.delta)))
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Recover and clip every gradient, average, add noise, step."""
+        """Recover every gradient, clip it, average, add noise, step."""
         layout = Layout.of(server.params)
         total = torch.zeros(sum(v.numel() for v in server.params.values()), dtype=torch.float64)
         for client, upload in uploads.items():
@@ -92,7 +98,7 @@ class MPCDP(ModelPerturbation):
                 flat = layout.pack(self.recover(ctx.plan, server, upload)).cpu()
             except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
                 raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
-            total = total + flat * (self.bound / flat.norm().clamp(min=1e-300)).clamp(max=1.0)
+            total = total + (flat if self.clip == "none" else flat * (self.bound / flat.norm().clamp(min=self.bound)))
         noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
         mean = (total / len(uploads) + noise).to(server.params["head.weight"].device)
         return self.stepped(ctx, server, layout.unpack(mean))

@@ -2,7 +2,7 @@
 
 What this file does is the paper's protocol, not what the paper claims for it. Psi and Phi (here sigma and beta) travel
 without noise and determine the exact gradient of a network without biases; given the scales R, which the server draws,
-the noise is uniform and bounded; and a client cannot clip a gradient that it does not know.
+the noise is uniform and bounded; and a client cannot clip a gradient that it does not know (see `clipping`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MPDP(ModelPerturbation):
     n: Annotated[int, whole(0, 10_000)] = 5
 
     name: ClassVar[str] = "mpdp"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mpdp")
 
     @property

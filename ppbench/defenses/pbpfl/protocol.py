@@ -63,7 +63,10 @@ class Secrets:
 class PBPFL(Perturbation):
     """Perturbs hidden channels by secret scales and the logits by a secret multiple of a public direction.
 
-    Fresh every round: scales r ~ U(.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa (the paper names no laws). From
+    Fresh every round: scales r ~ U(.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa. Of gamma the paper says no more
+    than "a random coefficient" in R: no law, sign or spread. Here it is positive, of the size that kappa asks for, and
+    varies with the draws of r_a, r and the inputs it is measured on: precision falls with its square, so that a wide
+    law would make precision a draw. That its sign is known is less than Lemma 3 supposes. From
     three gradients the server recovers each client's exact one: to the server this is FedSGD. norms: "refuse" them, or
     perturb their affine part ("affine"). head_bias: "masked" puts the mask on the head's bias too; "clear" sends it
     bare.
