@@ -160,11 +160,19 @@ def test_a_single_image_is_exact_whatever_the_public_examples():
     assert min(psnrs(world, world.answers(Imprint()))) > 80
 
 
-@pytest.mark.parametrize("defense", [DP(sigma=0.1), MPDP(), MPDPH()])
+UNBOUNDED = [DP(sigma=0.1), MPDP(clip="none"), MPDPH(clip="none")]
+
+
+@pytest.mark.parametrize("defense", UNBOUNDED)
 def test_loud_traps_drown_noise_that_nothing_is_clipped_before(defense):
     options = {"options": {"hidden": 256, "bias": False}, **SQUARED} if isinstance(defense, MPDP) else {}
     loud, quiet = (share(attack, defense, 8, 64, **options) for attack in (Imprint(), QuietImprint()))
     assert loud > 0.6 and quiet == 0
+
+
+def test_a_trap_is_no_louder_than_the_bound_that_its_gradient_is_clipped_to():
+    options = {"options": {"hidden": 256, "bias": False}, **SQUARED}
+    assert share(Imprint(), MPDP(clip="seen"), 8, 64, **options) == 0
 
 
 @pytest.mark.parametrize(("defense", "options"), [(SecureAggregation(), {}), (PBPFLExt(), SQUARED)])
