@@ -234,6 +234,18 @@ def test_evidence_without_noise_is_exact(defense, threat, run):
         assert at_truth(e, *truth_of(e, data)) < (1e-15 if defense.sums or blind else 1e-20)
 
 
+@pytest.mark.parametrize(("clip", "channel"), [("seen", "g"), ("oracle", "recovered")])
+def test_what_is_clipped_has_the_norm_of_the_bound(clip, channel, run):
+    """By plain arithmetic: of G for who clips what it sees, of the true gradient for an oracle."""
+    defense = Fixed(bound=0.02, clip=clip)
+    threat = "eavesdropper/1" if channel == "g" else "server/1"
+    probe = run(defense).probe({Slot(0, c): examples(MLP5, 3, c) for c in range(CLIENTS)})
+    unit = defense.bound if channel == "g" else 1.0  # a listener has G / bound
+    for e in defense.evidence(probe.view(threat)):
+        size = math.sqrt(sum(float((value.double() ** 2).sum()) for value in e.observed.values()))
+        assert e.channel == channel and size * unit == pytest.approx(0.02, rel=1e-6)
+
+
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1"])
 @pytest.mark.parametrize("defense", [MPDP(), MPDPNaive(), MPDPH(), MPDP(graph="n_out", n=2)], ids=lambda d: d.name)
 def test_evidence_names_the_size_of_its_noise(defense, threat, run):
