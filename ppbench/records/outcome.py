@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from ppbench.records.scores import Amount, Count, Scalar, Share, Strict
+from pydantic import Field, model_validator
+
+from ppbench.records.scores import Amount, Count, Grown, Scalar, Share, Strict
+
+TRAININGS = 3
+"""Trainings of one cell at most: its own, and of other seeds where that one collapsed."""
 
 
-class Utility(Strict):
+class Utility(Grown):
     """Accuracy of the delivered model on the test part, 95 % Clopper-Pearson interval, chance level.
 
     curve: (round, accuracy) pairs measured during training, or (round, mse) where targets are numbers.
     mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
     dice: mean Dice coefficient an image, with its 95 % interval, where targets are masks; then accuracy is the share
     of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
+    collapsed: how many trainings stayed at chance in every evaluated round (or, tried again, diverged); retrained: the
+    seed of the training that stands here, None where it is the cell's own. All figures are of one training: the first
+    that did not collapse, or the cell's own where all did.
     """
 
     accuracy: Share | None
@@ -29,6 +38,22 @@ class Utility(Strict):
     dice: Share | None = None
     dice_low: Share | None = None
     dice_high: Share | None = None
+    collapsed: Annotated[int, Field(ge=0, le=TRAININGS)] = 0
+    retrained: Count | None = None
+    LATER: ClassVar[Mapping[str, Any]] = {"collapsed": 0, "retrained": None}
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether every training collapsed, so that accuracy is no figure of a model that learnt."""
+        return self.collapsed >= TRAININGS
+
+    @property
+    def collapse(self) -> str:
+        """How many trainings collapsed, in words; "" where none did."""
+        if not self.collapsed:
+            return ""
+        tried = self.collapsed if self.is_collapsed else self.collapsed + 1
+        return f"collapsed in {self.collapsed} of {tried} trainings"
 
     def figure(self, name: str) -> tuple[float | None, float | None, float | None]:
         """Return "accuracy", "dice" or "mse" with the ends of its interval."""

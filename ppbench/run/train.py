@@ -19,9 +19,11 @@ from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
+from ppbench.records.outcome import TRAININGS
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
+from ppbench.run.collapse import at_chance, attempt_in, attempt_of, retried
 from ppbench.run.cost import client_cost
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
@@ -43,9 +45,9 @@ class Trained(Strict):
     seconds: float
 
 
-def federation(experiment: Experiment, point: Point) -> Federation:
-    """Return a federation of the experiment's task under the point's defense, not yet started."""
-    task, config = experiment.task, experiment.config
+def federation(experiment: Experiment, point: Point, attempt: int = 0) -> Federation:
+    """Return a federation of the experiment's task under the point's defense, not yet started, for one training."""
+    task, config = attempt_of(experiment.task, attempt), experiment.config
     return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
 
 
@@ -81,22 +83,55 @@ def train(
 ) -> tuple[Federation, Trained]:
     """Return the trained federation and its figures, from `cache` where they are; `after` is called with each round.
 
-    A checkpoint appears whole or not at all. What a client's part takes is measured before the first round.
+    A checkpoint appears whole or not at all. A training that collapsed is done again with other seeds, but for
+    controls; where all collapse the first stands.
     """
-    task, rounds, home = experiment.task, experiment.config.rounds, home_of(experiment, point, cache)
-    fed = federation(experiment, point)
+    home, name = home_of(experiment, point, cache), point.defense.name
     if is_trained(home):
         try:
             kept = kept_of(home)
-            fed.restore(home, task.params)
-            return fed, kept
+            attempt = attempt_in(kept.utility)
+            fed = federation(experiment, point, attempt)
+            fed.restore(home, attempt_of(experiment.task, attempt).params)
+            if kept.utility.collapsed or not (retried(name) and at_chance(kept.utility, experiment.task)):
+                return fed, kept
         except (UsageError, ValueError, OSError) as damage:
             warnings.warn(f"The cached training {home} cannot be used ({damage}); it is done again.", stacklevel=2)
-            fed = federation(experiment, point)
+    fed, result = first = _trained(experiment, point, 0, cache, after)
+    if retried(name) and at_chance(result.utility, experiment.task):
+        fed, result = _again(experiment, point, cache, first)
+
+    def write(draft: Path) -> None:
+        fed.save(draft)
+        seal(draft, TRAINED, result.model_dump(mode="json"))
+
+    publish_folder(home, write)
+    return fed, result
+
+
+def _again(
+    experiment: Experiment, point: Point, cache: Path, first: tuple[Federation, Trained]
+) -> tuple[Federation, Trained]:
+    """Return the first training of other seeds that learns, else `first`; its record says how many collapsed."""
+    for attempt in range(1, TRAININGS):
+        fed, result = _trained(experiment, point, attempt, cache, None)
+        if not result.diverged and not at_chance(result.utility, experiment.task):
+            told = {"collapsed": attempt, "retrained": fed.seeds.master}
+            return fed, result.model_copy(update={"utility": result.utility.model_copy(update=told)})
+    fed, result = first
+    return fed, result.model_copy(update={"utility": result.utility.model_copy(update={"collapsed": TRAININGS})})
+
+
+def _trained(
+    experiment: Experiment, point: Point, attempt: int, cache: Path, after: Callable[[int], None] | None
+) -> tuple[Federation, Trained]:
+    """Train once. What a client's part takes is measured before the first round, of the first training kept too."""
+    task, rounds = attempt_of(experiment.task, attempt), experiment.config.rounds
+    fed = federation(experiment, point, attempt)
     fed.start(task.params)
     taken = client_cost(fed, task.params)
-    if taken.time is not None:
-        save_time(cache.parent, home.name, taken.time)
+    if taken.time is not None and attempt == 0:
+        save_time(cache.parent, home_of(experiment, point, cache).name, taken.time)
     curve: list[tuple[int, float]] = []
 
     def watch(round_: int) -> None:
@@ -108,14 +143,7 @@ def train(
             after(round_)
 
     finished = fed.run(rounds, watch)
-    result = figures_of(fed, task, curve, finished, taken.memory_peak)
-
-    def write(draft: Path) -> None:
-        fed.save(draft)
-        seal(draft, TRAINED, result.model_dump(mode="json"))
-
-    publish_folder(home, write)
-    return fed, result
+    return fed, figures_of(fed, task, curve, finished, taken.memory_peak)
 
 
 def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:

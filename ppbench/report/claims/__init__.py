@@ -140,7 +140,7 @@ def _cases(
             none = records.of([r for r in complete if r.config.defense.id == "none"])
             rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or unread(r)]))
             case = Case(claim, mine, none, records.of(complete), rival, siblings)
-            yield place, case, (*premise.lacking(claim, mine[0].config), *other)
+            yield place, case, (*premise.lacking(claim, mine[0].config), *other, *premise.collapsed(claim, mine, rival))
 
 
 def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:

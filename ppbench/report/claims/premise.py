@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from ppbench.base.make import made
 from ppbench.base.registry import load
 from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
-from ppbench.records.schema import CellConfig
+from ppbench.records.schema import CellConfig, Record
 from ppbench.report.frame import network
 
 LONG_ENOUGH = 0.95
@@ -155,3 +157,14 @@ def _layers(config: CellConfig) -> int | None:
     if isinstance(counted, int) and counted:
         return counted
     return None if widths is None else 1 + len([word for word in str(widths).split(",") if word.strip()])
+
+
+def collapsed(claim: Claim, *some: Sequence[Record]) -> tuple[str, ...]:
+    """Return that a training collapsed, a clause, where a claim is about what training gave; else nothing.
+
+    Uploads of the initial model are attacked before there is any training: only accuracies and CAPs of them are not.
+    """
+    trained = claim.metric.startswith(("accuracy", "cap_", "dice", "mse"))
+    found = (r for records in some for r in records if r.utility.is_collapsed)
+    bad = next((r for r in found if trained or r.config.stage != "init"), None)
+    return () if bad is None else (f"the training collapsed ({bad.utility.collapse})",)

@@ -208,5 +208,6 @@ def utility_text(utility: Utility, undefended: Utility | None) -> str:
     for word, field, form in (("accuracy", "accuracy", ".1%"), ("MSE", "mse", ".3g")):
         value, beside = (None if u is None else getattr(u, field) for u in (utility, undefended))
         if value is not None:
-            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "")
+            mark = f", {utility.collapse}" if utility.collapse else ""
+            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "") + mark
     return "training diverged"

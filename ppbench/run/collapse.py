@@ -1,0 +1,57 @@
+"""Trainings that collapsed: accuracy at chance whenever it was looked at. They are retried, and records say so.
+
+What is found is a model that gives one answer. Weights that jump about at random can be right more often than chance
+in a round, as Adam's at a rate of 1e6 on digits in two of four seeds: these are not found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ppbench.base.seeds import Seeds
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.nets.net import initial
+from ppbench.records.outcome import TRAININGS, Utility
+from ppbench.report.controls import CONTROLS
+from ppbench.run.task import Task
+
+LOOKS = 3
+"""Evaluated rounds below which a training was too short to tell: accuracy at chance is then its beginning."""
+
+
+def commonest(task: Task) -> int:
+    """Return how many test examples are of the most frequent class: what a constant answer gets right."""
+    return int(task.test.y.argmax(1).bincount().max())
+
+
+def at_chance(utility: Utility, task: Task) -> bool:
+    """Return whether accuracy never rose above chance: in no evaluated round, of `LOOKS` or more.
+
+    Chance is the share of the most frequent class of the test part, and the upper end of its 95 % Clopper-Pearson
+    interval still counts as chance. Numbers and masks have no such level, and a training that diverged its own status.
+    """
+    if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < LOOKS:
+        return False
+    top = clopper_pearson(commonest(task), len(task.test.x)).high
+    return top is not None and all(accuracy <= top for _, accuracy in utility.curve)
+
+
+def retried(defense: str) -> bool:
+    """Return whether a training under a defense that collapsed is done again; controls stand as they are."""
+    return defense not in CONTROLS
+
+
+def attempt_of(task: Task, attempt: int) -> Task:
+    """Return the task with the seeds and the initial model of a training: 0 is the cell's own, others derive from it.
+
+    Examples, their owners and victims stay the same.
+    """
+    if attempt == 0:
+        return task
+    seeds = Seeds(task.seeds.seed("training", attempt), task.seeds.salt)
+    return replace(task, seeds=seeds, params=initial(task.plan.spec, seeds.seed("model")))
+
+
+def attempt_in(utility: Utility) -> int:
+    """Return which training a utility is of: the first that did not collapse, of three that did the first."""
+    return 0 if utility.collapsed >= TRAININGS else utility.collapsed
