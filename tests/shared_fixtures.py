@@ -2,6 +2,7 @@
 
 import importlib.util
 import multiprocessing
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +56,19 @@ def planted():
         registry.plugins.cache_clear()
         yield home
     registry.plugins.cache_clear()
+
+
+@pytest.fixture
+def heard():
+    """Let SIGHUP and SIGINT have their defaults: what a test starts would go on ignoring them, as under nohup."""
+    numbers = [signal.SIGINT, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from ppbench import cli
 from ppbench.base.exits import MEANINGS, Exit, Stopped, held_back, stopping
 from ppbench.report.completeness import exit_of, unjudged
 
+pytestmark = pytest.mark.usefixtures("heard")
+
 TINY = (
     "--rounds 1 --victims 2 --attack dlg --set dlg.budget=1000000 --train 100 --clients 2 --stage init "
     "--attack-batch 1 --grid 0.1"
