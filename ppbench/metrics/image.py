@@ -23,7 +23,7 @@ PSNR_CAP = 100.0
 RMSE_RAW_CAP = 1e12
 """Greatest raw relative RMSE on record; keeps means finite."""
 SSIM_WINDOW = 7
-"""Side of SSIM's uniform window in pixels; smaller images have no SSIM."""
+"""Side of SSIM's uniform (not Gaussian, so no sigma) window in pixels; smaller images have no SSIM."""
 
 Floats = NDArray[np.float64]
 Range = tuple[float, float]
@@ -101,7 +101,11 @@ def image_figures(guess: Tensor, truth: Tensor, data_range: Range = (0.0, 1.0)) 
 
 
 def _ssim(guess: Floats, truth: Floats, span: float) -> float | None:
-    """Return the mean SSIM over channels and windows of [C, H, W] images; None below the window's size."""
+    """Return the mean SSIM over channels and windows of [C, H, W] images; None below the window's size.
+
+    Wang et al. 2004 with a uniform 7 x 7 window, K1 = .01, K2 = .03, sample covariances and data range `span`;
+    each channel by itself, then their mean. Only whole windows count: 2 x 2 of an 8 x 8 image.
+    """
     if truth.ndim != 3 or min(truth.shape[1:]) < SSIM_WINDOW:
         return None
     from skimage.metrics import structural_similarity  # 0.3 s to import, and only images need it
