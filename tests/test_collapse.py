@@ -1,15 +1,22 @@
 """A training at chance is told apart from a defense's utility: retried, counted, and judged by no claim."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ppbench.federation.claim import Claim
+from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.outcome import TRAININGS, Utility
-from ppbench.report.claims import check
+from ppbench.report.cap import caps
+from ppbench.report.claims import Unchecked, check
+from ppbench.report.page.boards import boards
+from ppbench.report.page.entries import COLLAPSED
+from ppbench.report.page.table import rows
 from ppbench.run import train as training
-from ppbench.run.collapse import LOOKS, at_chance, attempt_in, attempt_of, commonest
+from ppbench.run.collapse import LOOKS, at_chance, attempt_in, attempt_of, commonest, ends_above
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.train import train
@@ -98,3 +105,101 @@ def test_claims_judge_nothing_from_a_training_that_collapsed(fabricate):
     assert before.finding.verdict == "falls"
     assert after.finding.verdict == "outside the premise"
     assert "the training collapsed" in after.finding.reason
+
+
+def test_a_constant_answer_of_the_commonest_class_is_at_chance_whatever_one_over_classes_is():
+    """MNIST: 11.35 % of the test part are ones."""
+    others = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8, 9])[torch.arange(8865) % 9]
+    labels = torch.eye(10)[torch.cat([torch.ones(1135).long(), others])]
+    task = SimpleNamespace(test=Data(torch.zeros(10_000, 1), labels), classified=True, segmented=False)
+    assert commonest(task) == 1135
+    assert at_chance(utility([0.1135] * LOOKS, n=10_000), task)
+    assert not at_chance(utility([0.13] * LOOKS, n=10_000), task)
+
+
+def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_path, monkeypatch):
+    one, task = experiment(lr=1e6), experiment().task
+    top = clopper_pearson(commonest(task), len(task.test.x)).high
+    jumped = utility([0.1, top + 0.1, 0.1, 0.1])
+    assert not at_chance(jumped, task) and not ends_above(jumped, task)
+    first = utility([0.1] * LOOKS)
+    asked = []
+
+    def trained(experiment, point, attempt, *more):
+        fed, result = own(experiment, point, attempt, *more)
+        asked.append(attempt)
+        return fed, result.model_copy(update={"utility": jumped if attempt else first})
+
+    own = training._trained
+    monkeypatch.setattr(training, "_trained", trained)
+    _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
+    assert asked == [0, 1, 2] and found.utility.is_collapsed and found.utility.curve == first.curve
+
+
+def marked(record, **changes):
+    return record.model_copy(update={"utility": record.utility.model_copy(update=changes)})
+
+
+def test_a_claim_of_chance_is_judged_where_training_stays_there(fabricate):
+    none = fabricate("none", None, "dlg", "reconstruction", 30.0)
+    low = {"accuracy": 0.1, "low": 0.05, "high": 0.15, "collapsed": TRAININGS}
+    mine = marked(fabricate("dp", 0.1, "dlg", "reconstruction", 20.0), **low)
+    chance, learnt = (Claim("accuracy", value, "", "", None, "Table 1", undefended=0.95) for value in (0.1, 0.9))
+    [one], [other] = (check({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
+    assert one.finding.verdict != "outside the premise" == other.finding.verdict
+
+
+def test_boards_mark_what_never_learnt_and_what_learnt_with_another_seed(fabricate):
+    none = fabricate("none", None, "dlg", "reconstruction", 30.0)
+    mine = [fabricate("dp", sigma, "dlg", "reconstruction", 20.0) for sigma in (0.1, 0.2, 0.3)]
+    mine = [mine[0], marked(mine[1], collapsed=1, retrained=77), marked(mine[2], collapsed=TRAININGS)]
+    [board] = boards([none, *mine], lambda _: "")
+    badges = {e.key.value: [b.text for b in e.badges] for e in board.entries}
+    assert COLLAPSED in badges[0.3] and "trained again" in badges[0.2]
+    assert not {COLLAPSED, "trained again"} & {*badges[0.1]}
+    assert next(e for e in board.entries if e.key.value == 0.3).rank == ""
+    cap = caps([none, *mine])[mine[0].cell_id].main
+    assert (cap.n, cap.collapsed) == (3, 1)
+    told = {row["control_value"]: row for row in rows([none, *mine], lambda _: "", [board])}
+    assert [told[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
+    assert told[0.2]["retrained"] == 77 and told[0.1]["cap_collapsed"] == 1
+
+
+def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricate):
+    def one(seed, accuracy):
+        record = fabricate("dp", 0.1, "dlg", "reconstruction", 20.0, seed=seed)
+        return marked(record, accuracy=accuracy, low=accuracy - 0.02, high=accuracy + 0.02)
+
+    def far(*accuracies):
+        [board] = boards([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
+        return {e.key.seed for e in board.entries if "far from other seeds" in [b.text for b in e.badges]}
+
+    assert far(0.1, 0.95, 0.96) == {0}
+    assert far(0.9, 0.95, 0.96) == set() and far(0.1, 0.95) == set() and far(0.82, 0.95, 0.96) == set()
+    assert far(0.1, 0.5, 0.95) == {0, 1, 2}
+
+
+def test_top5_is_the_share_of_the_five_likeliest_and_kept_of_more_than_ten_classes():
+    scores = torch.stack([torch.arange(20.0)] * 4)  # the five likeliest: 15 to 19
+    fed = SimpleNamespace(models=lambda: (None, None), outputs=lambda x, _: scores)
+    task = SimpleNamespace(test=Data(torch.zeros(4, 1), torch.eye(20)[[19, 15, 14, 0]]))
+    share, ends = training._top5(fed, task)
+    assert share == 0.5 and (ends.low, ends.high) == (clopper_pearson(2, 4).low, clopper_pearson(2, 4).high)
+    plain = utility([0.9])
+    assert "accuracy_top5" not in plain.model_dump(mode="json"), "records of ten classes stay as they were"
+    found = plain.model_copy(update={"accuracy_top5": 0.5, "accuracy_top5_low": 0.1, "accuracy_top5_high": 0.9})
+    assert Utility.model_validate_json(json.dumps(found.model_dump(mode="json"))) == found
+    assert found.figure("accuracy_top5") == (0.5, 0.1, 0.9)
+
+
+def test_a_claim_of_top5_is_judged_by_top5(fabricate):
+    none, mine = (fabricate(*words, "dlg", "reconstruction", 20.0) for words in (("none", None), ("dp", 0.1)))
+    five = {"accuracy_top5": 0.9, "accuracy_top5_low": 0.88, "accuracy_top5_high": 0.92}
+    worse = {"accuracy_top5": 0.5, "accuracy_top5_low": 0.48, "accuracy_top5_high": 0.52}
+    claim = Claim("accuracy_top5", 0.9, "", "", None, "Table 1", undefended=0.9)
+
+    def judged(given):
+        return check({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
+
+    assert judged(worse).finding.verdict == "falls" != judged(five).finding.verdict
+    assert isinstance(judged({}), Unchecked), "a record of before says nothing of five"

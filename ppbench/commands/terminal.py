@@ -154,7 +154,7 @@ def _utility_name(rows: Sequence[Row]) -> str:
 
 def _utility(row: Row) -> str:
     if row.utility.accuracy is not None:
-        return f"{row.utility.accuracy:.1%}"
+        return f"{row.utility.accuracy:.1%}{' (collapsed)' if row.utility.is_collapsed else ''}"
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
 
 

@@ -20,6 +20,7 @@ class Utility(Grown):
     mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
     dice: mean Dice coefficient an image, with its 95 % interval, where targets are masks; then accuracy is the share
     of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
+    accuracy_top5: share of the test part whose class is among the five likeliest, where there are more than ten.
     collapsed: how many trainings stayed at chance in every evaluated round (or, tried again, diverged); retrained: the
     seed of the training that stands here, None where it is the cell's own. All figures are of one training: the first
     that did not collapse, or the cell's own where all did.
@@ -38,9 +39,15 @@ class Utility(Grown):
     dice: Share | None = None
     dice_low: Share | None = None
     dice_high: Share | None = None
+    accuracy_top5: Share | None = None
+    accuracy_top5_low: Share | None = None
+    accuracy_top5_high: Share | None = None
     collapsed: Annotated[int, Field(ge=0, le=TRAININGS)] = 0
     retrained: Count | None = None
-    LATER: ClassVar[Mapping[str, Any]] = {"collapsed": 0, "retrained": None}
+    LATER: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("accuracy_top5", "accuracy_top5_low", "accuracy_top5_high", "retrained")),
+        "collapsed": 0,
+    }
 
     @property
     def is_collapsed(self) -> bool:
@@ -56,7 +63,7 @@ class Utility(Grown):
         return f"collapsed in {self.collapsed} of {tried} trainings"
 
     def figure(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return "accuracy", "dice" or "mse" with the ends of its interval."""
+        """Return "accuracy", "accuracy_top5", "dice" or "mse" with the ends of its interval."""
         prefix = "" if name == "accuracy" else f"{name}_"
         return getattr(self, name), getattr(self, f"{prefix}low"), getattr(self, f"{prefix}high")
 

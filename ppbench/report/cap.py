@@ -31,7 +31,10 @@ class Distance:
 
 @dataclass(frozen=True)
 class PpcPoint:
-    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered."""
+    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered.
+
+    collapsed: whether no training of it learnt, so that its accuracy is chance, whatever the defense costs.
+    """
 
     control: float
     ratio: float | None
@@ -39,6 +42,7 @@ class PpcPoint:
     accuracy_low: float | None
     accuracy_high: float | None
     distance: Distance
+    collapsed: bool = False
 
     def x(self) -> float | None:
         """Return log10(ratio + 1), the figure's x-coordinate, or None without a ratio."""
@@ -51,6 +55,7 @@ class Cap:
 
     low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
     corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
+    collapsed: of the settings, those of which no training learnt.
     """
 
     distance: str
@@ -60,6 +65,7 @@ class Cap:
     high: float | None = None
     corrected: float | None = None
     reason: str | None = None
+    collapsed: int = 0
 
 
 def cap_value(accuracies: Sequence[float], distances: Sequence[float]) -> float:
@@ -98,7 +104,8 @@ def ppc_point(record: Figured, name: str | None = None) -> PpcPoint | None:
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
         return None
     ratio = value(record, "ratio_median")
-    return PpcPoint(control.value, ratio, utility.accuracy, utility.low, utility.high, distance)
+    ends = utility.low, utility.high
+    return PpcPoint(control.value, ratio, utility.accuracy, *ends, distance, utility.is_collapsed)
 
 
 def series_cap(records: Sequence[Figured], undefended: float | None, name: str | None = None) -> Cap:
@@ -127,7 +134,8 @@ def series_cap(records: Sequence[Figured], undefended: float | None, name: str |
     low = _end(((p.accuracy_low, p.distance.low) for p in known), scale)
     high = _end(((p.accuracy_high, p.distance.high) for p in known), scale)
     low, high = (low, high) if low is not None and high is not None else (None, None)
-    return Cap(law.name, n, cap_value(accuracies, distances) * scale, low, high, corrected)
+    figures = cap_value(accuracies, distances) * scale, low, high, corrected
+    return Cap(law.name, n, *figures, collapsed=sum(p.collapsed for p in known))
 
 
 def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> float | None:

@@ -170,6 +170,13 @@ CELLS: Final = (
     *_whole_metrics("batch_asr", "batch_auc"),
     *_whole_metrics("reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median"),
     *(_chance("reidentified"), _chance("recognized")),
+    _real(
+        "accuracy_top5", "utility.accuracy_top5", SHARE, "Share whose class is among the five likeliest, of over ten."
+    ),
+    *_ends("accuracy_top5", "utility.accuracy_top5_", SHARE),
+    _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learnt."),
+    _whole("retrained", "utility.retrained", "Seed of the training that stands here, where the cell's own collapsed."),
+    _whole("cap_collapsed", "cap.collapsed", "Of `cap_settings`, those of which no training learnt."),
 )
 """The columns of leaderboard.csv, in order; new ones go last.
 

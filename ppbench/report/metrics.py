@@ -13,7 +13,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "rmse_mean": ("share of the victim's norm", "Mean of ||guess - x|| / ||x||, the guess clipped to the data range."),
     "rmse_raw_mean": ("share of the victim's norm", "The same, not clipped."),
     "rmse_unit_mean": ("share of the victim's norm", "`rmse_mean` with every victim's error counted as 1 at most."),
-    "ssim_mean": ("", "Mean structural similarity, 1 for an exact image."),
+    "ssim_mean": ("", "Mean structural similarity (uniform windows of 7 x 7), 1 for an exact image."),
     "share_above_20db": (SHARE, "Share of victims that come out above 20 dB."),
     "label_accuracy": (SHARE, "Share of labels recovered, compared as multisets."),
     "at_truth_median": ("", "Median discrepancy of the attack's evidence at the truth; about 0 where it is exact."),

@@ -1,7 +1,8 @@
 """Trainings that collapsed: accuracy at chance whenever it was looked at. They are retried, and records say so.
 
 What is found is a model that gives one answer. Weights that jump about at random can be right more often than chance
-in a round, as Adam's at a rate of 1e6 on digits in two of four seeds: these are not found.
+in one round, as Adam's at a rate of 1e6 on digits in two of four seeds: as a first training these are not found, but
+none replaces one that collapsed unless it ends above chance.
 """
 
 from __future__ import annotations
@@ -32,8 +33,17 @@ def at_chance(utility: Utility, task: Task) -> bool:
     """
     if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < LOOKS:
         return False
-    top = clopper_pearson(commonest(task), len(task.test.x)).high
-    return top is not None and all(accuracy <= top for _, accuracy in utility.curve)
+    return all(accuracy <= ceiling(task) for _, accuracy in utility.curve)
+
+
+def ends_above(utility: Utility, task: Task) -> bool:
+    """Return whether the delivered model is above chance: what a training that replaces one at chance must show."""
+    return utility.accuracy is not None and utility.accuracy > ceiling(task)
+
+
+def ceiling(task: Task) -> float:
+    """Return the largest accuracy that still counts as chance, see `at_chance`."""
+    return clopper_pearson(commonest(task), len(task.test.x)).high or 0.0
 
 
 def retried(defense: str) -> bool:

@@ -17,19 +17,21 @@ from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation
-from ppbench.metrics.intervals import clopper_pearson
+from ppbench.metrics.intervals import Interval, clopper_pearson
 from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
 from ppbench.records.outcome import TRAININGS
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
-from ppbench.run.collapse import at_chance, attempt_in, attempt_of, retried
+from ppbench.run.collapse import at_chance, attempt_in, attempt_of, ends_above, retried
 from ppbench.run.cost import client_cost
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 TRAINED = "trained.json"
 """What a training gave, with the digests of it and of the states beside it."""
+FEW = 10
+"""Classes up to which Top-5 accuracy says next to nothing, and is not kept: of ten, five guesses are half of all."""
 PIXELS = 2**20
 """Predicted at a time where every pixel is classified: such networks keep maps of full size."""
 
@@ -115,7 +117,7 @@ def _again(
     """Return the first training of other seeds that learns, else `first`; its record says how many collapsed."""
     for attempt in range(1, TRAININGS):
         fed, result = _trained(experiment, point, attempt, cache, None)
-        if not result.diverged and not at_chance(result.utility, experiment.task):
+        if not result.diverged and ends_above(result.utility, experiment.task):
             told = {"collapsed": attempt, "retrained": fed.seeds.master}
             return fed, result.model_copy(update={"utility": result.utility.model_copy(update=told)})
     fed, result = first
@@ -154,6 +156,14 @@ def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float
     if not math.isfinite(spread):
         return mean, None, None
     return mean, max(0.0, mean - 1.96 * spread), mean + 1.96 * spread
+
+
+def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
+    """Return the share of the test part whose class is among the five likeliest, the mean over `Federation.models`."""
+    truth, n = task.test.y.argmax(1, keepdim=True), len(task.test.x)
+    right = [(fed.outputs(task.test.x, model).topk(5).indices == truth).any(1) for model in fed.models()]
+    share = float(torch.stack(right).double().mean())
+    return share, clopper_pearson(round(share * n), n)
 
 
 def masks_overlap(fed: Federation, task: Task) -> Overlap:
@@ -201,6 +211,7 @@ def figures_of(
         mse, low, high = None, None, None
     accuracy = curve[-1][1] if finished and task.classified else None
     interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
+    top5, ends = _top5(fed, task) if accuracy is not None and task.plan.spec.classes > FEW else (None, None)
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,
@@ -212,6 +223,9 @@ def figures_of(
         mse=mse,
         mse_low=low,
         mse_high=high,
+        accuracy_top5=top5,
+        accuracy_top5_low=ends.low if ends else None,
+        accuracy_top5_high=ends.high if ends else None,
     )
     if finished and task.segmented:
         utility = _of_masks(fed, task, curve)

@@ -138,6 +138,9 @@ def _untaught(own: Utility, none: Sequence[Record]) -> Utility:
     if own.mse is not None:
         first = max([error for r in none for _, error in r.utility.curve] or [own.mse])
         changed |= {"accuracy": None, "low": None, "high": None, "mse": first, "mse_low": first, "mse_high": first}
+    if own.accuracy_top5 is not None:
+        five = clopper_pearson(round(5 * own.chance * own.n), own.n)
+        changed |= {"accuracy_top5": 5 * own.chance, "accuracy_top5_low": five.low, "accuracy_top5_high": five.high}
     if own.dice is not None:
         changed |= {"dice": 0.0, "dice_low": 0.0, "dice_high": 0.0}
     return own.model_copy(update=changed)

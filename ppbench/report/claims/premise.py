@@ -162,8 +162,11 @@ def collapsed(claim: Claim, *some: Sequence[Record]) -> tuple[str, ...]:
     """Return that a training collapsed, a clause, where a claim is about what training gave; else nothing.
 
     Uploads of the initial model are attacked before there is any training: only accuracies and CAPs of them are not.
+    Where the paper itself prints chance, a training that stays there is what it says.
     """
     trained = claim.metric.startswith(("accuracy", "cap_", "dice", "mse"))
     found = (r for records in some for r in records if r.utility.is_collapsed)
-    bad = next((r for r in found if trained or r.config.stage != "init"), None)
+    said = claim.value if claim.metric == "accuracy" else None
+    beyond = (r for r in found if said is None or r.utility.high is None or said > r.utility.high)
+    bad = next((r for r in beyond if trained or r.config.stage != "init"), None)
     return () if bad is None else (f"the training collapsed ({bad.utility.collapse})",)

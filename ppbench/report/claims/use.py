@@ -63,6 +63,8 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     beside = f"undefended {_text(none.utility, name, '.1%')}"
     if none.utility.low is not None and none.utility.low <= none.utility.chance:
         return Finding("cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells)
+    if ours is None and mine.utility.accuracy is not None:
+        return f"no {words} of the defended model was kept"
     if ours is None:
         return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
     if _one_training(mine.utility, none.utility, SAME, relative=False):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.records.schema import DefenseInfo, Flag, Record
+from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
 from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
@@ -15,6 +15,8 @@ from ppbench.report.worst import WorstCase
 
 UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
+COLLAPSED = "training collapsed"
+"""Badge of rows of which no training learnt."""
 
 
 USABLE = 5.0
@@ -111,7 +113,7 @@ class Board:
 
 def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
     """Yield the remarks on a row of `members` that a reader must not miss; `known`: which attacks know a defense."""
-    defense, utility = members[0].config.defense.id, members[0].utility
+    defense = members[0].config.defense.id
     if defense in CONTROLS:
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
     elif not any(known.adaptive(r) and r.status == "complete" for r in members):
@@ -132,5 +134,18 @@ def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
         if number:
             title = f"{number} of {len(members)} cells {status}; the worst case may be worse than shown."
             yield Badge(status, "error", title)
+    yield from _of_training(members[0].utility)
+
+
+def _of_training(utility: Utility) -> Iterable[Badge]:
+    """Yield the remarks on what training gave."""
+    if utility.is_collapsed:
+        title = (
+            f"It {utility.collapse}: its accuracy may be the training's failure, not the defense's price. Not ranked."
+        )
+        yield Badge(COLLAPSED, "warning", title)
+    elif utility.collapse:
+        title = f"It {utility.collapse}; what stands here is one of another seed ({utility.retrained})."
+        yield Badge("trained again", "warning", title)
     if utility.low is not None and utility.low <= utility.chance:
         yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")

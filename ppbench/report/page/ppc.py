@@ -97,6 +97,10 @@ class Ppc:
         values = [(p, "accuracy", p.accuracy, p.accuracy_low, p.accuracy_high) for p in one_each]
         look = dict(color=INK, linewidth=2, marker="o", markersize=3, label="accuracy (left axis)")
         self._curve(axis, values, look, "accuracy")
+        lost = [(p, value) for p, _, value, _, _ in values if p.collapsed]
+        if lost:
+            places, heights = [self.at(p) for p, _ in lost], [value for _, value in lost]
+            axis.plot(places, heights, "x", color=INK, markersize=9, label="no training learnt")
 
     def _distances(self, axis: Any, index: int, line: Line) -> None:
         palette = seaborn.color_palette("colorblind")
@@ -119,7 +123,8 @@ class Ppc:
         """Return what a marker says: "sigma = 0.1: recon/1 0.512 (0.480 to 0.560), gradient / perturbation 3.1"."""
         interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
         ratio = "" if point.ratio is None else f", gradient / perturbation {point.ratio:.3g}"
-        return f"{self.control} = {point.control:g}: {name} {value:.3f}{interval}{ratio}"
+        learnt = ", no training learnt" if point.collapsed else ""
+        return f"{self.control} = {point.control:g}: {name} {value:.3f}{interval}{ratio}{learnt}"
 
     def _axes(self, left: Any, right: Any) -> None:
         left.set_ylim(0, 1.02)
