@@ -1,0 +1,1 @@
+"""TP-SMC, HybridAlpha and PILE: clients encrypt what they send, and the server decrypts sums."""
