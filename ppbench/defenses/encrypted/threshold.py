@@ -9,10 +9,9 @@ smaller one lacks an honest decryptor's streams, and learns the honest clients' 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,12 +20,12 @@ from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Tree, node
 from ppbench.defenses.encrypted import shares
 from ppbench.defenses.encrypted.ciphertexts import Ciphertext, sealed, words_of
+from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Bits, between
 from ppbench.federation.ciphering import Ciphering, paillier
 from ppbench.federation.contract import Context, Round, Server, Step
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import View
+from ppbench.federation.view import Exchange, View
 
 PURPOSE = "threshold"
 DEALT = "shares"
@@ -62,45 +61,21 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class ThresholdDefense(secagg.PairedDefense):
-    """Clients encrypt under threshold Paillier, so that the server reads the sum of the cohort and no upload.
+class ThresholdDefense(EncryptedSums):
+    """Clients encrypt under threshold Paillier: N - t + 1 of them decrypt, one more than may be dishonest.
 
-    honest: share of the clients that the scheme trusts in, t = ceil(honest N) of them, at least 2; N - t + 1 decrypt.
-    key_bits: of Paillier's modulus. fraction_bits: of fixed-point numbers.
+    key_bits: of Paillier's modulus.
     """
 
-    honest: Annotated[float, between(1e-3, 1)] = 0.5
     key_bits: Literal[2048, 3072] = 2048
-    fraction_bits: Bits = 40
-
-    @property
-    def sums(self) -> bool:
-        """Return that only sums can be read."""
-        return True
-
-    def trusted(self, plan: Plan) -> int:
-        """Return t, how many clients at least are honest."""
-        return max(2, math.ceil(self.honest * plan.clients))
 
     def threshold(self, plan: Plan) -> int:
         """Return how many clients decrypt: N - t + 1, so that those who are not honest are one too few."""
         return plan.clients - self.trusted(plan) + 1
 
-    def values(self, plan: Plan) -> int:
-        """Return how many numbers a client encrypts. Default: one a parameter."""
-        return plan.net.parameter_count
-
     def ciphering(self, plan: Plan) -> Ciphering:
         """Return what is encrypted in a round."""
         return paillier(self.key_bits, plan.clients, self.threshold(plan), self.values(plan))
-
-    def encoded(self, ctx: Context, keys: secagg.Keys, result: Tree) -> Tensor:
-        """Return what a client encrypts of what it computed, its share of the mean in fixed point: [values] int64."""
-        raise NotImplementedError
-
-    def applied(self, ctx: Context, server: Server, total: Tensor) -> Server:
-        """Return the server's state after a step on the decrypted sum [values] int64."""
-        raise NotImplementedError
 
     # -- set-up --------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Tree) -> Tree:
@@ -110,7 +85,7 @@ class ThresholdDefense(secagg.PairedDefense):
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange keys, everybody with everybody and itself, then pass on the shares of keys that clients deal."""
         everybody = torch.ones(len(cohort), len(cohort), dtype=torch.bool)
-        server = yield from _announced(ctx, server, cohort, everybody)
+        server = yield from secagg.setup(ctx, server, cohort, everybody)
         dealt = yield Step(server, dict.fromkeys(cohort, Deal(torch.zeros(0, shares.LIMBS, dtype=torch.int64))))
         for client, answer in dealt.items():
             if not isinstance(answer, Deal) or answer.shares.shape != (len(cohort), shares.LIMBS):
@@ -160,34 +135,38 @@ class ThresholdDefense(secagg.PairedDefense):
         return self.applied(ctx, server, bared(total, parts, self.threshold(ctx.plan)))
 
     # -- what a view opens ---------------------------------------------------------------------------------------
-    def opener(self, view: View, states: Mapping[int, Member]) -> Opener:
-        """Return what a coalition with the server can decrypt, from the states that it has."""
-        return Opener(view, states, self.threshold(view.plan))
-
-
-@dataclass(frozen=True)
-class Opener:
-    """What the server and a coalition of clients with `states` can read of single ciphertexts."""
-
-    view: View
-    states: Mapping[int, Member]
-    threshold: int
-
-    def pad(self, client: int, ctx: Context, words: int) -> Tensor | None:
-        """Return what a client padded its ciphertexts with in a round, or None: it is hidden from the coalition.
-
-        A member's own streams are known to it; of others every private key is, to as many members as the threshold.
-        """
-        if client in self.states:
-            return _streams(self.states[client].keys, ctx, range(self.threshold), words)
-        if len(self.states) < self.threshold:
+    def total(self, view: View, unit: Sequence[Exchange]) -> Tensor | None:
+        """Return the sum from all ciphertexts and partial decryptions, which who hears everything has as well."""
+        count, first = self.values(view.plan), unit[0]
+        parts = {
+            e.slot.client: e.answer
+            for e in view.exchanges()
+            if isinstance(e.answer, Partial) and (e.slot.probe, e.round) == (first.slot.probe, first.round)
+        }
+        if len(parts) < self.threshold(view.plan):
             return None
-        private = [self._private(c) for c in (client, *range(self.threshold))]
-        keys = torch.stack([secagg.agreed(private[0], secagg.public_of(p), "A decryptor") for p in private[1:]])
-        return _streams(replace(next(iter(self.states.values())).keys, shared=keys), ctx, range(self.threshold), words)
+        words = torch.stack([words_of(e.slot.client, e.answer, count) for e in unit]).sum(0)
+        return bared(words, parts, self.threshold(view.plan))
 
-    def _private(self, client: int) -> Tensor:
-        return shares.joined({member: state.shares[client] for member, state in self.states.items()})
+    def pad(self, ctx: Context, states: Mapping[int, Member], words: int) -> Tensor | None:
+        """Return what a client padded its ciphertexts with: its own is known to it, every one to enough members.
+
+        As many as the threshold join their shares of every private key, and derive all streams.
+        """
+        threshold = self.threshold(ctx.plan)
+        if ctx.party in states:
+            return _streams(states[ctx.party].keys, ctx, range(threshold), words)
+        if len(states) < threshold:
+            return None
+        own = _private(states, ctx.party)
+        deciders = [secagg.public_of(_private(states, decider)) for decider in range(threshold)]
+        keys = torch.stack([secagg.agreed(own, public, "A decryptor") for public in deciders])
+        return _streams(replace(next(iter(states.values())).keys, shared=keys), ctx, range(threshold), words)
+
+
+def _private(states: Mapping[int, Member], client: int) -> Tensor:
+    """Return a client's private key [32] uint8 from the shares of as many members as the threshold."""
+    return shares.joined({member: state.shares[client] for member, state in states.items()})
 
 
 def bared(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
@@ -199,12 +178,6 @@ def bared(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
             raise ProtocolError(f"Client {client} answered with {type(part).__name__}, not with its part of a decryption.")
         total = total - words_of(client, part.part, len(total))
     return total
-
-
-def _announced(
-    ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
-) -> Generator[Step, Mapping[int, Tree], Server]:
-    return (yield from secagg.setup(ctx, server, cohort, graph))
 
 
 def _streams(keys: secagg.Keys, ctx: Context, others: Sequence[int], words: int) -> Tensor:

@@ -24,6 +24,13 @@ ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of 
 SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000
 
 
+def family_bits(bits: int, kappa: float, family: str, width: int) -> int:
+    """Return the fractional bits of a family's numbers: `bits`, less those that kappa and the head's width take."""
+    by_kappa, by_width = ORDERS[family]
+    kappas, widths = max(0.0, math.log2(kappa / SMALL_KAPPA)), max(0.0, math.log2(width / SMALL_WIDTH))
+    return max(0, bits - math.ceil(by_kappa * kappas + by_width * widths))
+
+
 @dataclass(frozen=True)
 class PBPFLExt(PBPFL):
     """PBPFL whose clients mask what they send, so that only sums over the whole cohort can be read.
@@ -54,9 +61,7 @@ class PBPFLExt(PBPFL):
         """
         if self.families == "shared":
             return self.fraction_bits
-        by_kappa, by_width = ORDERS[family]
-        kappas, widths = max(0.0, math.log2(self.kappa / SMALL_KAPPA)), max(0.0, math.log2(width / SMALL_WIDTH))
-        return max(0, self.fraction_bits - math.ceil(by_kappa * kappas + by_width * widths))
+        return family_bits(self.fraction_bits, self.kappa, family, width)
 
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return N_k / N times the surrogates in fixed point, masked; int64."""
