@@ -19,6 +19,7 @@ from ppbench.testing.findings import Finding, ask
 from ppbench.testing.scene import Trial, plan_for, victims_of
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
+ENCRYPTED = {"tp_smc", "hybridalpha", "pile"}
 UNFIT = {
     "baffle",
     "pbpfl_ext",
@@ -26,9 +27,10 @@ UNFIT = {
     "mpdp",
     "mpdp_h",
     "fedpc",
+    *ENCRYPTED,
 }  # for clients in turn: what cancels in a sum needs them all at once
 # Their servers make nothing of one client's messages:
-UNREAD = {"baffle", "central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}
+UNREAD = ENCRYPTED | {"baffle", "central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}
 SILENT = {"standalone"}  # its clients send nothing: there are no bytes, no secrets to find in mail, no evidence
 OF_MAIL = ("bytes_are_counted", "secrets_", "evidence_is_what")
 BARE = {"central"}  # hands its examples over, on purpose
@@ -106,7 +108,7 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     # a seed down, 2K = 200 masked numbers up
     "baffle": lambda p, c, n: (4 * p + 4, 4 * 200, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
 }
-COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central"}  # by their own tests
+COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", *ENCRYPTED}  # by their own tests
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -145,6 +147,11 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         epsilon=[0.0, INF], delta=[0.0, 1.0], kappa=[NAN], bound=[0.0], floor=[-1.0], fraction_bits=[60],
         gamma=["matrix"], graph=["ring"],
     ),
+    "tp_smc": dict(
+        epsilon=[0.0, INF], delta=[0.0, 1.0], bound=[0.0], honest=[0.0, 1.5], key_bits=[1024], fraction_bits=[57]
+    ),
+    "hybridalpha": dict(least=[1, 1000], honest=[NAN], epsilon=[-1.0]),
+    "pile": dict(kappa=[0.0], honest=[0.0], fraction_bits=[15], key_bits=[0]),
     "pbpfl_ext": dict(
         kappa=[0.0, NAN], fraction_bits=[57], precision=["float16"], head_bias=["gone"], norms=["batch"],
         families=["one"],

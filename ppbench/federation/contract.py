@@ -17,6 +17,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
+from ppbench.federation.ciphering import Ciphering
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
@@ -119,6 +120,10 @@ class Defense:
         Asked of updates of whole local parts: claims may be about many mini-batches.
         """
         return epochs * -(-count // batch)
+
+    def ciphering(self, plan: Plan) -> Ciphering | None:
+        """Return what a round encrypts, in counts of a scheme that is simulated here and timed apart; None: nothing."""
+        return None
 
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:

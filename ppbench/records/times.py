@@ -18,11 +18,24 @@ from ppbench.records.scores import Amount, Count, Some
 from ppbench.records.store import TIMES, canonical
 
 
+class EncryptionTime(Strict):
+    """What real encryption would add to a round, in wall-clock seconds: one operation of each, times how many.
+
+    client: one that decrypts as well, where clients do. server: adding up and decrypting. library: what was timed, with
+    versions. reason: why nothing was, else "".
+    """
+
+    client: Amount | None
+    server: Amount | None
+    library: str
+    reason: str
+
+
 class ClientTime(Strict):
     """A client's part of a round in wall-clock time, in pairs with an undefended client.
 
     ratio, seconds, undefended_seconds: medians; low, high: of 95 % or more, null of fewer than six pairs; machine: the
-    GPU's name where one was used.
+    GPU's name where one was used; encryption: of a defense that encrypts, not part of `seconds`.
     """
 
     ratio: Amount
@@ -33,6 +46,7 @@ class ClientTime(Strict):
     undefended_seconds: Amount
     machine: str
     threads: Some
+    encryption: EncryptionTime | None = None
 
 
 def training_id(

@@ -26,6 +26,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.records.times import ClientTime
+from ppbench.run.ciphers import encryption_time
 
 # The profiler's backend announces every start and stop on stderr, amid progress bars; it reads this when first used.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -201,6 +202,8 @@ def client_cost(fed: Federation, params: Params, index: int = 0) -> ClientCost:
     plain.start(params)
     try:
         client, beside = client_of(fed, index), client_of(plain, index)
-        return ClientCost(peak_memory(client), relative_time(client, beside))
+        encrypted = encryption_time(fed.defense.ciphering(fed.plan))
+        taken = relative_time(client, beside).model_copy(update={"encryption": encrypted})
+        return ClientCost(peak_memory(client), taken)
     except Overflow:
         return ClientCost(None, None)

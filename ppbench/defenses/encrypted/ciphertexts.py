@@ -1,8 +1,8 @@
 """Ciphertexts as they travel: what is hidden in them, and exactly as many bytes as the real scheme's have.
 
-No round encrypts anything: a number in a ciphertext is a fixed-point number modulo 2^64 plus a pad that nobody knows who
-could not decrypt it in the real scheme. So every view is the real one's, and a sum is exact. What real encryption takes
-is timed apart (`run/ciphers.py`), by the counts that a `Ciphering` holds.
+No round encrypts anything: a number in a ciphertext is a fixed-point number modulo 2^64 plus a pad that nobody knows
+who could not decrypt it in the real scheme. So every view is the real one's, and a sum is exact. What real encryption
+takes is timed apart (`run/ciphers.py`), by the counts that a `Ciphering` holds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.base.tree import Params, Tree
+from ppbench.base.tree import Params
 from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.accounting import gaussian_epsilon, theta_max
@@ -47,9 +47,8 @@ class ReducedNoise(EncryptedSums):
         """Return why there is no guarantee against everybody, and what there is as long as t clients are honest."""
         total = gaussian_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, max(1, rounds))
         return (
-            f"it holds only while {self.trusted(plan)} of {plan.clients} clients are honest (then, of a changed example, "
-            f"epsilon {total:.3g} over {max(1, rounds)} rounds, delta {self.delta:g}); as many decrypt or tell their "
-            "part as collude"
+            f"only while {self.trusted(plan)} of {plan.clients} clients are honest is there one (then epsilon {total:.3g} "
+            f"of an example over {max(1, rounds)} rounds, delta {self.delta:g}); more colluders know too much of the noise"
         )
 
     def sigma(self, plan: Plan) -> float:

@@ -1,4 +1,4 @@
-"""PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as the MP-DP paper compares with it.
+"""PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as the MP-DP paper has it.
 
 The MP-DP paper says of it: clients train on a perturbed model, the server recovers the exact aggregate, homomorphic
 encryption hides the uploads, there is no noise (its accuracy is FedAvg's), and it is slow, mostly in decryption. So it

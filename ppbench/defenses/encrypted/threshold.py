@@ -175,7 +175,9 @@ def bared(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
         raise ProtocolError(f"{len(parts)} of {threshold} clients decrypted; the sum cannot be read.")
     for client, part in parts.items():
         if not isinstance(part, Partial):
-            raise ProtocolError(f"Client {client} answered with {type(part).__name__}, not with its part of a decryption.")
+            raise ProtocolError(
+                f"Client {client} answered with {type(part).__name__}, not with its part of a decryption."
+            )
         total = total - words_of(client, part.part, len(total))
     return total
 
