@@ -155,7 +155,7 @@ class View:
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == where), None)
 
     def session(self, exchange: Exchange) -> str:
-        """Return what masks of this exchange derive from; "" to who knows of no beginning, and takes none off."""
+        """Return what masks of this exchange derive from; "" to a listener, who takes none off."""
         begun = self.begun(exchange.slot.probe, exchange.round)
         return "" if begun is None else begun.session
 
@@ -227,4 +227,12 @@ class Transcript:
         me = SERVER if threat.startswith("server") else (party or 0)
         mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
         states = tuple(s for s in self.states if s.party == me)
+        if me != SERVER:  # a client takes part in the session, and can derive its own masks again
+            states += tuple(_session_alone(s) for s in self.states if s.step == BEGUN)
         return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else ())
+
+
+def _session_alone(record: StateRecord) -> StateRecord:
+    """Return what a client knows of the beginning of a round: its session, nothing of the server's."""
+    begun = Begun((), torch.zeros(0, dtype=torch.uint8), record.state.session)
+    return StateRecord(record.probe, record.round, record.step, record.party, begun)

@@ -24,7 +24,7 @@ from ppbench.federation.wire import Slot
 
 @dataclass(frozen=True)
 class AdaptiveEncrypted(AdaptiveDP):
-    """Inverts what the server, or a coalition with it, decrypts: with noise as `adaptive_dp`, exact ones by algebra too.
+    """Inverts what the server or a coalition with it decrypts: noisy sums as `adaptive_dp`, exact ones by algebra too.
 
     The server has the cohort's sum. Colluders who are enough to decrypt have client 0's own upload; fewer the sum of
     the honest clients, which is taken for client 0's gradient. colluders: how many clients, the last ones, hand the

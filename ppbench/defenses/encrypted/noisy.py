@@ -45,10 +45,11 @@ class ReducedNoise(EncryptedSums):
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee against everybody, and what there is as long as t clients are honest."""
-        total = gaussian_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, max(1, rounds))
+        rounds, honest = max(1, rounds), f"{self.trusted(plan)} of {plan.clients} clients"
+        total = gaussian_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, rounds)
         return (
-            f"only while {self.trusted(plan)} of {plan.clients} clients are honest is there one (then epsilon {total:.3g} "
-            f"of an example over {max(1, rounds)} rounds, delta {self.delta:g}); more colluders know too much of the noise"
+            f"only while {honest} are honest is there one (then epsilon {total:.3g} an example over {rounds} rounds, "
+            f"delta {self.delta:g}); more colluders know too much of the noise"
         )
 
     def sigma(self, plan: Plan) -> float:
