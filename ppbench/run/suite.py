@@ -225,7 +225,7 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
             options["grid"] = changes.grids.get(part.id, part.grid)
             if file.base == "quick":
                 options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
-            if "attacks" in said and "attacks" not in part.said():
+            if "attacks" in (said if "attacks" not in part.said() else changes.said()):  # what is said of all defenses
                 options["attacks"] = _meant(source, said["attacks"], part.id, here["isolate"])
             place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
             try:
