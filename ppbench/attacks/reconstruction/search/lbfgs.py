@@ -49,6 +49,8 @@ class Memory:
 
     `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, kept up to date a column at a time, so that no
     pair ever has to move in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
+    `filled` [S] are the places of each ring in use. Products run over the first `used` places alone, the most that any
+    slot fills: the rest is zeros, which cost as much to read as pairs do.
     """
 
     def __init__(self, slots: int, history: int, like: Tensor) -> None:
@@ -59,21 +61,29 @@ class Memory:
         self.dots = like.new_zeros(slots, 2 * history, dtype=torch.float64)
         self.gamma = like.new_ones(slots, dtype=torch.float64)
         self.place = like.new_zeros(slots, dtype=torch.int64)
+        self.filled, self.used = torch.zeros_like(self.place), 0
 
     def forget(self, slot: int) -> None:
         """Drop the pairs of `slot`."""
-        for tensor in (self.pairs, self.inverse, self.gram, self.dots, self.place):
+        for tensor in (self.pairs, self.inverse, self.gram, self.dots, self.place, self.filled):
             tensor[slot] = 0
         self.gamma[slot] = 1
+        self.used = int(self.filled.max())
 
     def keep(self, slots: Tensor) -> None:
         """Keep `slots` [S'] only, in this order."""
         self.pairs, self.inverse, self.gram = self.pairs[slots], self.inverse[slots], self.gram[slots]
         self.dots, self.gamma, self.place = self.dots[slots], self.gamma[slots], self.place[slots]
+        self.filled = self.filled[slots]
+        self.used = int(self.filled.max()) if len(slots) else 0
 
     def project(self, g: Tensor) -> Tensor:
         """Return (S^T g, Y^T g) [S, 2m] in float64."""
-        return torch.bmm(g[:, None], self.pairs.transpose(1, 2))[:, 0].double()
+        out = g.new_zeros(len(g), 2 * self.m, dtype=torch.float64)
+        for first in (0, self.m) if self.used else ():
+            part = slice(first, first + self.used)
+            out[:, part] = torch.bmm(g[:, None], self.pairs[:, part].transpose(1, 2))[:, 0].double()
+        return out
 
     def add(self, rows: Tensor, s: Tensor, y: Tensor, g: Tensor, dots: Tensor) -> None:
         """Add the pairs s, y [S', n], changes of point and gradient, to the slots `rows` [S'] if they carry curvature.
@@ -89,7 +99,10 @@ class Memory:
         products = dots - self.dots  # all slots': picking slots would copy their matrices
         s, y = s * scale.to(s.dtype), y * scale.to(y.dtype)
         self.inverse[rows, j, :], self.inverse[rows, :, j] = 0, 0
-        column = torch.bmm(self.inverse, products[:, :m, None])[rows, :, 0]
+        n, column = self.used, torch.zeros_like(products[:, :m])
+        if n:
+            column[:, :n] = torch.bmm(self.inverse[:, :n, :n], products[:, :n, None])[:, :, 0]
+        column = column[rows]
         products = products[rows] * scale
         self.inverse[rows, :, j] = -column * scale
         self.inverse[rows, j, j] = 1
@@ -101,14 +114,21 @@ class Memory:
         self.pairs[rows, j], self.pairs[rows, m + j] = s, y
         dots[rows, j], dots[rows, m + j] = (s * g).sum(1, dtype=torch.float64), (y * g).sum(1, dtype=torch.float64)
         self.place[rows] = (j + 1) % m
+        self.filled[rows] = torch.maximum(self.filled[rows], j + 1)
+        self.used = int(self.filled.max())
 
     def direction(self, g: Tensor, dots: Tensor) -> Tensor:
         """Return -H g [S, n] for gradients g [S, n] with their projections `dots` [S, 2m]."""
-        p, q, gamma = dots[:, : self.m, None], dots[:, self.m :, None], self.gamma[:, None, None]
-        u = torch.bmm(self.inverse, p)
-        a = torch.bmm(self.inverse.transpose(1, 2), u + gamma * (torch.bmm(self.gram, u) - q))
-        weights = torch.cat([a, -gamma * u], 1).to(g.dtype)
-        return -(self.gamma.to(g.dtype)[:, None] * g + torch.bmm(weights.transpose(1, 2), self.pairs)[:, 0])
+        n, m, gamma = self.used, self.m, self.gamma[:, None, None]
+        out = self.gamma.to(g.dtype)[:, None] * g
+        if n == 0:
+            return -out
+        p, q, inverse = dots[:, :n, None], dots[:, m : m + n, None], self.inverse[:, :n, :n]
+        u = torch.bmm(inverse, p)
+        a = torch.bmm(inverse.transpose(1, 2), u + gamma * (torch.bmm(self.gram[:, :n, :n], u) - q))
+        for weights, first in ((a, 0), (-gamma * u, m)):
+            out += torch.bmm(weights.to(g.dtype).transpose(1, 2), self.pairs[:, first : first + n])[:, 0]
+        return -out
 
 
 @dataclass
