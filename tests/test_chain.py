@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor, nn
 
+from ppbench.attacks.reconstruction import dlg
 from ppbench.attacks.reconstruction.fastpath import affine
 from ppbench.attacks.reconstruction.fastpath.affine import Convolution, Outer
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
+from ppbench.attacks.reconstruction.search.lbfgs import Minima, Settings, together
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
+from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation
 from ppbench.federation.plan import Plan
@@ -227,6 +230,25 @@ def test_the_chain_is_left_where_vmap_was_measured_to_be_faster(model, shape, ba
         assert type(objective([opaque] * victims, plan, batch, torch.float32)) is ChainObjective
 
 
+def test_a_search_with_room_for_one_large_batch_keeps_the_chain_however_many_victims_wait(monkeypatch):
+    plan = Plan(net_spec("dlnet", (3, 32, 32), CLASSES), 1)
+    params, met = initial(plan.spec, 0), []
+
+    def stopped(problem, z, **_):
+        met.append(type(problem.matching))
+        return Minima(z, torch.zeros(len(z)).double(), torch.zeros(len(z), dtype=torch.int64), ("budget",) * len(z))
+
+    monkeypatch.setattr(dlg, "minimize", stopped)
+    one = Evidence((Slot(0, 0),), params, simulation(plan, params), params)
+    limits = {"budget": torch.ones(8), "stop": torch.zeros(8)}
+    start = Starts(torch.zeros(8, 8, 3, 32, 32), torch.zeros(8, 8, CLASSES), joint=True)
+    for history in (150, 5):  # pairs of 30 MB a victim, and of 1
+        search = Settings(history=history)
+        dlg.match_gradients([one] * 8, start, plan, settings=search, **limits)
+        assert together(torch.zeros(8, 8 * (3072 + CLASSES)), search) == (1 if history == 150 else 8)
+    assert met == [ChainObjective, MappedObjective]
+
+
 @pytest.mark.parametrize(
     ("batch", "victims", "path"),
     [(1, 32, ChainBackbone), (8, 3, ChainBackbone), (4, 8, AutogradBackbone)],  # .44 to .76 of the chain's time at 8
@@ -235,4 +257,6 @@ def test_the_backbones_gradient_follows_the_same_rule(batch, victims, path):
     plan = Plan(net_spec("dlnet", (3, 32, 32), CLASSES), 1)
     params = initial(plan.spec, 0)
     width = plan.net.features(params, torch.zeros(1, 3, 32, 32)).shape[1]
-    assert type(backbone_objective(plan, params, [params] * victims, torch.ones(victims, batch, width))) is path
+    phi = torch.ones(victims, batch, width)
+    assert type(backbone_objective(plan, params, [params] * victims, phi)) is path
+    assert type(backbone_objective(plan, params, [params] * victims, phi, at_once=2)) is ChainBackbone

@@ -19,6 +19,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.features.backbone import backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
+    SETTINGS,
     Features,
     Images,
     head_cotangents,
@@ -27,6 +28,7 @@ from ppbench.attacks.reconstruction.features.images import (
     recover_features,
 )
 from ppbench.attacks.reconstruction.search import starts
+from ppbench.attacks.reconstruction.search.lbfgs import together
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.bounds import Count, Held, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
@@ -134,8 +136,9 @@ class FeatureInversion(Attack):
     def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
         weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
         observed = [victim.observed for victim in victims]
+        at_once = together(torch.cat([start.flatten(1), phi.flatten(1)], 1), SETTINGS)
         objective = backbone_objective(
-            plan, params, observed, phi, weights=weights or None, consistency=self.consistency
+            plan, params, observed, phi, weights=weights or None, consistency=self.consistency, at_once=at_once
         )
         labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
         smoothness = self.joint_tv if phi.shape[1] > 1 else 0.0

@@ -110,9 +110,13 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     return None
 
 
-def prefers_vmap(steps: Sequence[Step], victims: int, batch: int, shape: tuple[int, ...]) -> bool:
-    """Return whether vmap takes less time than this chain, by shapes (measured in `benchmarks/bench_fastpath.py`)."""
-    wide = min(victims, ROWS) * batch * math.prod(shape[1:]) >= WIDE
+def prefers_vmap(steps: Sequence[Step], rows: int, batch: int, shape: tuple[int, ...]) -> bool:
+    """Return whether vmap takes less time than this chain, by shapes (measured in `benchmarks/bench_fastpath.py`).
+
+    rows: victims that are evaluated together, which may be fewer than there are: L-BFGS's pairs of a large batch leave
+    room for one at a time, which the chain does in a third of the time of vmap.
+    """
+    wide = min(rows, ROWS) * batch * math.prod(shape[1:]) >= WIDE
     return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 

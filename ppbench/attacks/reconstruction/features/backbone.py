@@ -130,14 +130,16 @@ def backbone_objective(
     *,
     weights: Sequence[Params] | None = None,
     consistency: float = 10.0,
+    at_once: int | None = None,
 ) -> BackboneObjective:
     """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
 
     Of their observed gradients, whose entries of the head are ignored, with precisions `weights` (0 hides an entry),
-    and of their features phi [V, B, D] as recovered from the head.
+    and of their features phi [V, B, D] as recovered from the head. at_once: see `search.problem.objective`.
     """
     known = _Known(observed, weights, phi, consistency)
     steps = compile_chain(plan, params, phi.dtype)
-    if steps is None or prefers_vmap(steps, len(observed), phi.shape[1], plan.spec.shape):
+    rows = len(observed) if at_once is None else at_once
+    if steps is None or prefers_vmap(steps, rows, phi.shape[1], plan.spec.shape):
         return AutogradBackbone(plan, params, known)
     return ChainBackbone(steps[:-1], known, phi.shape[1])

@@ -184,9 +184,7 @@ class Run:
         self.function, self.settings = function, settings
         self.budget, self.stop = budget.tolist(), stop.tolist()
         self.starts, self.queue = starts, list(range(len(starts)))
-        history = min(settings.history, starts.shape[1])
-        pairs = 2 * history * starts[:1].nbytes or 1
-        count = min(settings.slots, len(starts), max(1, CACHE // pairs))
+        history, count = min(settings.history, starts.shape[1]), together(starts, settings)
         self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
@@ -270,6 +268,13 @@ class Run:
             self.slots = [self.slots[i] for i in alive]
             self.z, self.g, self.d, self.index = self.z[rows], self.g[rows], self.d[rows], self.index[rows]
             self.memory.keep(rows)
+
+
+def together(starts: Tensor, settings: Settings | None = None) -> int:
+    """Return how many of the starts [V, n] a search evaluates at once: `slots`, or what `CACHE` has room for."""
+    settings = settings or Settings()
+    pairs = 2 * min(settings.history, starts.shape[1]) * starts[:1].nbytes or 1
+    return min(settings.slots, len(starts), max(1, CACHE // pairs))
 
 
 def minimize(

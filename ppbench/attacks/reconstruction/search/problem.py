@@ -236,10 +236,13 @@ def _stacked(trees: Sequence[Params]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]} if trees else {}
 
 
-def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
+def objective(
+    evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype, at_once: int | None = None
+) -> Objective:
     """Return D of V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
-    batch: examples N of each, over all slots of its unit.  dtype: of the computation.
+    batch: examples N of each, over all slots of its unit.  dtype: of the computation.  at_once: rows that the search
+    evaluates together, None for one a victim.
     """
     first, measure = evidences[0], evidences[0].measure
     mappable = isinstance(first.simulate, Mappable)
@@ -247,7 +250,8 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         steps = compile_chain(plan, first.params, dtype)
         # the cosine keeps its digits near the truth only on the chain, where it is a sum of squares
         mapped = mappable and measure != "cosine"
-        if steps is not None and not (mapped and prefers_vmap(steps, len(evidences), batch, plan.spec.shape)):
+        rows = len(evidences) if at_once is None else at_once
+        if steps is not None and not (mapped and prefers_vmap(steps, rows, batch, plan.spec.shape)):
             observed = [e.observed for e in evidences]
             return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure, first.floor)
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)

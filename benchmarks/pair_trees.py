@@ -1,0 +1,101 @@
+"""What the same sweep costs in two worktrees, in CPU seconds, and how far apart its figures are.
+
+    python benchmarks/pair_trees.py BEFORE AFTER SUITE OUT.json [--pairs 3] [-- options of `ppbench sweep`]
+
+BEFORE and AFTER are worktrees of two commits, each with its `.venv`; SUITE is a name or a file of both. The whole
+command runs in one process (`--engine inline`) with one thread, each time from nothing, in turn: before, after, after,
+before, ... CPU seconds are user and system time of that process. Cells are paired by name: equal names ask the same of
+the same victims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+
+def spent(tree: Path, suite: str, options: list[str], out: Path) -> float:
+    """Return the CPU seconds of one sweep in `tree`, whose records lie in `out` then; a sweep that fails ends all."""
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [tree / ".venv/bin/ppbench", "sweep", suite, "--engine", "inline", "--out", out, *options]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tree, env=one_thread, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 3):  # 3: a control failed; few victims do not hold all of them
+        raise SystemExit(f"{tree}: the sweep ended with {done.returncode}: {done.stderr[-2000:]}")
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+
+
+def cells(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the complete records of a folder of results by name, each with the seconds that its attack took."""
+    found = {}
+    for path in (out / "records").glob("*.json"):
+        if not path.name.endswith(".timing.json"):
+            record = json.loads(path.read_text())
+            timing = json.loads(path.with_suffix(".timing.json").read_text())
+            found[path.stem] = {**record, "seconds": timing["seconds"]}
+    return found
+
+
+def psnr(record: dict[str, Any]) -> list[float]:
+    """Return the PSNR of each victim, in the record's order."""
+    return [v["psnr"] for v in record["victims"] if v.get("psnr") is not None]
+
+
+def by_attack(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return by attack: seconds of both, cells, cells whose victims' PSNR are equal, largest change of a median."""
+    table: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(("before", "after", "cells", "equal"), 0.0))
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name], after[name]
+        row = table[f"{old['config']['attack']['id']}, batch {old['config']['batch_size']}"]
+        row["before"] += old["seconds"]
+        row["after"] += new["seconds"]
+        row["cells"] += 1
+        a, b = psnr(old), psnr(new)
+        gap = abs(statistics.median(a) - statistics.median(b)) if a and b else 0.0
+        row["equal"] += len(a) == len(b) and all(abs(x - y) < 0.01 for x, y in zip(a, b, strict=True))
+        row["most_db"] = max(row.get("most_db", 0.0), gap)
+    return dict(table)
+
+
+def main() -> None:
+    """Run the pairs and write what they gave."""
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("before", type=Path)
+    given.add_argument("after", type=Path)
+    given.add_argument("suite")
+    given.add_argument("result", type=Path)
+    given.add_argument("--pairs", type=int, default=3)
+    own, rest = (sys.argv[1:], []) if "--" not in sys.argv else _split(sys.argv[1:])
+    asked, pairs = given.parse_args(own), []
+    for turn in range(asked.pairs):
+        with tempfile.TemporaryDirectory() as folder:
+            order = [("before", asked.before), ("after", asked.after)]
+            took = {
+                name: spent(tree.absolute(), asked.suite, rest, Path(folder) / name)
+                for name, tree in order[:: 1 - 2 * (turn % 2)]
+            }
+            found = {name: cells(Path(folder) / name) for name in took}
+        pairs.append({**took, "ratio": took["after"] / took["before"], "attacks": by_attack(**found)})
+        print(json.dumps(pairs[-1]), flush=True)
+    ratios = [pair["ratio"] for pair in pairs]
+    result = {"suite": asked.suite, "ratio": statistics.median(ratios), "ratios": ratios, "pairs": pairs}
+    asked.result.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
+if __name__ == "__main__":
+    main()
