@@ -145,6 +145,7 @@ class ChainObjective:
             self.chosen = (index.clone(), [goal.at(index) for goal in self.targets])
         return self.chosen[1]
 
+    @torch.inference_mode()  # slopes are written out: what autograd would keep of each small product costs a tenth
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
         a, memos = forward(self.steps, x)

@@ -72,6 +72,7 @@ class ChainBackbone:
         layers = [step for step in self.steps if isinstance(step, Affine)]
         self.targets = [target(layer, known.observed, known.weights, batch) for layer in layers]
 
+    @torch.inference_mode()
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
         a, memos = forward(self.steps, x)
