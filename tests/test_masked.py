@@ -8,6 +8,7 @@ import pytest
 import torch
 from observations import ask, observation, psnr, seeded, updates, uploads
 
+from ppbench.attacks.reconstruction.fastpath.distances import typical
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.masked import MEASURES, IGMasked, hypotheses, tried_labels, unexplained
 from ppbench.attacks.reconstruction.search.problem import SimulatedObjective, objective
@@ -175,3 +176,13 @@ def test_labels_that_were_granted_or_belong_to_a_batch_are_not_tried(plan, param
 def test_several_starts_are_refused():
     with pytest.raises(UsageError, match="hypotheses are its starts"):
         IGMasked(tries=2).check()
+
+
+def test_the_typical_size_of_entries_is_their_lower_median_however_many_are_hidden():
+    rows = torch.randn(6, 41, generator=torch.Generator().manual_seed(3))
+    for victim, hidden in enumerate((0, 1, 7, 8, 40, 41)):
+        rows[victim, :hidden] = 0
+    seen = [row[row != 0].abs().sort().values for row in rows]
+    expected = [[float(sizes[(len(sizes) - 1) // 2])] if len(sizes) else [1.0] for sizes in seen]
+    assert torch.equal(typical(rows), torch.tensor(expected))
+    assert all(torch.equal(a, b) for a, b in zip(bounded(rows, typical(rows)), bounded(rows), strict=True))

@@ -139,14 +139,15 @@ def inverse_root(size: Tensor) -> Tensor:
     return torch.where(size == 0, 0.0, size.clamp(min=TINY).rsqrt())
 
 
-def bounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def bounded(rows: Tensor, middle: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return v / (|v| + c) of rows [S, n], and its slope; c is the median size of a row's entries that are not 0.
 
     No entry counts for much more than another then, whatever was put in its place; c is taken for a constant. Hidden
-    entries must be 0, or they have a say in c.
+    entries must be 0, or they have a say in c. middle: c [S, 1] where it is known.
     """
-    size = rows.detach().abs()
-    middle = torch.where(size == 0, torch.nan, size).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
+    if middle is None:
+        size = rows.detach().abs()
+        middle = torch.where(size == 0, torch.nan, size).nanmedian(1, keepdim=True).values.nan_to_num(1.0)
     whole = rows.abs() + middle
     return rows / whole, middle / whole.detach().square()
 

@@ -136,7 +136,8 @@ class ChainObjective:
         self.steps, self.output, self.measure, self.floor = steps, OUTPUTS[loss], measure, floor
         self.layers = [step for step in steps if isinstance(step, Affine)]
         factor = measure in ("squares", "cosine")
-        self.targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
+        targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
+        self.targets = [goal.bounded() for goal in targets] if measure == "bounded" else targets
         self.chosen: tuple[Tensor, list[Target]] | None = None
 
     def select(self, index: Tensor) -> list[Target]:
