@@ -46,24 +46,33 @@ def cells(out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def psnr(record: dict[str, Any]) -> list[float]:
-    """Return the PSNR of each victim, in the record's order."""
-    return [v["psnr"] for v in record["victims"] if v.get("psnr") is not None]
+def median_psnr(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the metric of a record's median PSNR with its interval, None where it has none."""
+    found = (metric for metric in record["metrics"] if metric["name"] == "psnr_median" and metric["value"] is not None)
+    return next(found, None)
 
 
 def by_attack(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return by attack: seconds of both, cells, cells whose victims' PSNR are equal, largest change of a median."""
-    table: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(("before", "after", "cells", "equal"), 0.0))
+    """Return by attack and batch: seconds of both; cells; of them compared, alike and inside; the largest change in dB.
+
+    Compared is the median PSNR: alike to .01 dB, inside the interval that the cell had before.
+    """
+    words = ("before", "after", "cells", "compared", "alike", "inside", "most_db")
+    table: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(words, 0.0))
     for name in sorted(before.keys() & after.keys()):
-        old, new = before[name], after[name]
-        row = table[f"{old['config']['attack']['id']}, batch {old['config']['batch_size']}"]
-        row["before"] += old["seconds"]
-        row["after"] += new["seconds"]
+        config = before[name]["config"]
+        row = table[f"{config['attack']['id']}, batch {config['batch_size']}"]
+        row["before"] += before[name]["seconds"]
+        row["after"] += after[name]["seconds"]
         row["cells"] += 1
-        a, b = psnr(old), psnr(new)
-        gap = abs(statistics.median(a) - statistics.median(b)) if a and b else 0.0
-        row["equal"] += len(a) == len(b) and all(abs(x - y) < 0.01 for x, y in zip(a, b, strict=True))
-        row["most_db"] = max(row.get("most_db", 0.0), gap)
+        old, new = median_psnr(before[name]), median_psnr(after[name])
+        if old is None or new is None:
+            continue
+        gap = abs(old["value"] - new["value"])
+        row["compared"] += 1
+        row["alike"] += gap < 0.01
+        row["inside"] += gap < 0.01 or (old["low"] is not None and old["low"] <= new["value"] <= old["high"])
+        row["most_db"] = max(row["most_db"], gap)
     return dict(table)
 
 
