@@ -14,7 +14,7 @@ from ppbench.attacks.reconstruction.fastpath import affine
 from ppbench.attacks.reconstruction.fastpath.affine import Convolution, Outer
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.reconstruction.search.lbfgs import Minima, Settings, together
+from ppbench.attacks.reconstruction.search.lbfgs import Minima, Settings
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
 from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.base.tree import Params
@@ -245,7 +245,7 @@ def test_a_search_with_room_for_one_large_batch_keeps_the_chain_however_many_vic
     for history in (150, 5):  # pairs of 30 MB a victim, and of 1
         search = Settings(history=history)
         dlg.match_gradients([one] * 8, start, plan, settings=search, **limits)
-        assert together(torch.zeros(8, 8 * (3072 + CLASSES)), search) == (1 if history == 150 else 8)
+        assert search.at_once(torch.zeros(8, 8 * (3072 + CLASSES))) == (1 if history == 150 else 8)
     assert met == [ChainObjective, MappedObjective]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize, together
+from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, groups
@@ -84,7 +84,7 @@ def match_gradients(
     z, space = starts.rows(starts.x.flatten(1)), Pixels(tuple(starts.x.shape[1:]), *plan.data_range)
     loss, counts = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.int64)
     for rows in groups(evidences):
-        at_once = together(z[rows], settings)
+        at_once = (settings or Settings()).at_once(z[rows])
         matching = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype, at_once)
         problem = Problem(space, matching, unit[rows].to(z), starts.at(rows), penalty=prior)
         minima = minimize(problem, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)

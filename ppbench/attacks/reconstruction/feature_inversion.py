@@ -28,7 +28,6 @@ from ppbench.attacks.reconstruction.features.images import (
     recover_features,
 )
 from ppbench.attacks.reconstruction.search import starts
-from ppbench.attacks.reconstruction.search.lbfgs import together
 from ppbench.base.tree import Params, tree_map
 from ppbench.federation.bounds import Count, Held, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
@@ -136,7 +135,7 @@ class FeatureInversion(Attack):
     def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
         weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
         observed = [victim.observed for victim in victims]
-        at_once = together(torch.cat([start.flatten(1), phi.flatten(1)], 1), SETTINGS)
+        at_once = SETTINGS.at_once(torch.cat([start.flatten(1), phi.flatten(1)], 1))
         objective = backbone_objective(
             plan, params, observed, phi, weights=weights or None, consistency=self.consistency, at_once=at_once
         )

@@ -33,6 +33,11 @@ class Settings:
     patience: int = 100
     progress: float = 1e-3
 
+    def at_once(self, starts: Tensor) -> int:
+        """Return how many of the starts [V, n] are evaluated together."""
+        pairs = 2 * min(self.history, starts.shape[1]) * starts[:1].nbytes or 1
+        return min(self.slots, len(starts), max(1, CACHE // pairs))
+
 
 @dataclass(frozen=True)
 class Minima:
@@ -49,8 +54,7 @@ class Memory:
 
     `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, kept up to date a column at a time, so that no
     pair ever has to move in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
-    `filled` [S] are the places of each ring in use. Products run over the first `used` places alone, the most that any
-    slot fills: the rest is zeros, which cost as much to read as pairs do.
+    `filled` [S] are the places of each ring in use. Products run over the first `used` places, the most of any slot.
     """
 
     def __init__(self, slots: int, history: int, like: Tensor) -> None:
@@ -184,7 +188,7 @@ class Run:
         self.function, self.settings = function, settings
         self.budget, self.stop = budget.tolist(), stop.tolist()
         self.starts, self.queue = starts, list(range(len(starts)))
-        history, count = min(settings.history, starts.shape[1]), together(starts, settings)
+        history, count = min(settings.history, starts.shape[1]), settings.at_once(starts)
         self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
@@ -268,13 +272,6 @@ class Run:
             self.slots = [self.slots[i] for i in alive]
             self.z, self.g, self.d, self.index = self.z[rows], self.g[rows], self.d[rows], self.index[rows]
             self.memory.keep(rows)
-
-
-def together(starts: Tensor, settings: Settings | None = None) -> int:
-    """Return how many of the starts [V, n] a search evaluates at once: `slots`, or what `CACHE` has room for."""
-    settings = settings or Settings()
-    pairs = 2 * min(settings.history, starts.shape[1]) * starts[:1].nbytes or 1
-    return min(settings.slots, len(starts), max(1, CACHE // pairs))
 
 
 def minimize(
