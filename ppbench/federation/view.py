@@ -122,6 +122,7 @@ class View:
         states: its own states, and those of parties that collude with it.
         data: its own batches by probe (a client's), in the observed rounds.
         public: examples that no client holds, which every adversary may use; None where none were set apart.
+        sessions: (probe, round, session) of a client's contexts, by which it derives its own masks again.
     """
 
     threat: str
@@ -132,6 +133,7 @@ class View:
     states: tuple[StateRecord, ...]
     data: tuple[tuple[int, Data], ...] = ()
     public: Data | None = None
+    sessions: tuple[tuple[int, int, str], ...] = ()
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield every upload to the server that can be read, with the message that it answers."""
@@ -156,8 +158,10 @@ class View:
 
     def session(self, exchange: Exchange) -> str:
         """Return what masks of this exchange derive from; "" to a listener, who takes none off."""
-        begun = self.begun(exchange.slot.probe, exchange.round)
-        return "" if begun is None else begun.session
+        where = exchange.slot.probe, exchange.round
+        if (begun := self.begun(*where)) is not None:
+            return begun.session
+        return next((session for *at, session in self.sessions if tuple(at) == where), "")
 
     def broadcasts(self, probe: int) -> list[Tree]:
         """Return the messages that this party received from the server in `probe`, in order."""
@@ -174,6 +178,7 @@ class View:
             "party": self.party,
             "plan": dataclasses.asdict(self.plan),
             "defense": {"name": self.defense.name, "parameters": dataclasses.asdict(self.defense)},
+            "sessions": self.sessions,
         }
         (folder / "view.json").write_text(json.dumps(about, indent=1))
 
@@ -195,6 +200,7 @@ class View:
             tuple(StateRecord(*record) for record in states),
             tuple((probe, own) for probe, own in data),
             public,
+            tuple((int(probe), int(round_), str(name)) for probe, round_, name in about["sessions"]),
         )
 
 
@@ -227,12 +233,5 @@ class Transcript:
         me = SERVER if threat.startswith("server") else (party or 0)
         mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
         states = tuple(s for s in self.states if s.party == me)
-        if me != SERVER:  # a client takes part in the session, and can derive its own masks again
-            states += tuple(_session_alone(s) for s in self.states if s.step == BEGUN)
-        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else ())
-
-
-def _session_alone(record: StateRecord) -> StateRecord:
-    """Return what a client knows of the beginning of a round: its session, nothing of the server's."""
-    begun = Begun((), torch.zeros(0, dtype=torch.uint8), record.state.session)
-    return StateRecord(record.probe, record.round, record.step, record.party, begun)
+        named = tuple((s.probe, s.round, s.state.session) for s in self.states if s.step == BEGUN)
+        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else (), sessions=named)

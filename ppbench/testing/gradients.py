@@ -11,6 +11,7 @@ import torch
 
 from ppbench.adversary.apart import isolated
 from ppbench.adversary.attack import Guess
+from ppbench.adversary.reading import readable
 from ppbench.base.registry import plugins
 from ppbench.base.tree import leaves
 from ppbench.federation.acting import Before
@@ -149,6 +150,8 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
     if threat not in duel.attack.threats:
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(4, 2, threat)
+    if not readable(duel.attack, world.view, world.challenges):
+        raise NotAsked(f"views of {threat} hold nothing that it could read")
     for budget in (1, 12):
         attack = duel.quick(budget)
         witness = Witness(world.view, world.challenges)

@@ -172,7 +172,7 @@ def silenced(view: View) -> View:
 def mute(duel: Duel, count: int, batch: int = 1) -> World:
     """Return a world of uploads of noise, 1e-3, in the defense's form; where that takes keys, of letters drawn anew."""
     defense = duel.defense
-    if defense.masked or not defense.mappable:
+    if defense.sums or defense.masked or not defense.mappable:
         world, g = duel.probe(count, batch), seeded(5)
 
         def draw(tensor: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ class ModelPerturbation(Perturbation):
             and nothing is sent for it, so this is a simulation and no protocol. "none": nothing; a gradient above the
             bound voids what is claimed, unnoticed.
         kappa: as in PBPFL, but 1: the paper prints none, and of clip="seen" a larger mask leaves nothing to learn from
-            (digits at epsilon 200: accuracy .13 at 10, .77 at 1, chance .10).
+            (digits at epsilon 200: accuracy .13 at 10, .77 at 1, chance .10). It hides outputs less: as they are, 35 to
+            57 % of a memorized model's decisions are right, at 10 18 %.
     """
 
     epsilon: Annotated[float, between(1e-6, 1e6)] = 3.0

@@ -8,7 +8,8 @@ R-operator (Pearlmutter 1994) give it: about four passes, for many victims in on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +121,16 @@ def prefers_vmap(steps: Sequence[Step], rows: int, batch: int, shape: tuple[int,
     return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 
+@contextmanager
+def untracked(device: torch.device) -> Iterator[None]:
+    """Compute slopes that are written out without autograd.
+
+    In inference mode on a CPU, where what autograd keeps of each small product costs a tenth; not every backend has it.
+    """
+    with torch.inference_mode() if device.type == "cpu" else torch.no_grad():
+        yield
+
+
 class ChainObjective:
     """D and its gradient for V victims of `batch` examples that share the weights of `steps` (see `target`)."""
 
@@ -146,9 +157,12 @@ class ChainObjective:
             self.chosen = (index.clone(), [goal.at(index) for goal in self.targets])
         return self.chosen[1]
 
-    @torch.inference_mode()  # slopes are written out: what autograd would keep of each small product costs a tenth
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
+        with untracked(x.device):
+            return self._slopes(x, y, nuisance, index)
+
+    def _slopes(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         a, memos = forward(self.steps, x)
         pairs = backward(self.steps, memos, self.output.cotangent(a, y))
         layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]

@@ -21,6 +21,7 @@ from ppbench.attacks.reconstruction.fastpath.chain import (
     forward,
     forward_tangent,
     prefers_vmap,
+    untracked,
 )
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
@@ -72,9 +73,12 @@ class ChainBackbone:
         layers = [step for step in self.steps if isinstance(step, Affine)]
         self.targets = [target(layer, known.observed, known.weights, batch) for layer in layers]
 
-    @torch.inference_mode()
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
+        with untracked(x.device):
+            return self._slopes(x, w, index)
+
+    def _slopes(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a, memos = forward(self.steps, x)
         features, pull = self.known.feature_term(a.reshape(w.shape), index)
         distance, directions = torch.zeros_like(features), []
