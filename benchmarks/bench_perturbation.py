@@ -1,4 +1,4 @@
-"""Cost of PBPFL and MP-DP on ResNet20, batch 32, CIFAR-10 shapes: client against FedSGD, server against client.
+"""Cost of PBPFL on ResNet20, batch 32, CIFAR-10 shapes: client against FedSGD, server against client.
 
 Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_perturbation.py --benchmark-only
 Ratios are medians of interleaved repetitions, printed and kept in the benchmark's extra_info; with the environment
@@ -22,12 +22,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.pbpfl.perturbation import outputs, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Local, Plan
 from ppbench.nets.net import initial, net_spec
 
 REPEATS, BATCH = 7, 32
@@ -126,37 +125,6 @@ def test_pbpfl_client_and_server(benchmark, precision):
     benchmark.pedantic(
         lambda: surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked), rounds=1, iterations=1
     )
-
-
-@pytest.mark.parametrize("gamma", ["vector", "scalar"])
-def test_mpdp_client(benchmark, gamma):
-    """What MP-DP's client really needs: C + 2 backward passes, or three with one gamma (the paper prints 1.14)."""
-    torch.set_num_threads(1)
-    plan = replace(PLAN, spec=net_spec("resnet20", (3, 32, 32), 10, {"head_bias": False}))
-    defense = MPDP(gamma=gamma, precision="float32")
-    params = initial(plan.spec, 0)
-    server = Server(params, (), torch.full((10,), 100), ())
-    ctx = Context(plan, 1, "real", -1, torch.Generator().manual_seed(1))
-    held, sent = defense.broadcast(ctx, server)
-    data = batch_of(torch.float32)
-    job = defense.prepare(ctx, (), sent, Data(data.x, data.y))
-    with torch.no_grad():
-        found = defense.compute(plan, job)
-        took = medians(
-            {
-                "plain": lambda: gradient(lambda p: plan.objective(p, data.x, data.y, data.w), params),
-                "client": lambda: defense.compute(plan, job),
-                "perturb": lambda: defense.broadcast(replace(ctx, generator=torch.Generator().manual_seed(2)), server),
-                "recover": lambda: defense.recover(plan, held, found),
-            }
-        )
-    figures = {
-        "client_ratio": took["client"] / took["plain"],
-        "server_share": (took["perturb"] + took["recover"]) / took["client"],
-        "client_seconds": took["client"],
-    }
-    keep(benchmark, f"mpdp resnet20 {gamma} gamma", figures)
-    benchmark.pedantic(lambda: defense.compute(plan, job), rounds=1, iterations=1)
 
 
 def test_no_copy_of_the_model_per_sample(benchmark):

@@ -9,7 +9,7 @@ from ppbench.report.claims.page import write_claims
 
 PAGE = Path(__file__).with_name("claims.md")
 ROOT = PAGE.parent.parent
-TIMED = ("baffle", "perturbation")
+TIMED = ("baffle", "perturbation", "rounds")
 """Benchmarks whose figures are ratios of times that papers claim."""
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
+from ppbench.federation.claim import Rival
 from ppbench.federation.contract import Claim
 from ppbench.report.cap import series_cap
 from ppbench.report.claims import Unchecked, check
@@ -339,7 +340,33 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
     assert found.finding.verdict == "holds" and found.setting == "benchmark, x86_64, 2026-11-21"
     assert found.finding.worst == "3.10 (resnet20 float32), 2.90 (resnet20 float64)"
     assert told(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
-    assert told(TIME, records) == "unchecked: no benchmark gives backward_ratio of pbpfl (--figures)"
+    assert told(TIME, records) == "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
+
+
+def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(fabricate):
+    records = [fabricate("mpdp", 3.0, "dlg", "reconstruction")]
+    mine = {"clients": 5.0, "client_ratio": 8.0, "server_ratio": 30.0}
+    theirs = mine | {"client_ratio": 16.0, "server_ratio": 500.0, "client_encryption_seconds": 200.0}
+    figures = [Benchmark("mpdp", "resnet20 a", mine, "m", "d"), Benchmark("tp_smc", "resnet20 a", theirs, "m", "d")]
+    server = Claim("server_cost_ratio", 1.6, "cifar10", "resnet20", None, "Table 1", clients=5)
+    faster = replace(server, metric="client_cost_ratio", than=Rival("tp_smc"))
+
+    def judged(claim, *benchmarks):
+        (found,) = check({"mpdp": [claim]}, records, benchmarks)
+        return found.reason if isinstance(found, Unchecked) else f"{found.finding.verdict} {found.finding.worst}"
+
+    assert judged(server, *figures).startswith("falls 30.00")
+    assert judged(replace(server, value=30.0), *figures).startswith("holds")
+    assert judged(replace(server, clients=100), *figures) == (
+        "no benchmark gives server_ratio of mpdp resnet20 100 clients (--figures)"
+    )
+    assert judged(replace(server, model="resnet56"), *figures).startswith("no benchmark gives")
+    assert judged(faster, *figures) == "holds 8 to 8 beside 16 to 16"
+    slow = Benchmark("mpdp", "resnet20 b", mine | {"client_ratio": 17.0}, "m", "d")
+    assert judged(faster, *figures, slow) == "cannot be told 8 to 17 beside 16 to 16"
+    assert judged(faster, slow, figures[1]).startswith("falls")
+    (ours,) = check({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
+    assert ours.reason.startswith("most of it is encryption")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"pbpfl": 3}', "\xff"])
@@ -381,7 +408,7 @@ def test_of_several_trainings_the_one_in_the_middle_counts(fabricate):
 def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, factory in load_all("defenses").items():
         for claim in factory.claimed:
-            judged = claim.metric in KEY_OF if claim.than is None else claim.metric in RIVALS
+            judged = claim.metric in KEY_OF or (claim.than is not None and claim.metric in RIVALS)
             assert judged or claim.metric in RULES or "no rule judges" not in unjudged(claim.metric), (name, claim)
             assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
 

@@ -44,9 +44,6 @@ UNJUDGED = {
     "time_to_accuracy_ratio": "no training here stops at an accuracy",
     "client_forward_ratio": "no benchmark times forward passes alone",
     "server_update_ratio": "no benchmark times a server",
-    "server_cost_ratio": "no benchmark times a server",
-    "epoch_cost_ratio": "no benchmark times clients and server together",
-    "_cost_ratio": "no benchmark times both defenses on one machine",
     "_seconds": "seconds of another machine stand beside nothing",
 }
 """Why nothing judges a metric that papers print, or all of one ending: a clause."""

@@ -13,7 +13,12 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.report.claims.case import Finding, Verdict, decided
 from ppbench.report.claims.costs import OTHER_MACHINE
 
-KEY_OF = {"client_cost_ratio": "client_ratio", "client_backward_ratio": "backward_ratio"}
+KEY_OF = {
+    "client_cost_ratio": "client_ratio",
+    "client_backward_ratio": "backward_ratio",
+    "server_cost_ratio": "server_ratio",
+    "epoch_cost_ratio": "epoch_ratio",
+}
 """Which figure of a benchmark says something about which metric of a claim."""
 
 
@@ -26,6 +31,16 @@ class Benchmark:
     values: dict[str, float]
     machine: str
     date: str
+
+    def fits(self, claim: Claim) -> bool:
+        """Whether its figures are about what a claim is about: those that say of how many clients, of its network."""
+        clients, network = self.values.get("clients"), self.about.partition(" ")[0]
+        return clients is None or (claim.clients in (None, clients) and claim.model in ("", network))
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether encryption is part of its times."""
+        return self.values.get("client_encryption_seconds", 0.0) > 0
 
 
 def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
@@ -53,10 +68,12 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     """
     key = KEY_OF[claim.metric]
     if claim.than is not None:
-        return _is_faster(claim.than, defense, key, benchmarks)
-    known = [b for b in benchmarks if b.defense == defense and key in b.values]
+        return _is_faster(claim, claim.than, defense, key, benchmarks)
+    known = _known(claim, defense, key, benchmarks)
     if not known:
-        return f"no benchmark gives {key} of {defense} (--figures)"
+        return f"no benchmark gives {key} of {' '.join(_asked(claim, defense))} (--figures)"
+    if any(b.encrypts for b in known):
+        return "most of it is encryption, beside a training that another machine does in another time"
     told = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
     largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
@@ -64,12 +81,24 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"
 
 
-def _is_faster(than: Rival, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
+def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
+    return [b for b in benchmarks if b.defense == defense and key in b.values and b.fits(claim)]
+
+
+def _asked(claim: Claim, defense: str) -> list[str]:
+    """Return whose figures, on which network and for how many clients, a claim asks for, in words."""
+    return [defense, *([claim.model] if claim.model else []), *([f"{claim.clients} clients"] if claim.clients else [])]
+
+
+def _is_faster(
+    claim: Claim, than: Rival, defense: str, key: str, benchmarks: Sequence[Benchmark]
+) -> tuple[Finding, str] | str:
     """Return the finding on a claim to take less time than another defense: every figure against every one."""
-    sides = [[b for b in benchmarks if b.defense == name and key in b.values] for name in (defense, than.defense)]
-    missing = [name for name, side in zip((defense, than.defense), sides, strict=True) if not side]
+    names = defense, than.defense
+    sides = [_known(claim, name, key, benchmarks) for name in names]
+    missing = [name for name, side in zip(names, sides, strict=True) if not side]
     if missing:
-        return f"no benchmark gives {key} of {' and '.join(missing)} (--figures)"
+        return f"no benchmark gives {key} of {' '.join(_asked(claim, ' and '.join(missing)))} (--figures)"
     mine, theirs = ([b.values[key] for b in side] for side in sides)
     told = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
     verdict: Verdict = "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "cannot be told"
