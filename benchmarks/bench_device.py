@@ -24,7 +24,7 @@ from ppbench.base.tree import moved
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
@@ -36,7 +36,7 @@ ATTACKS: dict[str, Attack] = {"idlg": IDLG(budget=40, restarts=0, slots=256), "i
 
 def seen(count: int, device: torch.device) -> View:
     """Return the server's view of `count` clients' uploads, on `device`."""
-    plan = Plan(net_spec("lenet", (3, 32, 32), 10), clients=1)
+    plan = Plan(net_spec("lenet", (3, 32, 32), 10), 1, Local("gradient"))
     params, draws = initial(plan.spec, seed=0), torch.Generator().manual_seed(0)
     simulate, mail = simulation(plan, params), list[Envelope]()
     for i in range(count):

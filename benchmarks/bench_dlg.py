@@ -36,7 +36,7 @@ from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
@@ -100,7 +100,7 @@ class Target:
 def target() -> Target:
     x, labels, source = images()
     spec = net_spec("lenet", (3, 32, 32), CLASSES)
-    plan, params = Plan(spec, clients=1), initial(spec, seed=0)
+    plan, params = Plan(spec, 1, Local("gradient")), initial(spec, seed=0)
     simulate = simulation(plan, params)
     y = one_hot(labels, CLASSES).float()
     observed = []

@@ -34,7 +34,7 @@ from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
@@ -69,7 +69,7 @@ def images(name: str) -> tuple[Data, Data]:
 
 def seen(x: Tensor, y: Tensor, public: Data) -> View:
     """Return the server's view of one gradient for each image."""
-    plan = Plan(net_spec("cnn", (3, 32, 32), 10, NETWORK), clients=1)
+    plan = Plan(net_spec("cnn", (3, 32, 32), 10, NETWORK), 1, Local("gradient"))
     params, mail = initial(plan.spec, seed=0), []
     simulate = simulation(plan, params)
     for i in range(len(x)):

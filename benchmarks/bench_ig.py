@@ -32,7 +32,7 @@ from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
@@ -62,7 +62,7 @@ def world(model: str, options: dict[str, str]) -> World:
     x, labels, source = images()
     x, labels = x[:VICTIMS], labels[:VICTIMS] % 10
     spec = net_spec(model, (3, 32, 32), 10, options)
-    plan, params = Plan(spec, clients=1), initial(spec, seed=0)
+    plan, params = Plan(spec, 1, Local("gradient")), initial(spec, seed=0)
     simulate, y = simulation(plan, params), one_hot(labels, 10).float()
     observed, mail = [], []
     for i in range(len(x)):
