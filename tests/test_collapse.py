@@ -181,7 +181,7 @@ def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricat
 
 def test_top5_is_the_share_of_the_five_likeliest_and_kept_of_more_than_ten_classes():
     scores = torch.stack([torch.arange(20.0)] * 4)  # the five likeliest: 15 to 19
-    fed = SimpleNamespace(models=lambda: (None, None), outputs=lambda x, _: scores)
+    fed = SimpleNamespace(answers=lambda x: [scores, scores])
     task = SimpleNamespace(test=Data(torch.zeros(4, 1), torch.eye(20)[[19, 15, 14, 0]]))
     share, ends = training._top5(fed, task)
     assert share == 0.5 and (ends.low, ends.high) == (clopper_pearson(2, 4).low, clopper_pearson(2, 4).high)

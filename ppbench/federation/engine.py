@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, load, moved, save
+from ppbench.base.tree import Params, Tree, leaves, load, moved, save, tree_map
 from ppbench.federation.acting import Acting, acted
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
@@ -58,6 +58,7 @@ class Federation:
     session: str = REAL
     states: list[StateRecord] = field(default_factory=list)
     canaries: Mapping[int, Params] = field(default_factory=dict)
+    _answered: tuple[Parties, Tensor, list[Tensor]] | None = field(default=None, repr=False, compare=False)
 
     def start(self, params: Params) -> None:
         """Create every party's state from initial public `params` and run set-up (UsageError: plan or shards)."""
@@ -119,9 +120,21 @@ class Federation:
             parts = [self.defense.predict(self.plan, message, some.to(self.device)) for some in x.split(512)]
         return torch.cat(parts).cpu().double()
 
+    def answers(self, x: Tensor) -> list[Tensor]:
+        """Return the `outputs` for x of each of `models`, in the dtype of x, as who uses a model runs it.
+
+        Protocols deliver float64 for what they cancel, and convolutions take ten times as long in it. What was asked
+        for last is kept until a round has passed.
+        """
+        kept = self._answered
+        if kept is None or kept[0] is not self.parties or kept[1] is not x:
+            models = [tree_map(lambda t: t.to(x.dtype) if t.is_floating_point() else t, m) for m in self.models()]
+            kept = self._answered = self.parties, x, [self.outputs(x, model) for model in models]
+        return kept[2]
+
     def accuracy(self, data: Data) -> float:
         """Return top-1 accuracy on `data`, the mean over `models`."""
-        right = [self.outputs(data.x, model).argmax(1) == data.y.argmax(1) for model in self.models()]
+        right = [found.argmax(1) == data.y.argmax(1) for found in self.answers(data.x)]
         return float(torch.stack(right).double().mean())
 
     def probe(

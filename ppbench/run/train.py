@@ -150,7 +150,7 @@ def _trained(
 
 def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
     """Return the mean squared error on the test part over `Federation.models`, and its interval (None of one)."""
-    every = [(fed.outputs(task.test.x, model) - task.test.y.double()).square().mean(1) for model in fed.models()]
+    every = [(found - task.test.y.double()).square().mean(1) for found in fed.answers(task.test.x)]
     errors = torch.stack(every).mean(0)
     mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
     if not math.isfinite(spread):
@@ -161,7 +161,7 @@ def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float
 def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
     """Return the share of the test part whose class is among the five likeliest, the mean over `Federation.models`."""
     truth, n = task.test.y.argmax(1, keepdim=True), len(task.test.x)
-    right = [(fed.outputs(task.test.x, model).topk(5).indices == truth).any(1) for model in fed.models()]
+    right = [(found.topk(5).indices == truth).any(1) for found in fed.answers(task.test.x)]
     share = float(torch.stack(right).double().mean())
     return share, clopper_pearson(round(share * n), n)
 
