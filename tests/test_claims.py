@@ -367,6 +367,10 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     assert judged(faster, slow, figures[1]).startswith("falls")
     (ours,) = check({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
     assert ours.reason.startswith("most of it is encryption")
+    (ours,) = check({"mpdp": [faster]}, [], figures)
+    assert ours.finding.verdict == "holds", "of a defense without records too: times are in no record"
+    (ours,) = check({"mpdp": [faster]}, [], [])
+    assert ours.unrun and ours.reason == "no record of mpdp"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"pbpfl": 3}', "\xff"])

@@ -88,11 +88,12 @@ def _one(
     benchmarks: Sequence[Benchmark],
     siblings: Sequence[Claim],
 ) -> Checked | Unchecked:
-    if not any(r.config.defense.id == name for records in groups.values() for r in records):
-        return Unchecked(name, claim, f"no record of {name}", unrun=True)
-    if claim.metric in KEY_OF:
+    run = any(r.config.defense.id == name for records in groups.values() for r in records)
+    if claim.metric in KEY_OF and (run or any(b.defense == name for b in benchmarks)):  # times are in no record
         timed = time_is_kept(claim, name, benchmarks)
         return Unchecked(name, claim, timed) if isinstance(timed, str) else Checked(name, claim, timed[1], timed[0])
+    if not run:
+        return Unchecked(name, claim, f"no record of {name}", unrun=True)
     rule = rule_of(claim)
     if rule is None:
         return Unchecked(name, claim, unjudged(claim.metric))
