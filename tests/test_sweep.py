@@ -152,10 +152,19 @@ def test_only_keeps_the_controls(swept):
     assert {c.stage for c in cells} == {"init"}
 
 
+def test_only_one_of_several_networks_with_its_own_controls(tmp_path):
+    two = tmp_path / "two.toml"
+    two.write_text(f'{TINY}task = {{ model = "lenet" }}\nquestions = {{ attacks = ["label_recovery"] }}\n')
+    some = plan(load_suite(two), tmp_path / "out", {"model": ["lenet"]})
+    found = {(c.config.defense.id, c.config.model.id) for one in some.asked for c in one.cells}
+    assert found == {("dp_sgd", "lenet"), ("none", "lenet"), ("full_noise", "lenet")}
+
+
 @pytest.mark.parametrize(
     ("only", "sentence"),
     [
         ({"defense": ["spn"]}, "no defense in suite 'tiny' named 'spn'; known are dp, dp_sgd"),
+        ({"model": ["lenet"]}, "no model in suite 'tiny' named 'lenet'; known are mlp"),
         ({"seed": ["3"]}, "no seed in suite 'tiny' named '3'; known are 0"),
         ({"stage": ["fnal"]}, "did you mean 'final'"),
         ({"stages": ["init"]}, "no filter named 'stages'; did you mean 'stage'"),

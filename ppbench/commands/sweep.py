@@ -18,7 +18,7 @@ Workers = Annotated[
     int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
 ]
 Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")]
-ONLY = "defense=spn,dp; also control, attack, kind, threat, stage, batch, seed. Repeatable. Controls stay."
+ONLY = "defense=spn,dp; also control, attack, kind, threat, stage, batch, model, seed. Repeatable. Controls stay."
 Only = Annotated[list[str] | None, typer.Option(help=ONLY)]
 Added = Annotated[list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")]
 Place = Annotated[

@@ -37,6 +37,7 @@ FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
     "threat": lambda c: c.threat_model.id,
     "stage": lambda c: c.stage,
     "batch": lambda c: str(c.batch_size),
+    "model": lambda c: c.model.id,
     "seed": lambda c: str(c.seed),
 }
 """What cells may be chosen by, and where it stands in a cell's configuration."""
