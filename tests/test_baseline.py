@@ -14,6 +14,7 @@ from ppbench.report import baseline as module
 from ppbench.report.accepted import HISTORY, history
 from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
+from ppbench.report.controls import UNREAD
 from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import verify
 from ppbench.run import recheck
@@ -136,7 +137,9 @@ def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabric
     assert not base.exists()
     gone = run("gone", _1=10.0)
     Store(gone).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="diverged"))
-    assert accept(gone, base, "a cell that diverged is a result").cells == 4
+    unread = fabricate("standalone", None, "dlg", "reconstruction", status="failed")
+    Store(gone).save(unread.model_copy(update={"reason": f"attack 'dlg': nothing in the view of server/1 {UNREAD}"}))
+    assert accept(gone, base, "what diverged is a result, and what nothing can be read of").cells == 5
 
 
 @pytest.mark.parametrize("target", [".", "..", "../here"])

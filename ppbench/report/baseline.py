@@ -22,6 +22,7 @@ from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, sound
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
 from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
+from ppbench.report.completeness import failures
 from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import Further, verify
 
@@ -107,8 +108,7 @@ def _check_target(baseline: Path) -> None:
 
 def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) -> None:
     """Refuse results that nothing can be judged by, whatever the reason (UsageError)."""
-    failed = [record for record in records if record.status == "failed"]  # one that diverged is a result
-    if failed:
+    if failed := failures(records):  # one that diverged is a result, and so is a view in which nothing can be read
         first = failed[0].config
         raise UsageError(
             f"{len(failed)} of {len(records)} cells in {new} failed, such as {first.defense.id} under "
