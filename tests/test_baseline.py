@@ -124,6 +124,27 @@ def test_what_may_not_be_accepted(run, tmp_path):
     assert len(history(base)) == 1 and verify(base) == []
 
 
+def test_cells_of_the_same_suite_are_kept_where_that_is_asked_for(run, tmp_path):
+    base, first, second = tmp_path / "base", run("first", _1=10.0), run("second", _2=9.0)
+    accept(first, base, "seed 0")
+    line = accept(second, base, "seed 1", keep=True)
+    assert line.moved.model_dump() == dict(added=1, removed=0, changed=0)
+    assert Store(base).ids() == sorted({*Store(first).ids(), *Store(second).ids()}) and verify(base, claimed) == []
+    assert accept(second, base, "all of it").moved.removed == 1, "nobody keeps what nobody asked to keep"
+    accept(first, base, "seed 0 again")
+    other = run("other", _2=9.0)
+    for record in Store(other).load_all():
+        config = record.config.model_copy(update={"suite": "evaluate/2"})
+        Store(other).save(record.model_copy(update={"config": config, "cell_id": config.cell_id(), "artifacts": []}))
+        for path in Store(other).folder.glob(f"{record.cell_id}.*"):
+            path.unlink()
+    assert accept(other, base, "another suite", keep=True).moved.removed == 3, "cells of another suite go"
+    path = next((base / "records").glob("*.json"))
+    path.write_text(path.read_text().replace('"value": ', '"value": 1', 1))
+    with pytest.raises(UsageError, match="whose cells are to be kept, has problems"):
+        accept(first, base, "seed 0", keep=True)
+
+
 def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabricate, pictured, tmp_path):
     base, new = tmp_path / "base", run("new", _1=10.0)
     Store(new).save(fabricate("dp", 2.0, "dlg", "reconstruction", 9.0, control="sigma", status="failed"))

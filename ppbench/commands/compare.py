@@ -84,6 +84,9 @@ def accept(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder or archive of results to accept.")],
     folder: Annotated[Path, typer.Argument(metavar="BASELINE", help="The baseline to move, or a folder to be made.")],
     reason: Annotated[str, typer.Option(help="Why the baseline moves; kept in BASELINE/accepted.jsonl.")],
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep cells that NEW lacks, of the same suite: a seed at a time.")
+    ] = False,
 ) -> None:
     """Make the results in NEW the baseline: verified, without images, whole or not at all, with a reason that is kept.
 
@@ -93,6 +96,6 @@ def accept(
     from ppbench.report.baseline import accept as run
     from ppbench.run.recheck import recheck
 
-    line = run(new, folder, reason, recheck)
+    line = run(new, folder, reason, recheck, keep=keep)
     moved = line.moved
     typer.echo(f"{line.cells} cells: {moved.added} added, {moved.removed} removed, {moved.changed} changed; {folder}")

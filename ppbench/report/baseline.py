@@ -31,12 +31,15 @@ KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, 
 _OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
 
 
-def accept(new: Path, baseline: Path, reason: str, further: Further | None = None) -> Accepted:
+def accept(
+    new: Path, baseline: Path, reason: str, further: Further | None = None, *, keep: bool = False
+) -> Accepted:
     """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
 
     Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no
     reason, problems, failed cells or controls in `new`, a `baseline` that is something else, the current folder, or a
-    full disk. further: as of `verify`.
+    full disk. further: as of `verify`. keep: whether cells of `baseline` stay that `new` lacks, where they are of a
+    suite of `new`'s with its digest: a board that is computed a seed at a time; problems of `baseline` are one then.
     """
     reason = " ".join(reason.split())
     if not reason:
@@ -45,21 +48,29 @@ def accept(new: Path, baseline: Path, reason: str, further: Further | None = Non
     baseline = baseline.resolve()
     with locked(baseline.parent, "moving a baseline in it"):
         _recover(baseline)
-        return _moved(new, baseline, reason, further)
+        return _moved(new, baseline, reason, further, keep)
 
 
-def _moved(new: Path, baseline: Path, reason: str, further: Further | None) -> Accepted:
+def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep: bool) -> Accepted:
     """Move a baseline; whoever calls holds the lock."""
     _check_target(baseline)
+    known = Store(baseline).load_all()
+    if keep and known and (problems := verify(baseline, claimed, further)):
+        raise UsageError(f"{baseline}, whose cells are to be kept, has problems: {first_of(problems)}.")
     if problems := verify(new, claimed, further):
         raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
     records, outcome = store.load_all(), soundness_of(store)
     if not records:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
+    if keep:
+        suites = {(r.config.suite, r.config.suite_digest) for r in records}
+        ids = {r.cell_id for r in records}
+        of_suites = (r for r in known if (r.config.suite, r.config.suite_digest) in suites)
+        records += [r for r in of_suites if r.cell_id not in ids]
     _check_worth(new, records, outcome)
     lines = history(baseline)
-    before, after = ({r.cell_id: canonical(r) for r in some} for some in (Store(baseline).load_all(), records))
+    before, after = ({r.cell_id: canonical(r) for r in some} for some in (known, records))
     changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
