@@ -1,0 +1,176 @@
+"""Compute committed boards a seed at a time and publish each: sweep, accept, pack, write table and manifest.
+
+Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [--seeds 0 1 2] [--until 21:15]
+FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz. Results grow in OUT/NAME, where a killed
+run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
+has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
+published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
+time) no other is begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ppbench.records.archive import pack, unpack
+from ppbench.records.store import Store
+from ppbench.report.accepted import history
+from ppbench.report.baseline import accept
+from ppbench.run.recheck import recheck
+from ppbench.run.suite import load_suite
+from ppbench.suites import tomllib
+
+RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
+SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is swept for a board. data: the folder of its parquet files, "" for what PPBENCH_DATA or nothing gives.
+
+    parts: `--only` filters of one sweep each: what two cores can do of a suite.
+    """
+
+    suite: str
+    data: str = ""
+    preset: str = "two-cores"
+    parts: tuple[tuple[str, ...], ...] = ((),)
+
+    def commands(self, seed: int, folder: str) -> Iterator[list[str]]:
+        """Yield the sweeps of a seed. folder: what stands before the data's name, "" as it is published."""
+        preset = ["--preset", self.preset] if self.preset else []
+        data = ["--dataset", f"parquet:{folder}{self.data}"] if self.data else []
+        for part in self.parts:
+            filters = [word for one in (*part, f"seed={seed}") for word in ("--only", one)]
+            yield ["ppbench", "sweep", self.suite, *preset, *data, *filters]
+
+
+IN_PARTS = ("model=mlp",), ("model=densenet,resnet20", "kind=label")
+"""Image searches on the large networks take two cores days."""
+BOARDS = {
+    "mnist-dlnet-two-cores": Board("mnist-dlnet", "mnist"),
+    "cifar10-dlnet-two-cores": Board("cifar10-dlnet", "cifar10"),
+    "fedpc-theorems-two-cores": Board("fedpc-theorems", "cifar10"),
+    "baffle-masks-two-cores": Board("baffle-masks", "mnist"),
+    "cifar10-perturbed-two-cores": Board("cifar10-perturbed", "cifar10", parts=IN_PARTS),
+    "mnist-perturbed-two-cores": Board("mnist-perturbed", "mnist", parts=IN_PARTS),
+    "bank-marketing-two-cores": Board("bank-marketing"),
+}
+
+
+def published(name: str) -> dict[str, Any]:
+    """Return the manifest of a board, {} where none is committed."""
+    path = RESULTS / name / "manifest.toml"
+    return tomllib.loads(path.read_text()) if path.is_file() else {}
+
+
+def is_published(name: str, board: Board, seed: int) -> bool:
+    """Return whether a seed of a board is committed that was computed from the suite as it is today."""
+    former = published(name)
+    today = load_suite(board.suite, board.preset).digest
+    return seed in former.get("seeds", []) and former.get("suite_digest") == today
+
+
+def swept(board: Board, seed: int, out: Path, data: Path, workers: int) -> float:
+    """Compute what is missing of a seed; return the processor hours. Raises CalledProcessError where a sweep fails."""
+    before = _used()
+    for command in board.commands(seed, f"{data}/"):
+        words = [*command, "--out", str(out), "--workers", str(workers)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PPBENCH_DATA": str(data)}
+        subprocess.run([sys.executable, "-m", *words], check=True, env=environment)
+    return (_used() - before) / SECONDS
+
+
+def _used() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def attack_hours(folder: Path) -> float:
+    """Return the hours, wall clock, that the attacks of all cells took."""
+    return sum(json.loads(path.read_text())["seconds"] for path in folder.glob("records/*.timing.json")) / SECONDS
+
+
+def publish(name: str, folder: Path, reason: str, command: str, hours: float, machine: str) -> None:
+    """Write a committed board; hours: of the processor, for what is new. Raises UsageError for results with problems.
+
+    A board of another state of its suite is replaced, and its hours with it.
+    """
+    place, former = RESULTS / name, published(name)
+    with tempfile.TemporaryDirectory() as made:
+        base, packed = Path(made) / "base", Path(made) / "records.zip"
+        if former:
+            unpack(place / "records.zip", base)
+        accept(folder, base, reason, recheck, keep=True)
+        pack(base, packed)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "records.zip").write_bytes(packed.read_bytes())
+        (place / "worst_case.csv").write_bytes((base / "worst_case.csv").read_bytes())
+        accepted, records = history(base)[-1], Store(base).load_all()
+    where, earlier = records[0].environment, {} if accepted.moved.removed else former
+    about = {
+        "command": command,
+        "accepted": accepted.date,
+        "machine": machine,
+        "ppbench": where.ppbench,
+        "torch": where.torch,
+        "python": where.python,
+        "cells": len(records),
+        "seeds": sorted({r.config.seed for r in records}),
+        "suite_digest": records[0].config.suite_digest,
+        "cpu_hours": round(hours + earlier.get("cpu_hours", 0.0), 2),
+        "attack_hours": round(attack_hours(folder) + earlier.get("attack_hours", 0.0), 2),
+        "records_digest": accepted.digest,
+        "archive_sha256": hashlib.sha256((place / "records.zip").read_bytes()).hexdigest(),
+    }
+    lines = [
+        "# What was run, where and when; records: records.zip.",
+        *(f"{k} = {json.dumps(v)}" for k, v in about.items()),
+    ]
+    (place / "manifest.toml").write_text("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """Compute and publish what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--board", nargs="+", choices=BOARDS, default=[*BOARDS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--until", type=lambda text: datetime.strptime(text, "%H:%M").time())
+    parser.add_argument("--cpu-hours", type=float, default=0.0, help="what OUT took before this call")
+    parser.add_argument("--machine", default="two shared CPU cores, x86_64")
+    args = parser.parse_args()
+    shared = os.environ.get("PPBENCH_SHARED")
+    if not shared:
+        parser.error("the environment variable PPBENCH_SHARED must name the folder that holds data/")
+    data = (Path(shared) / "data").resolve()
+    for seed in args.seeds:
+        for name in args.board:
+            if args.until is not None and datetime.now().time() >= args.until:
+                return 0
+            board, folder = BOARDS[name], args.out.resolve() / name / str(seed)
+            if not folder.is_dir() and is_published(name, board, seed):
+                continue
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            hours = swept(board, seed, folder, data, args.workers) + args.cpu_hours
+            told = "; ".join(" ".join(command) for command in board.commands(seed, ""))
+            publish(name, folder, f"seed {seed}", told.replace(f"seed={seed}", "seed=..."), hours, args.machine)
+            print(f"{name}, seed {seed}: {hours:.2f} processor hours", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
