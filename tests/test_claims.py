@@ -436,8 +436,14 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     assert "<script>" not in text and "](http" not in text.replace("\\]", "")
     assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
     assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"
-    table = [line for line in text.splitlines() if line.startswith("|")]
+    numbers, table = (
+        [line for line in part.splitlines() if line.startswith("|")] for part in text.split("\n## Claims about", 1)
+    )
     assert len(table) == 2 + 4 and {len(cells(line)) for line in table} == {11}
+    assert numbers[2:] == [
+        "| pbpfl | 4 | 2 | 1 | 0 | 0 | 1 | 0 | 0 |", "| spn | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 |",
+        "| all | 5 | 2 | 1 | 0 | 0 | 1 | 0 | 1 |",
+    ]  # fmt: skip
     assert all(f"`{r.cell_id[:8]}`" in text for r in records if r.config.attack.id == "unmask")
     assert "- spn: 1 claim. Not checked: no record of spn." in text
     assert "Of 5 claims 2 hold, 1 fall, 0 are identities, of 1 it cannot be told (0 of them with both" in text

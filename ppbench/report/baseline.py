@@ -31,9 +31,7 @@ KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, 
 _OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
 
 
-def accept(
-    new: Path, baseline: Path, reason: str, further: Further | None = None, *, keep: bool = False
-) -> Accepted:
+def accept(new: Path, baseline: Path, reason: str, further: Further | None = None, *, keep: bool = False) -> Accepted:
     """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
 
     Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no

@@ -68,6 +68,7 @@ def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], ben
     parts = [
         "# What papers claim, and what the records say",
         _about(records, benchmarks, outcomes),
+        _numbers(outcomes),
         "## Claims about one defense",
         _table(alone),
         "## Claims to be better than another defense",
@@ -100,18 +101,42 @@ def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], outcomes:
     if benchmarks:
         where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
         source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
-    number = Counter(c.finding.verdict if isinstance(c, Checked) else "unchecked" for c in outcomes)
-    bound = sum(isinstance(c, Checked) and c.finding.verdict == "cannot be told" and both_ends(c) for c in outcomes)
+    number = Counter(_fate(c) for c in outcomes)
+    told = sum(number[fate] for fate in _TOLD)
     return (
         "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
         f"From {escape(source)}.\n\n"
         f"Of {len(outcomes)} claims {number['holds']} hold, {number['falls']} fall, {number['identity']} are "
-        f"identities, of {number['cannot be told']} it cannot be told ({bound} of them with both ends of what could "
-        f"have come out), of {number['outside the premise']} our records are outside the premise, and "
-        f"{number['unchecked']} could not be "
-        "checked. A protection that falls in any setting that meets its premise has fallen; one that holds does so as "
-        "far as the attacks named were tried."
+        f"identities, of {number[_BOUNDED] + number['cannot be told']} it cannot be told ({number[_BOUNDED]} of them "
+        f"with both ends of what could have come out), of {number['outside the premise']} our records are outside the "
+        f"premise, and {number[_UNCHECKED]} could not be checked. So {told} are judged inside their premise, or with "
+        "both ends printed. A protection that falls in any setting that meets its premise has fallen; one that holds "
+        "does so as far as the attacks named were tried."
     )
+
+
+_BOUNDED, _UNCHECKED = "cannot be told, both ends printed", "not checked"
+_TOLD = ("holds", "falls", "identity", _BOUNDED)
+_FATES = (*_TOLD, "cannot be told", "outside the premise", _UNCHECKED)
+
+
+def _fate(outcome: Checked | Unchecked) -> str:
+    """Return which column of the numbers an outcome is counted in."""
+    if isinstance(outcome, Unchecked):
+        return _UNCHECKED
+    verdict = outcome.finding.verdict
+    return _BOUNDED if verdict == "cannot be told" and both_ends(outcome) else verdict
+
+
+def _numbers(outcomes: Sequence[Checked | Unchecked]) -> str:
+    """Return how many claims of each defense came to what, a row a defense."""
+    heads = ["Defense", "Claims", *_FATES]
+    lines = [heads, ["---"] * len(heads)]
+    for name in [*dict.fromkeys(c.defense for c in outcomes), ""]:
+        some = [c for c in outcomes if name in (c.defense, "")]
+        number = Counter(_fate(c) for c in some)
+        lines.append([escape(name) or "all", str(len(some)), *(str(number[fate]) for fate in _FATES)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def both_ends(checked: Checked) -> bool:
