@@ -132,6 +132,12 @@ def test_cells_of_the_same_suite_are_kept_where_that_is_asked_for(run, tmp_path)
     assert Store(base).ids() == sorted({*Store(first).ids(), *Store(second).ids()}) and verify(base, claimed) == []
     assert accept(second, base, "all of it").moved.removed == 1, "nobody keeps what nobody asked to keep"
     accept(first, base, "seed 0 again")
+    path = next(p for p in (base / "records").glob("*.json") if p.stem not in Store(second).ids())
+    before = path.read_text()
+    path.write_text(before.replace('"value": ', '"value": 1', 1))
+    with pytest.raises(UsageError, match="whose cells are to be kept, has problems"):
+        accept(second, base, "seed 1 again", keep=True)
+    path.write_text(before)
     other = run("other", _2=9.0)
     for record in Store(other).load_all():
         config = record.config.model_copy(update={"suite": "evaluate/2"})
@@ -139,10 +145,6 @@ def test_cells_of_the_same_suite_are_kept_where_that_is_asked_for(run, tmp_path)
         for path in Store(other).folder.glob(f"{record.cell_id}.*"):
             path.unlink()
     assert accept(other, base, "another suite", keep=True).moved.removed == 3, "cells of another suite go"
-    path = next((base / "records").glob("*.json"))
-    path.write_text(path.read_text().replace('"value": ', '"value": 1', 1))
-    with pytest.raises(UsageError, match="whose cells are to be kept, has problems"):
-        accept(first, base, "seed 0", keep=True)
 
 
 def test_failed_cells_and_controls_that_do_not_hold_are_not_accepted(run, fabricate, pictured, tmp_path):

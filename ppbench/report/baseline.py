@@ -20,7 +20,7 @@ from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
-from ppbench.report.accepted import HISTORY, Accepted, Moved, history, records_digest
+from ppbench.report.accepted import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.completeness import failures
 from ppbench.report.page.board import claimed, write_board
@@ -53,19 +53,14 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
     """Move a baseline; whoever calls holds the lock."""
     _check_target(baseline)
     known = Store(baseline).load_all()
-    if keep and known and (problems := verify(baseline, claimed, further)):
-        raise UsageError(f"{baseline}, whose cells are to be kept, has problems: {first_of(problems)}.")
     if problems := verify(new, claimed, further):
         raise UsageError(f"{new} has problems: {first_of(problems)}; nothing was accepted.")
     store = Store(new)
     records, outcome = store.load_all(), soundness_of(store)
     if not records:
         raise UsageError(f"{new} holds no records; nothing was accepted.")
-    if keep:
-        suites = {(r.config.suite, r.config.suite_digest) for r in records}
-        ids = {r.cell_id for r in records}
-        of_suites = (r for r in known if (r.config.suite, r.config.suite_digest) in suites)
-        records += [r for r in of_suites if r.cell_id not in ids]
+    kept = _kept(baseline, known, records) if keep else []
+    records += kept
     _check_worth(new, records, outcome)
     lines = history(baseline)
     before, after = ({r.cell_id: canonical(r) for r in some} for some in (known, records))
@@ -82,7 +77,18 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
     )
     with _replaced(baseline) as folder:
         _fill(folder, records, outcome, origin_of(store), [*lines, line])
+        if kept and (problems := verify(folder, claimed, further)):
+            raise UsageError(f"{new} beside {baseline} has problems: {first_of(problems)}; nothing was accepted.")
     return line
+
+
+def _kept(baseline: Path, known: list[Record], records: list[Record]) -> list[Record]:
+    """Return the cells `known` of a baseline that stay beside `records`; UsageError where it was edited by hand."""
+    suites, ids = {(r.config.suite, r.config.suite_digest) for r in records}, {r.cell_id for r in records}
+    found = [r for r in known if (r.config.suite, r.config.suite_digest) in suites and r.cell_id not in ids]
+    if found and (problems := list(baseline_problems(Store(baseline), known))):
+        raise UsageError(f"{baseline}, whose cells are to be kept, has problems: {first_of(problems)}.")
+    return found
 
 
 def _check_place(new: Path, baseline: Path) -> None:
