@@ -18,6 +18,7 @@ from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
+from ppbench.report.plausible import implausible
 from ppbench.report.verify import verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -94,6 +95,15 @@ def test_a_changed_record_is_found_and_named(store, words):
     problems = verify(store.out)
     assert any(cell in problem and words in problem for problem in problems), problems
     assert not any(store.ids()[1] in problem for problem in problems)
+
+
+def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, asked):
+    """Standalone's accuracy is the mean of ten shares of a thousand: 0.7123 is one, and is none of one model's."""
+    for defense, told in (("standalone", False), ("dp", True)):
+        made = fabricate(defense, None, "dlg", "reconstruction", accuracy=0.712)
+        utility = made.utility.model_copy(update={"accuracy": 0.7123})
+        problems = list(implausible(asked(made, utility=utility)))
+        assert any("utility.accuracy 0.7123 is no share of 1000" in problem for problem in problems) == told
 
 
 def test_every_metric_is_recomputed(store):
