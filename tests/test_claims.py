@@ -280,6 +280,13 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
 
 
+def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
+    """A cell of other data at the claim's control value does not make one of its own data look failed."""
+    records = pair(fabricate, {}, {}, dataset="parquet:cifar10", model="resnet20")
+    records.append(fabricate("pbpfl", 3.0, "dlg", "reconstruction", dataset="digits"))
+    assert told(replace(ACCURACY, when=(("kappa", 3.0),)), records) == "unchecked: no record at kappa=3"
+
+
 @pytest.mark.parametrize(
     ("errors", "count"), [({0.0: 0.01, 2.0: 0.01}, 0), ({0.0: 0.01, 1.0: 0.01}, 1), ({1.0: 0.01, 10.0: None}, 1)]
 )

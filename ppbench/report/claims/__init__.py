@@ -159,9 +159,12 @@ def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:
 def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -> str:
     """Return why no evaluation says anything about a claim: none has its control value, or every cell failed."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
-    if "dataset" in claim.premise and not any(premise.shares(claim, r.config, "dataset") for r in mine):
-        return f"{NO_RECORD}{claim.dataset}"
-    if all(premise.unmet(claim.when, r.config, True) for r in mine):
+    if "dataset" in claim.premise:
+        mine = [r for r in mine if premise.shares(claim, r.config, "dataset")]
+        if not mine:
+            return f"{NO_RECORD}{claim.dataset}"
+    mine = [r for r in mine if not premise.unmet(claim.when, r.config, True)]
+    if not mine:
         return f"no record at {', '.join(premise.equations(claim.when))}"
     if claim.batch is not None and all(r.config.batch_size != claim.batch for r in mine):
         return f"no record at batch {claim.batch}"
