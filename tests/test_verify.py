@@ -99,7 +99,7 @@ def test_a_changed_record_is_found_and_named(store, words):
 
 def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, asked):
     """Standalone's accuracy is the mean of ten shares of a thousand: 0.7123 is one, and is none of one model's."""
-    for defense, told in (("standalone", False), ("dp", True)):
+    for defense, told in (("standalone", False), ("dp", True), ("not-installed", True)):
         made = fabricate(defense, None, "dlg", "reconstruction", accuracy=0.712)
         utility = made.utility.model_copy(update={"accuracy": 0.7123})
         problems = list(implausible(asked(made, utility=utility)))

@@ -92,12 +92,11 @@ def _is_share(utility: Utility, record: Record) -> bool:
 
 
 def _keep_own(defense: str) -> bool:
-    """Return whether clients end with models of their own; of a defense that is not here nobody knows, so they may."""
+    """Return whether clients end with models of their own, as the defense says that is installed here."""
     try:
-        factory = load("defenses", defense)
-    except UsageError:
-        return True
-    return bool(factory.own_models is not Defense.own_models)
+        return bool(load("defenses", defense).own_models is not Defense.own_models)
+    except UsageError:  # not here, or broken: judged as all others are
+        return False
 
 
 def _curve(record: Record) -> Iterator[str]:

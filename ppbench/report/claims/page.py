@@ -136,7 +136,7 @@ def _numbers(outcomes: Sequence[Checked | Unchecked]) -> str:
         some = [c for c in outcomes if name in (c.defense, "")]
         number = Counter(_fate(c) for c in some)
         lines.append([escape(name) or "all", str(len(some)), *(str(number[fate]) for fate in _FATES)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return _rows(lines)
 
 
 def both_ends(checked: Checked) -> bool:
@@ -147,7 +147,10 @@ def both_ends(checked: Checked) -> bool:
 def _table(checked: Sequence[Checked]) -> str:
     if not checked:
         return "None."
-    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(c) for c in checked)]
+    return _rows([_HEADS, ["---"] * len(_HEADS), *(_row(c) for c in checked)])
+
+
+def _rows(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
