@@ -34,7 +34,7 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.nets.net import Option, initial, net_spec
 from ppbench.run.cost import peak_bytes
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 RESULTS = Path(__file__).parent / "results" / "baffle.json"
 NETWORKS, SHAPE, BATCH = ("lenet_baffle", "wrn_10_2"), (3, 32, 32), 128

@@ -31,7 +31,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 from ppbench.task.partition import partition
 
 LAST = 5

@@ -38,7 +38,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 FIRST = 200
 NETWORK = {"widths": "32,64,128", "pool": "avg"}

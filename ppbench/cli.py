@@ -64,7 +64,8 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.base.registry import GROUPS, plugins, summary
+    from ppbench.base.registry import GROUPS, plugins
+    from ppbench.base.summary import summary
 
     for group in GROUPS:
         if what.value not in (group, "all"):

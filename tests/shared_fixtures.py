@@ -28,7 +28,7 @@ from ppbench.questions.kept import RECOMPUTED
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)

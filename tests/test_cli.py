@@ -18,6 +18,7 @@ import ppbench
 from ppbench import cli
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
+from ppbench.base.summary import summary
 from ppbench.records.store import Store
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -136,7 +137,7 @@ def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ou
     assert "bad" not in loaded and "dlg" in loaded
     with pytest.raises(UsageError, match="repair or uninstall"):
         registry.load("attacks", "bad")
-    assert registry.summary(registry.plugins("attacks")["bad"]).startswith("broken")
+    assert summary(registry.plugins("attacks")["bad"]).startswith("broken")
 
 
 def test_a_checkout_that_shadows_an_installed_ppbench_still_has_its_plugins(tmp_path):

@@ -26,7 +26,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
 from ppbench.report.claims.times import read_figures
 from ppbench.run.suite import load_suite
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 DEAD = f"~{files._host()}.{2**22 + 1}-1.tmp"  # no process has so high a number
 

@@ -18,7 +18,7 @@ from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, 
 from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, fingerprints, overlap, read, write
 from ppbench.attacks.reconstruction.generator.training import Training, trained
 from ppbench.base.errors import UsageError
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 SHORT = Training(steps=10)
 

@@ -22,7 +22,7 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial as weights
 from ppbench.nets.net import net_spec
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 STEPS = 150
 SMALL = {"widths": "8,8", "pool": "avg"}

@@ -19,7 +19,7 @@ from ppbench.nets.net import build, net_spec
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.options import numbers, scalar, sizes
 from ppbench.run.suite import SuiteFile
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 SMALL = {"defense": "dp", "grid": (0.1,), "clients": 2, "rounds": 1, "train": 90, "victims": 2, "attack_batch": (1,)}
 SMALL |= {"attacks": ("dlg",), "stages": ("init",), "tuning": 0}

@@ -14,7 +14,8 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.run.config import configure
 from ppbench.run.task import make_task
-from ppbench.task.dataset import Dataset, open_dataset
+from ppbench.task.dataset import Dataset
+from ppbench.task.opening import open_dataset
 from ppbench.task.partition import DISTINCT, hold_out, partition, strata, three_way
 
 KINDS = ("iid", "imbalanced", "dirichlet", "dirichlet:0.01", "dirichlet:100")

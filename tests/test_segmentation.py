@@ -29,7 +29,8 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit
 from ppbench.run.train import train
-from ppbench.task.dataset import Dataset, Split, open_dataset
+from ppbench.task.dataset import Dataset, Split
+from ppbench.task.opening import open_dataset
 from ppbench.task.partition import mask_strata, partition
 
 SHAPE = (3, 32, 32)

@@ -13,7 +13,8 @@ import pytest
 
 import ppbench
 import ppbench.testing
-from ppbench.base.registry import plugins, summary
+from ppbench.base.registry import plugins
+from ppbench.base.summary import summary
 
 ROOT = Path(__file__).resolve().parent.parent
 for module in ("mkdocs", "material", "mkdocstrings"):

@@ -21,7 +21,7 @@ from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, image_metrics
 from ppbench.questions.rows import TOLERANCE, row_accuracy
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 COLUMNS = Columns(4, (3, 5, 2))
 PLAN = Plan(

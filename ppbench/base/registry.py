@@ -7,6 +7,7 @@ packages bring is loaded, as nothing else tells whether it is broken.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import sys
 import warnings
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,11 @@ GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "quest
 KINDS: Mapping[Group, str] = {
     "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
 }  # fmt: skip
+ADDRESSED = "(by address)"
+"""Stands for the package of what is named by its address, MODULE:ATTRIBUTE, and installed as a plugin by nobody."""
+ADDRESS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+BY_ADDRESS: frozenset[Group] = frozenset({"models", "datasets"})
+"""Groups whose members need not be installed: functions of somebody's own module."""
 TESTED = "(under test)"
 """Stands for the package of a class that a battery asks, installed or not: the battery says what is wrong with it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -67,8 +73,10 @@ class Plugin:
 
     @property
     def words(self) -> str:
-        """For sentences: "The defense 'x' of package 'y' (module:Class)"."""
+        """For sentences: "The defense 'x' of package 'y' (module:Class)"; who is named by an address has it alone."""
         name, target = shown(self.name, 80), one_line(self.target, 120) or "no target"
+        if self.distribution == ADDRESSED:
+            return f"The {KINDS[self.group]} {name}"
         return f"The {KINDS[self.group]} {name} of package {shown(self.distribution, 80)} ({target})"
 
     @property
@@ -87,16 +95,16 @@ class Plugin:
         with interrupts() as interrupted:
             try:
                 with kept():
-                    loaded = self.entry.load()
+                    loaded = _imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
             except BaseException as cause:
                 if isinstance(cause, Stopped) or (isinstance(cause, KeyboardInterrupt) and interrupted()):
                     raise
                 where = place(cause, self.root)
-                return None, (
-                    f"{self.words} cannot be imported: {told(cause)}{f' ({where})' if where else ''}; repair or "
-                    "uninstall that package."
-                )
+                right = "repair or uninstall that package"
+                if self.distribution == ADDRESSED:
+                    right = "name what can be imported from here, as MODULE:NAME"
+                return None, f"{self.words} cannot be imported: {told(cause)}{f' ({where})' if where else ''}; {right}."
 
     @cached_property
     def loaded(self) -> Any:
@@ -117,25 +125,43 @@ class Plugin:
         assert self._told
 
 
+def _imported(entry: metadata.EntryPoint) -> Any:
+    """Return what an entry point points to; a torchvision that it imports is made importable where it is not."""
+    try:
+        return entry.load()
+    except RuntimeError:
+        from ppbench.base.vision import importable  # imports torch, which who failed has done
+
+        return importable(entry.load)
+
+
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
     """Yield what a plugin is not that its group asks for."""
     if plugin.distribution == TESTED:
         return
+    if plugin.distribution == ADDRESSED:
+        if not callable(loaded):
+            yield f"is {shown(loaded, 60)}; it must be a function or a class"
+        return
     if not plugin.ours:
-        if plugin.twin:
-            yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
-        if not NAME.fullmatch(plugin.name):
-            yield "has a name that no plugin may have; take up to 64 letters, digits, _ and -"
-        if plugin.name in RESERVED.get(plugin.group, ()):
-            yield "has a name that means something else; take another"
-        if plugin.root == PACKAGE or plugin.root in sys.stdlib_module_names:
-            yield f"points into {plugin.root!r}, which is not that package's; point to a class of its own"
+        yield from _stranger_faults(plugin)
     if plugin.group == "models":
         yield from call_faults(loaded, (1, 8, 8), 10)
     elif plugin.group == "datasets":
         yield from call_faults(loaded, "", seed=0, root=Path())
     for target in CONTRACTS.get(plugin.group, ()):
         yield from metadata.EntryPoint("faults", target, "").load()(loaded, plugin.name)
+
+
+def _stranger_faults(plugin: Plugin) -> Iterator[str]:
+    if plugin.twin:
+        yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
+    if not NAME.fullmatch(plugin.name):
+        yield "has a name that no plugin may have; take up to 64 letters, digits, _ and -"
+    if plugin.name in RESERVED.get(plugin.group, ()):
+        yield "has a name that means something else; take another"
+    if plugin.root == PACKAGE or plugin.root in sys.stdlib_module_names:
+        yield f"points into {plugin.root!r}, which is not that package's; point to a class of its own"
 
 
 @lru_cache
@@ -161,12 +187,29 @@ def plugins(group: Group) -> dict[str, Plugin]:
     return dict(sorted(found.items()))
 
 
+def find(group: Group, name: str) -> Plugin | None:
+    """Return the plugin called so: an installed one, or what is named by its address; None: there is neither.
+
+    Modules of the present folder can be named too, where no other of their name is installed.
+    """
+    known = plugins(group).get(name)
+    if known is not None or group not in BY_ADDRESS or not ADDRESS.fullmatch(name):
+        return known
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    entry = metadata.EntryPoint(name, name, "")
+    return _addressed.setdefault((group, name), Plugin(group, name, name, ADDRESSED, entry))
+
+
+_addressed: dict[tuple[Group, str], Plugin] = {}
+
+
 def load(group: Group, name: str) -> Any:
     """Return what the plugin points to; UsageError for an unknown name, PluginError for a broken plugin."""
-    known = plugins(group)
-    if name not in known:
-        raise unknown(KINDS[group], name, known)
-    return known[name].loaded
+    plugin = find(group, name)
+    if plugin is None:
+        raise unknown(KINDS[group], name, plugins(group))
+    return plugin.loaded
 
 
 def load_all(group: Group) -> dict[str, Any]:
@@ -178,28 +221,6 @@ def load_all(group: Group) -> dict[str, Any]:
         except UsageError:
             plugin.leave_out()
     return loaded
-
-
-def summary(plugin: Plugin) -> str:
-    """Return the first line of the plugin's docstring, read from source ("" if not found), or why it is broken.
-
-    Ours are not imported for it; others are, for nothing else tells.
-    """
-    try:
-        if not plugin.ours:
-            assert plugin.loaded is not None
-        spec = util.find_spec(plugin.module)
-        if spec is None or spec.origin is None:
-            return f"broken: no module {plugin.module}"
-        text = Path(spec.origin).read_bytes().decode(errors="replace")  # a parser takes thrice as long for all plugins
-    except PluginError as error:
-        return f"broken: {error}"
-    except Exception as cause:  # noqa: BLE001 - parents of a broken package may raise anything; shown in the list
-        return f"broken: {told(cause)}" if plugin.ours else ""
-    attribute = plugin.target.partition(":")[2]
-    header = re.search(rf"^(?:class|def) {re.escape(attribute)}\b(?:.*\n)*?.*:[ \t]*(?:#.*)?\n\s*", text, re.MULTILINE)
-    quoted = None if header is None else re.compile(r"[rR]?(\"\"\"|''')(.*?)(?:\1|\n)").match(text, header.end())
-    return "" if quoted is None else one_line(quoted[2].strip())
 
 
 @contextmanager
@@ -229,10 +250,10 @@ def _culprit(error: BaseException, group: Group | None, name: str) -> Plugin | N
     if not isinstance(error, Exception) and (not passed or within(module_of(passed[0]), PACKAGE)):
         return None  # a signal's, raised wherever the process was
     found = blame(error)
-    if found is None and group is not None:
-        named = plugins(group).get(name)
-        found = None if named is None or named.ours else named
-    return found
+    named = None if group is None else find(group, name)
+    if named is None or named.ours or (found is not None and found.root != named.root):
+        return found
+    return named
 
 
 def blame(error: BaseException) -> Plugin | None:
@@ -240,7 +261,8 @@ def blame(error: BaseException) -> Plugin | None:
 
     Of several in one package, whose class was at work, else the first.
     """
-    strangers = [p for group in GROUPS for p in plugins(group).values() if not p.ours and p.root]
+    installed = (p for group in GROUPS for p in plugins(group).values())
+    strangers = [p for p in (*installed, *_addressed.values()) if not p.ours and p.root]
     strangers = [p for p in strangers if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
     for frame in frames(error) if strangers else ():
         module = module_of(frame)
@@ -256,10 +278,11 @@ def blame(error: BaseException) -> Plugin | None:
 def refuse(group: Group, name: str, faults: Iterable[str]) -> None:
     """Raise PluginError with the first of what is wrong with a plugin's answers, if anything is."""
     for fault in faults:
-        raise PluginError(f"{plugins(group)[name].words} {fault}.")
+        plugin = find(group, name)
+        raise PluginError(f"{plugin.words if plugin else shown(name)} {fault}.")
 
 
 def stranger(group: Group, name: str) -> bool:
     """Return whether the plugin called so came with another package."""
-    found = plugins(group).get(name)
+    found = find(group, name)
     return found is not None and not found.ours

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _SCHEMAS = ("nms", "qnms")
 _ARGUMENTS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 # torch withdraws a declaration when its Library object dies, so these live as long as the process.
@@ -33,6 +36,17 @@ def torchvision() -> ModuleType:
         del sys.modules[name]  # the half-imported modules of the failed attempt
     _declare_missing()
     return importlib.import_module("torchvision")
+
+
+def importable(call: Callable[[], T]) -> T:
+    """Return what `call` returns, which may import torchvision by itself; called again where that failed."""
+    try:
+        return call()
+    except RuntimeError as cause:
+        if "torchvision::nms" not in str(cause):
+            raise
+    torchvision()
+    return call()
 
 
 def lpips() -> ModuleType:

@@ -22,8 +22,11 @@ ISOLATE = (
 )
 JSON = "Print the result as JSON and nothing else; cells say what leaderboard.csv says, with whole metrics."
 OPTIONS: dict[str, tuple[type, str]] = {
-    "dataset": (str, "NAME or NAME:ARGUMENT, as parquet:FOLDER; see `ppbench list datasets`."),
-    "model": (str, "See `ppbench list models`."),
+    "dataset": (
+        str,
+        "NAME or NAME:ARGUMENT, as parquet:FOLDER (`ppbench list datasets`), or MODULE:FUNCTION of yours.",
+    ),
+    "model": (str, "NAME (`ppbench list models`), or MODULE:FACTORY of yours: any nn.Module that classifies."),
     "attack": (
         str,
         "Names with commas between, quick (few, where they can tell something), standard (every cell), or all.",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import LARGE, Positive, between
 from ppbench.federation.contract import Context, Defense
@@ -33,6 +34,15 @@ class DPSGD(Defense):
     }
     paper: ClassVar[str] = "Abadi et al., Deep Learning with Differential Privacy, CCS 2016"
     epsilon_reason: ClassVar[str] = "noise_multiplier is 0"
+
+    def check(self, plan: Plan) -> None:
+        """As its base; also refuse a network in which no example has a gradient of its own."""
+        super().check(plan)
+        if plan.net.mixes:
+            raise UsageError(
+                f"Defense {self.name!r} clips each example's gradient, which batch norm in model {plan.spec.model!r} "
+                "makes depend on the others; use group norm, or --set model.norms=running."
+            )
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the noise on one uploaded gradient."""

@@ -15,31 +15,12 @@ from torch.func import functional_call
 
 from ppbench.base.errors import UsageError, because, unknown
 from ppbench.base.machine import check_room
-from ppbench.base.registry import guard, load, plugins, refuse, stranger
+from ppbench.base.registry import ADDRESSED, find, guard, load, refuse, stranger
 from ppbench.base.tree import Params
+from ppbench.nets import given
+from ppbench.nets.classifier import Classifier as Classifier
 
 Option = str | int | float | bool
-
-
-class Classifier(nn.Module):
-    """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.
-
-    Parameters that need no gradient, and buffers, are frozen: constants of the network, the same for every party, never
-    sent and never changed (norms with running statistics: in eval mode). A model that reads them from a file takes its
-    path as the option `weights`; records state their digest instead.
-
-    features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
-    layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
-    """
-
-    def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
-        super().__init__()
-        self.features = features
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, C], of pixels [B, C, H, W], for x [B, *shape]."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ class Net:
 
     module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
     feature_count: D, the width of the head's input. pixelwise: whether pixels are classified: features and outputs are
-    maps.
+    maps. mixes, fewest: as the module's.
     """
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
@@ -77,6 +58,7 @@ class Net:
         self.pixelwise = isinstance(head, nn.Conv2d)
         self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
         self.head_bias = head.bias is not None
+        self.mixes, self.fewest = module.mixes, module.fewest
 
     @cached_property
     def frozen_sha256(self) -> str:
@@ -139,13 +121,18 @@ BYTES = 4 * 4
 
 
 def _construct(spec: NetSpec) -> Classifier:
-    factory = load("models", spec.model)
-    _check_options(spec, factory)
+    factory, plugin = load("models", spec.model), find("models", spec.model)
+    foreign = plugin is not None and plugin.distribution == ADDRESSED
+    if not foreign:
+        _check_options(spec, factory)
     try:
-        if (plugin := plugins("models").get(spec.model)) is not None and plugin.ours:
+        if plugin is not None and plugin.ours:
             _check_size(spec, factory)
         with guard("models", spec.model):
-            module = factory(spec.shape, spec.classes, **dict(spec.options))
+            if foreign:
+                module = given.build(spec.model, factory, spec.shape, spec.classes, dict(spec.options))
+            else:
+                module = factory(spec.shape, spec.classes, **dict(spec.options))
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as cause:
         raise UsageError(
             f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {because(cause, 400)}."

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ppbench.base.errors import PluginError
 from ppbench.base.files import read_regular, write_atomic
-from ppbench.base.registry import GROUPS, Group, Plugin, plugins
+from ppbench.base.registry import GROUPS, Group, Plugin, find, plugins
 
 OWN = ("ppbench",)
 CODE = "sources.json"
@@ -83,7 +83,7 @@ def code_of(*named: tuple[Group, str]) -> str:
     """
     digest, seen = hashlib.sha256(), False
     for group, name in named:
-        plugin = plugins(group).get(name)
+        plugin = find(group, name)
         if plugin is not None and not plugin.ours:
             seen = True
             digest.update(_digest_of(plugin).encode())

@@ -154,6 +154,13 @@ def check(experiment: Experiment) -> None:
     for point in experiment.points:
         with guard("defenses", point.defense.name):
             _check_defense(point.defense, experiment)
+    smallest = min(config.batch_size, *config.attack_batch)
+    if smallest < task.plan.net.fewest:
+        raise UsageError(
+            f"Model {shown(config.model)} has a batch norm that sees one value of an example, so batches of {smallest} "
+            f"have no statistics; use batches of {task.plan.net.fewest} and more, larger images, or --set "
+            "model.norms=running."
+        )
     if task.dataset.data_range[0] == task.dataset.data_range[1]:
         raise UsageError(
             f"Data set {shown(config.dataset)} holds one and the same value everywhere; there is nothing to find."

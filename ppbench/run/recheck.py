@@ -36,7 +36,7 @@ from ppbench.run.complete import at_hand, lacking
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, make_task
 from ppbench.run.train import is_trained, kept_of
-from ppbench.task.dataset import open_dataset
+from ppbench.task.opening import open_dataset
 
 CLOSE = 1e-6
 """Relative difference beyond which an epsilon is not the mechanism's: accountants optimize over orders."""

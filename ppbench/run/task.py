@@ -23,7 +23,8 @@ from ppbench.records.salt import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
-from ppbench.task.dataset import Dataset, open_dataset
+from ppbench.task.dataset import Dataset
+from ppbench.task.opening import named, open_dataset
 from ppbench.task.partition import partition
 
 TASK = (
@@ -171,7 +172,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         train=members,
         test=len(dataset.test.y),
         public=public,
-        code=code_of(("datasets", config.dataset.partition(":")[0])),
+        code=code_of(("datasets", named(config.dataset)[0])),
         salt=commitment(config.salt),
     )
     model = ModelInfo(

@@ -1,10 +1,9 @@
-"""A data set: two splits of tensors with what is known about them, opened by name through the registry."""
+"""A data set: two splits of tensors with what is known about them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +14,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.registry import guard, load, refuse, stranger
 from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
 
 Kind = Literal["image", "tabular"]
 TaskKind = Literal["classification", "regression", "segmentation"]
-Loader = Callable[..., "Dataset"]  # (argument: str, *, seed: int, root: Path) -> Dataset
 MAX_CLASSES = 65_536
 
 
@@ -117,43 +114,6 @@ class Dataset:
 def default_root() -> Path:
     """Return the folder of downloads: the environment variable PPBENCH_DATA, else ~/.cache/ppbench/data."""
     return Path(os.environ.get("PPBENCH_DATA") or Path.home() / ".cache" / "ppbench" / "data")
-
-
-def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
-    """Return the data set that `text` names. Raises UsageError: the name is unknown or the data cannot be used.
-
-    Args:
-        text: NAME or NAME:ARGUMENT, e.g. "digits", "parquet:FOLDER" or "csv:FILE?target=y&sep=;". NAME is an entry
-            point of the group `ppbench.datasets`: a callable (argument: str, *, seed: int, root: Path) -> Dataset.
-        seed: of the split into train and test, where the source does not come with one.
-        root: folder of downloads and caches; `default_root()` when None.
-    """
-    name, _, argument = text.partition(":")
-    loader: Loader = load("datasets", name)
-    try:
-        with guard("datasets", name):
-            dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
-    except (OSError, MemoryError, RecursionError, OverflowError) as cause:
-        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
-        raise UsageError(f"The data set {shown(text)} cannot be read ({why}); give one that can.") from cause
-    if not isinstance(dataset, Dataset):
-        raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
-    if stranger("datasets", name):
-        with guard("datasets", name):
-            refuse("datasets", name, _faults(dataset, name))
-    return dataset
-
-
-def _faults(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield what a stranger's data set may not be: records tell it by its name, and its tensors are copied as such."""
-    if not isinstance(dataset.name, str) or dataset.name.partition(":")[0] != name:
-        yield f"returns a data set called {dataset.name!r}; call it {name!r}, or {name + ':'!r} and more"
-    for split in (dataset.train, dataset.test):
-        for tensor in (split.x, split.y, *([] if split.domain is None else [split.domain])):
-            if type(tensor) is not Tensor or tensor.requires_grad or tensor.device.type != "cpu" or tensor.is_sparse:
-                yield "returns tensors that are not plain ones on the CPU without gradients; detach and copy them"
-    if dataset.sha256() != Dataset.sha256(dataset):
-        yield "returns a data set with a digest of its own; return a Dataset"
 
 
 def no_argument(name: str, argument: str) -> None:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, plugins, summary
+from ppbench.base.registry import load, plugins
+from ppbench.base.summary import summary
 
 _ARXIV = re.compile(r"arXiv:? ?(\d{4}\.\d{4,5})")
 

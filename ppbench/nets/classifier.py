@@ -1,0 +1,31 @@
+"""What a model plugin returns: features, then a head of one layer, where defenses and attacks need the split."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Classifier(nn.Module):
+    """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.
+
+    Parameters that need no gradient, and buffers, are frozen: constants of the network, the same for every party, never
+    sent and never changed (norms with running statistics: in eval mode). A model that reads them from a file takes its
+    path as the option `weights`; records state their digest instead.
+
+    features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
+    layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
+    mixes: whether what is made of an example depends on the others of its batch (batch norm); fewest: examples that a
+    batch has at least.
+    """
+
+    mixes: bool = False
+    fewest: int = 1
+
+    def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, C], of pixels [B, C, H, W], for x [B, *shape]."""
+        return self.head(self.features(x))  # type: ignore[no-any-return]

@@ -1,0 +1,155 @@
+"""Data that nobody prepared for this bench: what a function of the user's gives, and folders of the library `datasets`.
+
+A part (training, test) is a pair of inputs and labels, or anything with a length whose items are such pairs or dicts:
+a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images or rows of numbers, labels class numbers from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppbench.base.errors import UsageError, because, one_line, shown
+from ppbench.task.dataset import Dataset, Kind, Split, existing
+from ppbench.task.images import stack
+from ppbench.task.partition import hold_out
+
+Part = tuple[Tensor, Tensor]
+_PARTS = ("train", "test")
+_INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
+_LABELS = ("label", "labels", "fine_label", "target", "class", "y")
+NEED = "it must give (training part, test part), or a dict of train and test"
+
+
+def load(argument: str, *, seed: int, root: Path) -> Dataset:
+    """A folder that the library `datasets` saved (save_to_disk): hf:FOLDER?image=COLUMN&label=COLUMN.
+
+    With splits train and test; one split is divided 80 : 20, a function of `seed`. Columns are found by common names
+    where none are given. Needs the package `datasets`. Raises UsageError: a folder or a column that cannot be used.
+    """
+    place, _, query = argument.partition("?")
+    path, asked = existing("hf", place), dict(parse_qsl(query))
+    if odd := {*asked} - {"image", "label"}:
+        raise UsageError(
+            f"The data set {shown('hf:' + argument)} has the option {min(odd)!r}; known are image and label."
+        )
+    try:
+        from datasets import load_from_disk  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as cause:
+        raise UsageError("The data set 'hf' needs the package `datasets`; pip install datasets.") from cause
+    try:
+        found: Any = load_from_disk(str(path))
+    except Exception as cause:
+        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); write it again.") from cause
+    if not isinstance(found, Mapping):
+        found = {"train": found}
+    return assembled(f"hf:{path.resolve().name}", found, seed, asked)
+
+
+def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
+    """Return what a function of the user's gave as a data set called `name`; UsageError for what cannot be one.
+
+    A `Dataset` is taken as it is; uint8 images are [N, C, H, W] or [N, H, W, C]; floats keep their values, and their
+    range is [0, 1] where that holds them all, else their extremes.
+    """
+    if isinstance(found, Dataset):
+        return found
+    parts = [_part(name, part, columns or {}) for part in _parts(name, found)]
+    if len(parts) == 1:
+        (x, y), (train, test) = parts[0], hold_out(parts[0][1], 5, seed)
+        parts = [(x[train], y[train]), (x[test], y[test])]
+    (x, y), (x_test, y_test) = parts
+    shape, classes = tuple(x.shape[1:]), int(max(y.max(), y_test.max())) + 1
+    low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
+    kind: Kind = "image" if len(shape) == 3 else "tabular"
+    return Dataset(name, Split(x, y, classes), Split(x_test, y_test, classes), classes, shape, (low, high), kind)
+
+
+def _parts(name: str, found: Any) -> list[Any]:
+    if isinstance(found, Mapping):
+        held = [found[part] for part in _PARTS if part in found]
+        if "train" in found:
+            return held
+        raise UsageError(f"The data set {shown(name)} has the parts {one_line([*found], 80)}; {NEED}.")
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return [*found]
+    raise UsageError(f"The data set {shown(name)} gave {one_line(type(found).__name__, 60)}; {NEED}.")
+
+
+def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
+    """Return inputs uint8 or float32 [N, *shape] and labels int64 [N] of one part."""
+    if isinstance(part, tuple | list) and len(part) == 2 and all(hasattr(one, "shape") for one in part):
+        x, y = (torch.as_tensor(np.asarray(one)) for one in part)
+    else:
+        inputs, labels = _items(name, part, columns)
+        x, y = _inputs(name, inputs), torch.tensor([int(label) for label in labels])
+    if y.dim() != 1 or y.is_floating_point():
+        told = f"{y.dtype} {tuple(y.shape)}"
+        raise UsageError(f"The labels of data set {shown(name)} are {told}; give whole numbers, one an example.")
+    if x.dim() == 3:  # grey images without an axis of channels
+        x = x[:, None]
+    if x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.dim() not in (2, 4):
+        told = str(tuple(x.shape[1:]))
+        raise UsageError(f"The inputs of data set {shown(name)} have shape {told}; images are [C, H, W], rows [F].")
+    return (x if x.dtype == torch.uint8 else x.float()).contiguous().clone(), y.long().clone()
+
+
+def _items(name: str, part: Any, columns: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
+    """Return the inputs and the labels of the items of a part."""
+    try:
+        items: list[Any] = [part[index] for index in range(len(part))]
+    except TypeError as cause:
+        told = one_line(type(part).__name__, 60)
+        raise UsageError(f"A part of data set {shown(name)} is {told}; give (inputs, labels) or a data set.") from cause
+    if not items:
+        raise UsageError(f"A part of data set {shown(name)} has no example; both need some.")
+    if isinstance(items[0], Mapping):
+        image = _column(name, items[0], _INPUTS, columns.get("image"))
+        label = _column(name, items[0], _LABELS, columns.get("label"))
+        return [item[image] for item in items], [item[label] for item in items]
+    if isinstance(items[0], tuple | list) and len(items[0]) == 2:
+        return [item[0] for item in items], [item[1] for item in items]
+    told = one_line(type(items[0]).__name__, 60)
+    raise UsageError(f"An item of data set {shown(name)} is {told}; it must be (input, label), or a dict of them.")
+
+
+def _column(name: str, item: Mapping[str, Any], known: Sequence[str], asked: str | None) -> str:
+    found = next((column for column in ([asked] if asked else known) if column in item), None)
+    if found is None:
+        right = f"there is no {asked!r}" if asked else f"none of them is called {', '.join(known[:3])} or the like"
+        raise UsageError(f"The data set {shown(name)} has the columns {one_line([*item], 120)}; {right}.")
+    return found
+
+
+def _inputs(name: str, inputs: Iterable[Any]) -> Tensor:
+    """Return inputs stacked: pictures as uint8 [N, C, H, W], arrays and tensors as they are."""
+    arrays = [np.array(_plain(one)) for one in inputs]
+    if arrays[0].dtype == np.uint8 and all(a.ndim == 2 or (a.ndim == 3 and a.shape[2] in (1, 3)) for a in arrays):
+        return stack(arrays, [f"example {index} of {name}" for index in range(len(arrays))])
+    if len({array.shape for array in arrays}) > 1:
+        sizes = " and ".join(str(size) for size in sorted({array.shape for array in arrays})[:2])
+        raise UsageError(f"The inputs of data set {shown(name)} have the shapes {sizes}; they must be of one.")
+    if arrays[0].dtype.kind not in "fiub":
+        raise UsageError(f"The inputs of data set {shown(name)} are {arrays[0].dtype}; they must be numbers or images.")
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _plain(one: Any) -> Any:
+    """Return a PIL image as grey or RGB, a tensor as NumPy has it, anything else as it is."""
+    if isinstance(one, Tensor):
+        return one.numpy(force=True)
+    mode = getattr(one, "mode", None)
+    return one.convert("L" if mode in ("1", "L") else "RGB") if mode is not None and hasattr(one, "convert") else one
+
+
+def _range(*parts: Tensor) -> tuple[float, float]:
+    low, high = (float(min(p.min() for p in parts)), float(max(p.max() for p in parts)))
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

@@ -1,0 +1,154 @@
+"""Networks and data as somebody has them who never heard of ppbench: named by address in tests/test_given.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """As in PyTorch's own examples: ends in a log_softmax; batch norm, ReLU in place."""
+
+    def __init__(self, num_classes: int = 10, norm: str = "batch") -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4) if norm == "batch" else nn.GroupNorm(1, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.hidden = nn.Linear(256, 16)
+        self.out = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm(self.conv(x))).flatten(1)
+        return self.out(torch.sigmoid(self.hidden(x))).log_softmax(1)
+
+
+class Attention(nn.Module):
+    """A vision transformer of one block, with dropout in its attention."""
+
+    def __init__(self, classes: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 8, 4, stride=4)
+        self.place = nn.Parameter(torch.randn(4, 8) * 0.1)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.patches(x).flatten(2).mT + self.place).mean(1))
+
+
+class Narrow(nn.Module):
+    """Its batch norm sees one value of an example and channel."""
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Sigmoid())
+        self.fc = nn.Linear(8, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x))
+
+
+class Draws(Narrow):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+class Tied(Narrow):
+    """What its last layer gives goes in again."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+        self.square = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return self.square(flat + self.square(flat).mean())
+
+
+def ends_in_softmax() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+
+
+def wide(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 1))
+
+
+def not_a_module() -> str:
+    return "a network"
+
+
+def breaks() -> nn.Module:
+    raise KeyError("no weights here")
+
+
+def resnet18(num_classes: int) -> nn.Module:
+    """torchvision's, imported as its users do."""
+    from torchvision.models import resnet18 as made
+
+    return made(num_classes=num_classes)
+
+
+def arrays() -> Any:
+    """Color pictures as NumPy has them, height x width x channels, whose color tells their class."""
+    draws = np.random.default_rng(0)
+
+    def part(count: int) -> tuple[Any, Any]:
+        y = draws.integers(0, 3, count)
+        x = draws.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+        x[..., 0] = (80 * y)[:, None, None]
+        return x, y
+
+    return part(60), part(20)
+
+
+class Items(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= self.count:
+            raise IndexError(index)
+        return torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index)) + index % 4, index % 4
+
+
+def torch_datasets() -> Any:
+    return {"train": Items(40), "test": Items(12)}
+
+
+def rows() -> Any:
+    """Rows of a table, one part."""
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    return {"train": (x, (x[:, 0] > 0).long())}
+
+
+def half() -> Any:
+    return {"validation": Items(3)}
+
+
+def lone() -> Any:
+    return Items(3)
+
+
+def bad_labels() -> Any:
+    return (torch.rand(4, 1, 8, 8), torch.rand(4)), (torch.rand(4, 1, 8, 8), torch.rand(4))
+
+
+def uneven() -> Any:
+    part = [(np.zeros((1, 8, 8), np.float32), 0), (np.zeros((1, 9, 8), np.float32), 1)]
+    return part, part
+
+
+def unnamed() -> Any:
+    part = [{"picture": np.zeros((8, 8), np.uint8), "label": i % 2} for i in range(4)]
+    return part, part
+
+
+def volumes() -> Any:
+    part = (torch.rand(4, 2, 2, 2, 2), torch.arange(4) % 2)
+    return part, part
