@@ -43,6 +43,7 @@ class What(str, Enum):
     attacks = "attacks"
     datasets = "datasets"
     models = "models"
+    adapters = "adapters"
     suites = "suites"
 
 
@@ -128,7 +129,7 @@ def _run() -> int:
 
 def _failed(error: BaseException) -> int:
     """Say in one sentence why a command ended, and return its exit code."""
-    from ppbench.base.registry import blame
+    from ppbench.base.blame import blame
 
     if isinstance(error, UsageError | ProtocolError):
         _say(f"ppbench: {error}")

@@ -13,7 +13,7 @@ import torch
 from broken_plugins import chosen, everything
 from typer.testing import CliRunner
 
-from ppbench.base import entries, registry
+from ppbench.base import blame, entries, registry
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.cli import app
 from ppbench.records.store import Store
@@ -189,7 +189,7 @@ def test_a_result_is_never_kept_under_anothers_name(old, new, right, tmp_path):
 
 def test_a_sound_plugin_is_admitted_and_a_control_of_a_stranger_is_not(tmp_path):
     with site(tmp_path, [package(GOOD)]):
-        assert registry.load("defenses", "bad_0").name == "bad_0" and registry.stranger("defenses", "bad_0")
+        assert registry.load("defenses", "bad_0").name == "bad_0" and blame.stranger("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
     stranger = registry.Plugin("defenses", "none", entry.value, "x", entry)
     assert next(registry._faults(stranger, object)).startswith("has a name that means something else")
@@ -231,22 +231,22 @@ def test_a_guard_names_who_raised_and_lets_ours_and_interrupts_pass(tmp_path):
     with site(tmp_path, [package(source)]):
         made = registry.load("defenses", "bad_0")()
         told = r"'bad_0' of package 'bad_package_0'.* raised SystemExit: 0 \(bad_package_0.py, line 9\)"
-        with pytest.raises(PluginError, match=told), registry.guard():
+        with pytest.raises(PluginError, match=told), blame.guard():
             made.boom(SystemExit(0))
         for passes in (KeyboardInterrupt(), UsageError("x")):
-            with pytest.raises(type(passes)), registry.guard("defenses", "bad_0"):
+            with pytest.raises(type(passes)), blame.guard("defenses", "bad_0"):
                 made.boom(passes)
         told = "ZeroDivisionError: division by zero in ppbench's own code, on what it"
-        with pytest.raises(PluginError, match=told), registry.guard("defenses", "bad_0"):
+        with pytest.raises(PluginError, match=told), blame.guard("defenses", "bad_0"):
             1 / 0  # noqa: B018
-        with pytest.raises(ZeroDivisionError), registry.guard("defenses", "dp"):
+        with pytest.raises(ZeroDivisionError), blame.guard("defenses", "dp"):
             1 / 0  # noqa: B018
         with pytest.raises(ZeroDivisionError) as ours:
             1 / 0  # noqa: B018
-        assert registry.blame(ours.value) is None
+        assert blame.blame(ours.value) is None
         with pytest.raises(OSError) as theirs:
             made.boom(OSError("full"))
-        assert registry.blame(theirs.value) is registry.plugins("defenses")["bad_0"]
+        assert blame.blame(theirs.value) is registry.plugins("defenses")["bad_0"]
 
 
 def test_what_is_printed_at_import_is_no_part_of_what_a_command_says(tmp_path):

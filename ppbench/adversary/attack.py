@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.registry import load
+from ppbench.base.registry import find, load
 from ppbench.base.tree import moved, node
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.bounds import bounds_of
@@ -110,6 +110,14 @@ class Guess:
             object.__setattr__(self, part.name, moved(getattr(self, part.name), torch.device("cpu")))
 
 
+def among(targets: frozenset[str] | None, defense: str) -> bool:
+    """Return whether a defense is among those that an attack is built for: by its name, or that of its kin."""
+    if targets is None or defense in targets:
+        return True
+    plugin = find("defenses", defense)
+    return plugin is not None and str(getattr(plugin.loaded, "kin", "")) in targets
+
+
 @dataclass(frozen=True)
 class Attack:
     """An attack with public parameters as its fields.
@@ -182,7 +190,7 @@ class Attack:
 
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""
-        return self.adaptive and (self.targets is None or defense in self.targets)
+        return self.adaptive and among(self.targets, defense)
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
         """Return the weights that clients are sent, where the server acts ("server-active/1"); the view is of these.

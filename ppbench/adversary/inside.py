@@ -22,9 +22,10 @@ from ppbench.adversary.declared import answer_faults, told_faults
 from ppbench.adversary.facts import Ask, Facts, Reply, Setting
 from ppbench.adversary.reading import read
 from ppbench.base import tree
+from ppbench.base.blame import guard, refuse
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.make import made
-from ppbench.base.registry import guard, plugins, refuse
+from ppbench.base.registry import plugins
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

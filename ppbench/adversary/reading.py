@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.adversary.attack import Attack, Challenge
-from ppbench.base.registry import refuse, stranger
+from ppbench.base.blame import refuse, stranger
 from ppbench.base.tree import leaves
 from ppbench.federation.declared import evidence_faults
 from ppbench.federation.view import View

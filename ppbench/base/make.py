@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from ppbench.base.blame import guard
 from ppbench.base.declared import SCALARS, is_scalar
 from ppbench.base.errors import PluginError, UsageError, because, shown, unknown
-from ppbench.base.registry import KINDS, guard, load, plugins
+from ppbench.base.registry import KINDS, load, plugins
 
 T = TypeVar("T")
 Value = str | int | float | bool | None

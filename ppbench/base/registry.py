@@ -11,8 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -23,14 +22,15 @@ from ppbench.base.declared import call_faults
 from ppbench.base.entries import FORMER as FORMER
 from ppbench.base.entries import OWN as OWN
 from ppbench.base.entries import entries
-from ppbench.base.errors import PluginError, ProtocolError, UsageError, one_line, shown, unknown
+from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.exits import Stopped
-from ppbench.base.guard import PACKAGE, frames, interrupts, kept, module_of, place, told, within
+from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
 
-Group = Literal["defenses", "attacks", "datasets", "models", "questions"]
-GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions")
+Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
+GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
 KINDS: Mapping[Group, str] = {
     "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
+    "adapters": "adapter",
 }  # fmt: skip
 ADDRESSED = "(by address)"
 """Stands for the package of what is named by its address, MODULE:ATTRIBUTE, and installed as a plugin by nobody."""
@@ -57,7 +57,10 @@ late, as plugins are, for this room is below theirs. Data sets and models are fu
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: its name, where it points to and the distribution it is of. twin: another that has its name."""
+    """One entry point: its name, where it points to and the distribution it is of.
+
+    twin: another that has its name. adapter: what makes a plugin of what it points to, which is another framework's.
+    """
 
     group: Group
     name: str
@@ -65,6 +68,7 @@ class Plugin:
     distribution: str
     entry: metadata.EntryPoint
     twin: str = ""
+    adapter: str = ""
 
     @property
     def ours(self) -> bool:
@@ -95,8 +99,10 @@ class Plugin:
         with interrupts() as interrupted:
             try:
                 with kept():
-                    loaded = _imported(self.entry)
+                    loaded = _adapted(self) if self.adapter else imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
+            except UsageError as refused:  # an adapter's own words
+                return None, str(refused)
             except BaseException as cause:
                 if isinstance(cause, Stopped) or (isinstance(cause, KeyboardInterrupt) and interrupted()):
                     raise
@@ -125,7 +131,12 @@ class Plugin:
         assert self._told
 
 
-def _imported(entry: metadata.EntryPoint) -> Any:
+def _adapted(plugin: Plugin) -> Any:
+    """Return what an adapter makes of what stands behind its name."""
+    return load("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
+
+
+def imported(entry: metadata.EntryPoint) -> Any:
     """Return what an entry point points to; a torchvision that it imports is made importable where it is not."""
     try:
         return entry.load()
@@ -139,11 +150,11 @@ def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
     """Yield what a plugin is not that its group asks for."""
     if plugin.distribution == TESTED:
         return
-    if plugin.distribution == ADDRESSED:
+    if plugin.distribution == ADDRESSED and not plugin.adapter:
         if not callable(loaded):
             yield f"is {shown(loaded, 60)}; it must be a function or a class"
         return
-    if not plugin.ours:
+    if not plugin.ours and plugin.distribution != ADDRESSED:
         yield from _stranger_faults(plugin)
     if plugin.group == "models":
         yield from call_faults(loaded, (1, 8, 8), 10)
@@ -193,15 +204,29 @@ def find(group: Group, name: str) -> Plugin | None:
     Modules of the present folder can be named too, where no other of their name is installed.
     """
     known = plugins(group).get(name)
-    if known is not None or group not in BY_ADDRESS or not ADDRESS.fullmatch(name):
-        return known
-    if os.getcwd() not in sys.path:
+    if known is not None or (group, name) in _addressed:
+        return known or _addressed[group, name]
+    adapter, argument = None, name
+    if group == "defenses" and ":" in name:
+        before, _, argument = name.partition(":")
+        adapter = plugins("adapters").get(before)
+    by_address = (group in BY_ADDRESS or adapter is not None) and ADDRESS.fullmatch(argument) is not None
+    if not by_address and adapter is None:
+        return None
+    if by_address and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    entry = metadata.EntryPoint(name, name, "")
-    return _addressed.setdefault((group, name), Plugin(group, name, name, ADDRESSED, entry))
+    entry = metadata.EntryPoint(name, argument if adapter is None or by_address else adapter.target, "")
+    distribution = ADDRESSED if by_address or adapter is None else adapter.distribution
+    found = Plugin(group, name, entry.value, distribution, entry, adapter="" if adapter is None else adapter.name)
+    return _addressed.setdefault((group, name), found)
 
 
 _addressed: dict[tuple[Group, str], Plugin] = {}
+
+
+def all_known() -> list[Plugin]:
+    """Return every installed plugin, and what was named by its address so far."""
+    return [*(plugin for group in GROUPS for plugin in plugins(group).values()), *_addressed.values()]
 
 
 def load(group: Group, name: str) -> Any:
@@ -221,68 +246,3 @@ def load_all(group: Group) -> dict[str, Any]:
         except UsageError:
             plugin.leave_out()
     return loaded
-
-
-@contextmanager
-def guard(group: Group | None = None, name: str = "") -> Iterator[None]:
-    """Turn what a stranger's plugin raises in the block, exits too, into a PluginError that names it and its package.
-
-    The plugin is whose code the error passed (`blame`), else the one named here: what it returned was used then.
-    Errors of ppbench's own and interrupts pass, and so does what comes up where no stranger's plugin is involved.
-    """
-    try:
-        yield
-    except BaseException as error:
-        culprit = _culprit(error, group, name)
-        if culprit is None:
-            raise
-        where = place(error, culprit.root)
-        at = f" ({where})" if where else " in ppbench's own code, on what it gave"
-        raise PluginError(f"{culprit.words} raised {told(error)}{at}.") from error
-
-
-def _culprit(error: BaseException, group: Group | None, name: str) -> Plugin | None:
-    # Of a broken protocol somebody is to blame: who brought it, if a stranger did. What leaves the range has diverged.
-    own = type(error).__module__.partition(".")[0] == PACKAGE and type(error) is not ProtocolError
-    if own or isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return None
-    passed = frames(error)
-    if not isinstance(error, Exception) and (not passed or within(module_of(passed[0]), PACKAGE)):
-        return None  # a signal's, raised wherever the process was
-    found = blame(error)
-    named = None if group is None else find(group, name)
-    if named is None or named.ours or (found is not None and found.root != named.root):
-        return found
-    return named
-
-
-def blame(error: BaseException) -> Plugin | None:
-    """Return the plugin of another package whose code an error came up in, or passed, the innermost first; or None.
-
-    Of several in one package, whose class was at work, else the first.
-    """
-    installed = (p for group in GROUPS for p in plugins(group).values())
-    strangers = [p for p in (*installed, *_addressed.values()) if not p.ours and p.root]
-    strangers = [p for p in strangers if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
-    for frame in frames(error) if strangers else ():
-        module = module_of(frame)
-        some = [p for p in strangers if within(module, p.root)]
-        if some:
-            at_work = type(frame.f_locals.get("self")).__mro__
-            names = {cls.__qualname__ for cls in at_work if within(cls.__module__, some[0].root)}
-            exact = [p for p in some if p.target.partition(":")[2] in names]
-            return (exact or [p for p in some if p.module == module] or some)[0]
-    return None
-
-
-def refuse(group: Group, name: str, faults: Iterable[str]) -> None:
-    """Raise PluginError with the first of what is wrong with a plugin's answers, if anything is."""
-    for fault in faults:
-        plugin = find(group, name)
-        raise PluginError(f"{plugin.words if plugin else shown(name)} {fault}.")
-
-
-def stranger(group: Group, name: str) -> bool:
-    """Return whether the plugin called so came with another package."""
-    found = find(group, name)
-    return found is not None and not found.ours

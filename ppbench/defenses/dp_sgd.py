@@ -50,6 +50,10 @@ class DPSGD(Defense):
             return None
         return Noise("gaussian", self.noise_multiplier * self.clip / plan.local.batch)
 
+    def clipping(self, plan: Plan) -> float | None:
+        """Return the norm to which each example's gradient is clipped."""
+        return self.clip
+
     def steps(self, plan: Plan, examples: int) -> int:
         """Return the local steps of one round for a client with `examples` examples."""
         if plan.local.upload == "gradient":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class Defense:
             network and federation that the paper's protocol needs. Controls run in the same.
         masked: whether clients train on a model that is not the one delivered; then membership is also asked on it.
         roles: the parts that clients play in a round, where not all send the same; victims are asked about in each.
+        kin: the defense whose attacks know this one too, by what `noise` and `clipping` say; "" for none.
+        sends: what clients send: an "update", or "weights"; then a probe is one local step, for a gradient is not sent.
         mappable: whether `compute` may run under vmap over clients; False for one that draws.
     """
 
@@ -85,6 +87,8 @@ class Defense:
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     masked: ClassVar[bool] = False
     roles: ClassVar[tuple[str, ...]] = ("",)
+    kin: ClassVar[str] = ""
+    sends: ClassVar[Literal["update", "weights"]] = "update"
     mappable: ClassVar[bool] = True
 
     # -- public checks -------------------------------------------------------------------------------------------
@@ -111,7 +115,14 @@ class Defense:
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the public law of the noise on each coordinate of an upload, or None; an attacker knows it."""
+        """Return the public law of the noise on each coordinate of an upload, taken for a gradient, or None.
+
+        An attacker knows it.
+        """
+        return None
+
+    def clipping(self, plan: Plan) -> float | None:
+        """Return the L2 norm to which gradients are clipped, of examples or of a whole upload, or None; public."""
         return None
 
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:

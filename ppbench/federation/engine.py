@@ -171,6 +171,9 @@ class Federation:
         own, server_opt = self.plan.local, self.plan.server_opt
         if kind == "local":
             return replace(self.plan, local=replace(own, batch=min(own.batch, batch)), schedule="parallel")
+        if self.defense.sends == "weights":
+            step = Local("delta", 1, batch, own.opt)
+            return replace(self.plan, local=step, schedule="parallel")
         if rounds > 1 and own.upload == "delta":  # later rounds must not start from a model that a gradient spoiled
             server_opt = Opt(lr=own.opt.lr)
         local = Local("gradient", batch=batch, opt=own.opt)

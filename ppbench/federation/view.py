@@ -64,6 +64,9 @@ class Mechanism(Protocol):
     def noise(self, plan: Plan) -> Noise | None:
         """Return the public law of the noise on an upload."""
 
+    def clipping(self, plan: Plan) -> float | None:
+        """Return the L2 norm to which gradients are clipped."""
+
     def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
         """Return logits as a client computes them from a delivered or broadcast message."""
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError, because, unknown
 from ppbench.base.machine import check_room
-from ppbench.base.registry import ADDRESSED, find, guard, load, refuse, stranger
+from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
 from ppbench.nets import given
 from ppbench.nets.classifier import Classifier as Classifier

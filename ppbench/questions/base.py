@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import guard, load, load_all, plugins
+from ppbench.base.registry import load, load_all, plugins
 from ppbench.questions.inquiry import Audit, Inquiry, Model, Probe
 from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppbench.adversary.apart import apart
-from ppbench.adversary.attack import Attack
+from ppbench.adversary.attack import Attack, among
+from ppbench.base.blame import guard, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.make import made
-from ppbench.base.registry import guard, load, load_all, plugins, stranger
+from ppbench.base.registry import load, load_all, plugins
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import acts
 from ppbench.questions.base import question_of
@@ -74,7 +75,7 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isola
 
 def built_for(attack: Attack, defense: str) -> bool:
     """Return whether an attack may be run on a defense: it is built for it, or for no defense in particular."""
-    return attack.targets is None or defense in attack.targets
+    return among(attack.targets, defense)
 
 
 def points(config: EvaluateConfig) -> list[Point]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from ppbench.adversary.victims import choose_candidates
 from ppbench.base.bars import Bars
+from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.registry import guard, refuse, stranger
 from ppbench.federation.contract import Defense
 from ppbench.federation.declared import answer_faults
 from ppbench.metrics.perceptual import check_weights

@@ -9,8 +9,8 @@ from functools import cache, cached_property
 from ppbench.adversary.apart import Apart
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.declared import answer_faults
+from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import guard, refuse, stranger
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.run.choice import Point, attacks, points, unless_unasked
 from ppbench.run.config import EvaluateConfig

@@ -17,10 +17,10 @@ from ppbench.adversary.apart import Apart, Unread
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.reading import read, silent
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.base.blame import guard
 from ppbench.base.confine import in_force
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
-from ppbench.base.registry import guard
 from ppbench.base.version import __version__
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation

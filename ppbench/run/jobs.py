@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ppbench.base.blame import guard
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
-from ppbench.base.registry import guard
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Group
 from ppbench.run.experiment import Experiment

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ppbench.base.bars import Bars
+from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import guard
 from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from ppbench.base.blame import refuse, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, publish_folder
-from ppbench.base.registry import refuse, stranger
 from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults

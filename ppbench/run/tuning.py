@@ -7,8 +7,8 @@ import warnings
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import guard
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation

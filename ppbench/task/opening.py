@@ -7,8 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.registry import ADDRESS, ADDRESSED, find, guard, load, plugins, refuse, stranger
+from ppbench.base.registry import ADDRESS, ADDRESSED, find, load, plugins
 from ppbench.base.vision import importable
 from ppbench.task.dataset import Dataset, default_root
 from ppbench.task.given import assembled

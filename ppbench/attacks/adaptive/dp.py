@@ -16,7 +16,6 @@ from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import Settings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
-from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.federation.bounds import Count, NonNegative, Whole
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
@@ -33,8 +32,8 @@ class AdaptiveDP(Attack):
     """Maximum a-posteriori images and labels: the public noise law as likelihood, total variation and box as prior.
 
     Gaussian noise gives a squared distance over 2 std^2; Laplace noise an absolute one, by reweighting squares with
-    1 / |residual|. On DP-SGD the attacker also searches the factor by which clipping shrank the gradient: the one at
-    which the simulated gradient has the bound's norm.
+    1 / |residual|. Where gradients are clipped the attacker also searches the factor by which this shrank the
+    gradient: the one at which the simulated gradient has the bound's norm.
 
     Attributes:
         budget: gradient evaluations a victim, over all restarts and reweightings.
@@ -64,7 +63,7 @@ class AdaptiveDP(Attack):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; zero or non-finite observations get their start image."""
         noisy, plan = view.defense.noise(view.plan) is not None, view.plan
-        if not noisy and not isinstance(view.defense, DPSGD):
+        if not noisy and view.defense.clipping(plan) is None:
             return DLG(budget=self.budget).answer(self.evidence(view), plan, challenges, generator)
         found, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
@@ -102,14 +101,14 @@ class AdaptiveDP(Attack):
     def _search(self, view: View, evidence: list[Evidence], start: Starts, budget: int) -> Matches:
         """Run the passes: one for Gaussian noise, more where the likelihood or the scale must be found."""
         noise = evidence[0].noise
-        clipped = view.defense if isinstance(view.defense, DPSGD) else None
+        clip = view.defense.clipping(view.plan)
         laplace = noise is not None and noise.law == "laplace"
-        passes = 1 + (REWEIGHTINGS if laplace else 0) + (RESCALINGS if clipped else 0)
+        passes = 1 + (REWEIGHTINGS if laplace else 0) + (RESCALINGS if clip else 0)
         share = max(1, budget // passes)
         spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
         for _ in range(passes):
-            if clipped:
-                factor = shrinkage(evidence, start if best is None else decided(start), clipped.clip)
+            if clip:
+                factor = shrinkage(evidence, start if best is None else decided(start), clip)
             current = [scaled(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
             if laplace and best is not None:
                 current = [reweighted(e, start, row) for row, e in enumerate(current)]

@@ -1,0 +1,49 @@
+"""Flower: strategies and client mods as defenses, `flower:stock/NAME` or `flower:MODULE:OBJECT`.
+
+OBJECT is a function `(clients, **parameters) -> (strategy, [mods])` of yours: it makes the strategy of `flwr.serverapp`
+for so many clients and lists the mods that stand around each client's training. Its parameters, with defaults, are the
+defense's; the first that is a number is the axis of its trade-off.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.registry import ADDRESS
+
+if TYPE_CHECKING:
+    from ppbench.federation.contract import Defense
+
+OLDEST, NEWEST = (1, 23), (1, 42)
+"""Versions that the tests are run with at both ends."""
+
+
+def defense(argument: str, name: str) -> type[Defense]:
+    """Flower's strategies and client mods: flower:stock/NAME, or flower:MODULE:OBJECT of yours.
+
+    Raises UsageError: Flower is not installed, or in another version than is known here, or there is no such mechanism.
+    """
+    _check_version(name)
+    from ppbench.adapters.flower import stock, yours
+
+    if argument.startswith("stock/"):
+        known = {f"stock/{one.stock}": one for one in stock.STOCK}
+        if argument not in known:
+            raise unknown("mechanism of Flower", argument, known)
+        return known[argument]
+    if not ADDRESS.fullmatch(argument):
+        raise UsageError(f"{shown(argument)} is no name behind flower:; give stock/NAME, or MODULE:OBJECT of yours.")
+    return yours.defense(argument, name)
+
+
+def _check_version(name: str) -> None:
+    try:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise UsageError(f"The defense {name!r} needs Flower; pip install 'ppbench-fl[flower]'.") from None
+    here = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if not OLDEST <= here <= NEWEST:
+        low, high = (".".join(map(str, end)) for end in (OLDEST, NEWEST))
+        raise UsageError(f"The defense {name!r} is known to work with Flower {low} to {high}; {found} is installed.")

@@ -1,0 +1,212 @@
+"""What ships with Flower: differential privacy of both sides, fixed and adaptive clipping, and other strategies.
+
+The latter are protocols and no defenses; they are here because a defense is run inside one. What each promises is in
+its docstring as its own documentation has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import ClassVar
+
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp import strategy as strategies
+
+from ppbench.adapters.flower.mechanism import Mechanism, Parts
+from ppbench.federation.bounds import NonNegative, Positive
+from ppbench.federation.evidence import as_gradient
+from ppbench.federation.plan import Noise, Plan
+
+VERSION = f"1+flwr{metadata.version('flwr')}"
+Grids = Mapping[str, tuple[float, ...]]
+NO_NOISE_SENT = "uploads carry no noise: the server that adds it sees each client's weights, as its threat model says"
+
+
+@dataclass(frozen=True)
+class Stock(Mechanism):
+    """One of Flower's own. stock: its name behind "flower:stock/"."""
+
+    stock: ClassVar[str]
+    version: ClassVar[str] = VERSION
+
+
+def _taking_all(clients: int) -> strategies.FedAvg:
+    """Return FedAvg as it comes, which takes all clients that there are, be they one."""
+    return strategies.FedAvg(min_train_nodes=1, min_available_nodes=min(2, clients))
+
+
+@dataclass(frozen=True)
+class FedAvg(Stock):
+    """Federated averaging: clients train, the server averages weights by numbers of examples."""
+
+    name: ClassVar[str] = "flower:stock/fedavg"
+    stock: ClassVar[str] = "fedavg"
+    epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
+
+    def parts(self, clients: int) -> Parts:
+        """Return FedAvg and no mods."""
+        return _taking_all(clients), []
+
+
+@dataclass(frozen=True)
+class CentralDP(Stock):
+    """Central differential privacy, fixed clipping by the server: it clips each update and noises their mean."""
+
+    noise_multiplier: NonNegative = 1.0
+    clipping_norm: Positive = 1.0
+
+    name: ClassVar[str] = "flower:stock/dp_server_fixed"
+    stock: ClassVar[str] = "dp_server_fixed"
+    control: ClassVar[str] = "noise_multiplier"
+    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+    epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+
+    def parts(self, clients: int) -> Parts:
+        """Return the wrapper around FedAvg; no mods."""
+        made = strategies.DifferentialPrivacyServerSideFixedClipping
+        return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), []
+
+
+@dataclass(frozen=True)
+class ClientClippedDP(Stock):
+    """Central differential privacy, fixed clipping by the clients: they clip, the server noises the mean."""
+
+    noise_multiplier: NonNegative = 1.0
+    clipping_norm: Positive = 1.0
+
+    name: ClassVar[str] = "flower:stock/dp_client_fixed"
+    stock: ClassVar[str] = "dp_client_fixed"
+    kin: ClassVar[str] = "dp_sgd"
+    control: ClassVar[str] = "noise_multiplier"
+    grids: ClassVar[Grids] = CentralDP.grids
+    epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+
+    def clipping(self, plan: Plan) -> float | None:
+        """Return the norm to which an update is clipped that is taken for a gradient."""
+        return self.clipping_norm / as_gradient(plan, 1)
+
+    def parts(self, clients: int) -> Parts:
+        """Return the wrapper around FedAvg and the mod that clips."""
+        made = strategies.DifferentialPrivacyClientSideFixedClipping
+        return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), [fixedclipping_mod]
+
+
+@dataclass(frozen=True)
+class CentralAdaptiveDP(Stock):
+    """Central differential privacy, clipping by the server to a norm that follows the updates'."""
+
+    noise_multiplier: NonNegative = 0.1
+    initial_clipping_norm: Positive = 0.1
+    clipped_count_stddev: Positive = 1.0
+
+    name: ClassVar[str] = "flower:stock/dp_server_adaptive"
+    stock: ClassVar[str] = "dp_server_adaptive"
+    control: ClassVar[str] = "noise_multiplier"
+    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+    epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+
+    def parts(self, clients: int) -> Parts:
+        """Return the wrapper around FedAvg; no mods."""
+        made = strategies.DifferentialPrivacyServerSideAdaptiveClipping
+        own = {"initial_clipping_norm": self.initial_clipping_norm, "clipped_count_stddev": self.clipped_count_stddev}
+        return made(_taking_all(clients), self.noise_multiplier, clients, **own), []
+
+
+@dataclass(frozen=True)
+class ClientAdaptiveDP(CentralAdaptiveDP):
+    """Central differential privacy, clipping by the clients, which tell the server whether they did, to such a norm."""
+
+    name: ClassVar[str] = "flower:stock/dp_client_adaptive"
+    stock: ClassVar[str] = "dp_client_adaptive"
+
+    def parts(self, clients: int) -> Parts:
+        """Return the wrapper around FedAvg and the mod that clips."""
+        made = strategies.DifferentialPrivacyClientSideAdaptiveClipping
+        own = {"initial_clipping_norm": self.initial_clipping_norm, "clipped_count_stddev": self.clipped_count_stddev}
+        return made(_taking_all(clients), self.noise_multiplier, clients, **own), [adaptiveclipping_mod]
+
+
+@dataclass(frozen=True)
+class LocalDP(Stock):
+    """Local differential privacy: each client clips its update and adds Gaussian noise before it sends it.
+
+    The noise is sensitivity sqrt(2 ln(1.25 / delta)) / epsilon on every weight, whatever the clipping norm.
+    noise_multiplier: its standard deviation beside the clipping norm, by which epsilon is set here; sensitivity: as the
+    mod is given it, 0 for the clipping norm.
+    """
+
+    noise_multiplier: Positive = 0.1
+    clipping_norm: Positive = 1.0
+    sensitivity: NonNegative = 0.0
+    delta: Positive = 1e-5
+
+    name: ClassVar[str] = "flower:stock/local_dp"
+    stock: ClassVar[str] = "local_dp"
+    kin: ClassVar[str] = "dp_sgd"
+    control: ClassVar[str] = "noise_multiplier"
+    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on each weight."""
+        return self.noise_multiplier * self.clipping_norm
+
+    @property
+    def claimed_epsilon(self) -> float:
+        """The epsilon that the mod is given, for one release."""
+        return (self.sensitivity or self.clipping_norm) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.std
+
+    def parts(self, clients: int) -> Parts:
+        """Return FedAvg and the mod."""
+        sensitivity = self.sensitivity or self.clipping_norm
+        return _taking_all(clients), [LocalDpMod(self.clipping_norm, sensitivity, self.claimed_epsilon, self.delta)]
+
+    def noise(self, plan: Plan) -> Noise | None:
+        """Return the law of the noise on an update that is taken for a gradient."""
+        return Noise("gaussian", self.std / as_gradient(plan, 1))
+
+    def clipping(self, plan: Plan) -> float | None:
+        """Return the norm to which an update is clipped that is taken for a gradient."""
+        return self.clipping_norm / as_gradient(plan, 1)
+
+    def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
+        """Return (epsilon, delta) of all that a client sends, by the RDP accountant for the Gaussian mechanism.
+
+        Two updates of norm `clipping_norm` are at most twice that apart, which is the sensitivity.
+        """
+        from dp_accounting import GaussianDpEvent  # takes a second
+        from dp_accounting.rdp import RdpAccountant
+
+        accountant = RdpAccountant()
+        accountant.compose(GaussianDpEvent(self.std / (2 * self.clipping_norm)), rounds)
+        return float(accountant.get_epsilon(self.delta)), self.delta
+
+
+def _protocol(name: str, about: str, made: str) -> type[Stock]:
+    """Return a strategy that is no defense, made as it comes, as one."""
+
+    def parts(self: Stock, clients: int) -> Parts:
+        return getattr(strategies, made)(min_train_nodes=1, min_available_nodes=min(2, clients)), []
+
+    held = {
+        "name": f"flower:stock/{name}", "stock": name, "parts": parts, "__doc__": about, "__module__": __name__,
+        "epsilon_reason": "a way to aggregate, which adds nothing to uploads",
+    }  # fmt: skip
+    return dataclass(frozen=True)(type(made, (Stock,), held))
+
+
+STOCK: tuple[type[Stock], ...] = (
+    FedAvg,
+    CentralDP,
+    ClientClippedDP,
+    CentralAdaptiveDP,
+    ClientAdaptiveDP,
+    LocalDP,
+    _protocol("fedmedian", "The coordinate-wise median of clients' weights.", "FedMedian"),
+    _protocol("krum", "The weights of the client that is closest to the others.", "Krum"),
+    _protocol("fedadam", "The mean update, by Adam at the server.", "FedAdam"),
+    _protocol("fedprox", "FedAvg whose clients are told a proximal term's weight.", "FedProx"),
+)
