@@ -84,9 +84,11 @@ def published(name: str) -> dict[str, Any]:
 
 
 def is_published(board: Board, seed: int) -> bool:
-    """Return whether a seed of a board is committed that was computed from the suite as it is today."""
+    """Return whether a seed of a board is committed, all of it, that was computed from the suite as it is today."""
     former = published(board.name)
-    return seed in former.get("seeds", []) and former.get("suite_digest") == load_suite(board.suite, PRESET).digest
+    seeds = former.get("seeds", [])
+    today = former.get("suite_digest") == load_suite(board.suite, PRESET).digest
+    return seed in seeds and today and former["command"] == " ".join(board.command(seeds))
 
 
 def swept(board: Board, seed: int, out: Path, data: Path, workers: int) -> float:
