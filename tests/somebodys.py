@@ -127,6 +127,13 @@ def rows() -> Any:
     return {"train": (x, (x[:, 0] > 0).long())}
 
 
+def ours() -> Any:
+    """One of the bench's own data sets."""
+    from ppbench.task.opening import open_dataset
+
+    return open_dataset("digits", seed=0)
+
+
 def half() -> Any:
     return {"validation": Items(3)}
 

@@ -128,6 +128,7 @@ def test_data_sets_of_a_function() -> None:
     )  # fmt: skip
     assert torch.equal(pictures.train.x.permute(0, 2, 3, 1), torch.tensor(x))
     assert torch.equal(pictures.train.y, torch.tensor(y))
+    assert open_dataset("somebodys:ours", seed=0).name == "somebodys:ours"  # not of whom it borrows
     items = open_dataset("somebodys:torch_datasets", seed=0)
     assert (len(items.train), len(items.test), items.classes) == (40, 12, 4)
     assert torch.equal(items.train.x[7], somebodys.Items(40)[7][0])

@@ -72,6 +72,16 @@ def test_only_plugins_know_plugins():
             assert not [m for m in imports(path) if room(m) in ("ppbench.attacks", "ppbench.defenses")], path
 
 
+def test_only_adapters_know_other_frameworks():
+    """Neither a name nor an import of one stands elsewhere; nothing imports an adapter: they are entry points."""
+    named = re.compile(r"\b(flwr|flower|nvflare|nvidia flare|opacus)\b", re.IGNORECASE)
+    inside = {path for module, path in MODULES.items() if room(module) == "ppbench.adapters"}
+    assert any(named.search(path.read_text()) for path in inside)
+    for path in {*MODULES.values()} - inside:
+        assert not named.search(path.read_text()), path
+        assert not [module for module in imports(path) if room(module) == "ppbench.adapters"], path
+
+
 def test_nobody_imports_through_the_links_at_the_top():
     for path in [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
         assert not re.search(r"^\s*from (attacks|defenses)\b", path.read_text(), re.MULTILINE), path

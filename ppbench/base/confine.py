@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ppbench.base.files import read_regular, scratch
 from ppbench.base.guard import PACKAGE
-from ppbench.base.registry import GROUPS, plugins
+from ppbench.base.registry import all_known
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 EXPIRED = 1000
@@ -191,7 +191,7 @@ def _python() -> tuple[Path, ...]:
     for path in _paths():
         whole = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
         found |= dict.fromkeys([path] if whole or path.is_file() else _modules(path))
-    roots = {PACKAGE, *(plugin.root for group in GROUPS for plugin in plugins(group).values())}
+    roots = {PACKAGE, *(plugin.root for plugin in all_known())}
     for spec in map(_spec, sorted(roots - {""})):
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
         found |= dict.fromkeys(path for text in places if text and (path := Path(text)).exists())

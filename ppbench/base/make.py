@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from ppbench.base.blame import guard
 from ppbench.base.declared import SCALARS, is_scalar
 from ppbench.base.errors import PluginError, UsageError, because, shown, unknown
-from ppbench.base.registry import KINDS, load, plugins
+from ppbench.base.registry import KINDS, find, load
 
 T = TypeVar("T")
 Value = str | int | float | bool | None
@@ -38,7 +38,8 @@ def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parame
     Raises UsageError: an unknown name or parameter, or a value of another type; PluginError: the plugin makes something
     else than `base` asks for.
     """
-    kind, factory = KINDS[group], load(group, name)
+    kind, factory, plugin = KINDS[group], load(group, name), find(group, name)
+    words = plugin.words if plugin is not None else shown(name)
     known = [field.name for field in dataclasses.fields(factory)]
     for key in parameters:
         if key not in known:
@@ -53,8 +54,8 @@ def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parame
         why = because(ValueError(first["msg"].lower()))
         raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
     if not isinstance(found, base):
-        raise PluginError(f"{plugins(group)[name].words} makes a {type(found).__name__}, no {base.__name__}.")
+        raise PluginError(f"{words} makes a {type(found).__name__}, no {base.__name__}.")
     if odd := [key for key, value in held.items() if not is_scalar(value)]:
         told = shown(held[odd[0]], 60)
-        raise PluginError(f"{plugins(group)[name].words} has the parameter {odd[0]}={told}; {SCALARS}.")
+        raise PluginError(f"{words} has the parameter {odd[0]}={told}; {SCALARS}.")
     return found

@@ -25,6 +25,7 @@ from ppbench.base.entries import entries
 from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
+from ppbench.base.vision import importable
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
@@ -138,12 +139,7 @@ def _adapted(plugin: Plugin) -> Any:
 
 def imported(entry: metadata.EntryPoint) -> Any:
     """Return what an entry point points to; a torchvision that it imports is made importable where it is not."""
-    try:
-        return entry.load()
-    except RuntimeError:
-        from ppbench.base.vision import importable  # imports torch, which who failed has done
-
-        return importable(entry.load)
+    return importable(entry.load)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
@@ -199,29 +195,44 @@ def plugins(group: Group) -> dict[str, Plugin]:
 
 
 def find(group: Group, name: str) -> Plugin | None:
-    """Return the plugin called so: an installed one, or what is named by its address; None: there is neither.
+    """Return the plugin called so, None where there is none: an installed one, an adapter's, or one at its address.
 
-    Modules of the present folder can be named too, where no other of their name is installed.
+    Defenses at an address are known once they were asked for (`admit`): records name defenses, and are anybody's.
     """
-    known = plugins(group).get(name)
-    if known is not None or (group, name) in _addressed:
-        return known or _addressed[group, name]
-    adapter, argument = None, name
-    if group == "defenses" and ":" in name:
-        before, _, argument = name.partition(":")
-        adapter = plugins("adapters").get(before)
-    by_address = (group in BY_ADDRESS or adapter is not None) and ADDRESS.fullmatch(argument) is not None
-    if not by_address and adapter is None:
-        return None
-    if by_address and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    entry = metadata.EntryPoint(name, argument if adapter is None or by_address else adapter.target, "")
-    distribution = ADDRESSED if by_address or adapter is None else adapter.distribution
-    found = Plugin(group, name, entry.value, distribution, entry, adapter="" if adapter is None else adapter.name)
+    known = plugins(group).get(name) or _addressed.get((group, name))
+    if known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
+        return _at_address(group, name, name)
+    adapter, argument = _adapter(group, name)
+    if known is not None or adapter is None or ADDRESS.fullmatch(argument):
+        return known
+    entry = metadata.EntryPoint(name, adapter.target, "")
+    found = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
     return _addressed.setdefault((group, name), found)
 
 
+def admit(defense: str) -> None:
+    """Let a defense that the user names by its address be loaded: whoever calls this lets its code run."""
+    adapter, argument = _adapter("defenses", defense)
+    if adapter is not None and ADDRESS.fullmatch(argument):
+        _at_address("defenses", defense, argument, adapter.name)
+
+
+def _adapter(group: Group, name: str) -> tuple[Plugin | None, str]:
+    """Return the adapter that a defense's name is handed to, and what of it."""
+    before, colon, argument = name.partition(":")
+    return (plugins("adapters").get(before) if colon and group == "defenses" else None), argument
+
+
+def _at_address(group: Group, name: str, address: str, adapter: str = "") -> Plugin:
+    """Return what lies at an address; modules of the present folder count where no other is called so."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    entry = metadata.EntryPoint(name, address, "")
+    return _addressed.setdefault((group, name), Plugin(group, name, address, ADDRESSED, entry, adapter=adapter))
+
+
 _addressed: dict[tuple[Group, str], Plugin] = {}
+"""What no entry point names, once it was found."""
 
 
 def all_known() -> list[Plugin]:

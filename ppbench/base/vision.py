@@ -10,15 +10,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _SCHEMAS = ("nms", "qnms")
 _ARGUMENTS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 # torch withdraws a declaration when its Library object dies, so these live as long as the process.
-_DECLARED: list[torch.library.Library] = []
+_DECLARED: list[Any] = []
 
 
 def torchvision() -> ModuleType:
@@ -56,6 +54,8 @@ def lpips() -> ModuleType:
 
 
 def _declare_missing() -> None:
+    import torch  # who fails for the lack of a schema has imported it; a list of plugins must not
+
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _SCHEMAS:
         if not hasattr(torch.ops.torchvision, name):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
-from ppbench.base.registry import load
+from ppbench.base.registry import admit, load
 from ppbench.federation.bounds import MANY, SMALL
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
@@ -227,6 +227,8 @@ def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
 def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the federation that the defense's paper needs, less what belongs to another network than the asked."""
     name = options.get("defense")
+    if isinstance(name, str):
+        admit(name)
     factory = load("defenses", name) if isinstance(name, str) else Defense
     setting = dict(getattr(factory, "setting", {}).get("quick" if preset == "portfolio" else preset, {}))
     if options.get("model", setting.get("model")) != setting.get("model"):

@@ -11,6 +11,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.adversary.declared import answer_faults
 from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError
+from ppbench.base.registry import admit
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.run.choice import Point, attacks, points, unless_unasked
 from ppbench.run.config import EvaluateConfig
@@ -78,6 +79,7 @@ class Experiment:
 @guard()
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
+    admit(config.defense)
     return Experiment(config, tuple(points(config)), tuple(attacks(config)))
 
 

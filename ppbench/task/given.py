@@ -7,6 +7,7 @@ a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images or rows of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -17,13 +18,12 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, one_line, shown
 from ppbench.task.dataset import Dataset, Kind, Split, existing
-from ppbench.task.images import stack
+from ppbench.task.images import LABELS, stack
 from ppbench.task.partition import hold_out
 
 Part = tuple[Tensor, Tensor]
 _PARTS = ("train", "test")
 _INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
-_LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 NEED = "it must give (training part, test part), or a dict of train and test"
 
 
@@ -55,11 +55,11 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
     """Return what a function of the user's gave as a data set called `name`; UsageError for what cannot be one.
 
-    A `Dataset` is taken as it is; uint8 images are [N, C, H, W] or [N, H, W, C]; floats keep their values, and their
-    range is [0, 1] where that holds them all, else their extremes.
+    A `Dataset` is taken as it is, but for its name. uint8 images are [N, C, H, W] or [N, H, W, C]; floats keep their
+    values, and their range is [0, 1] where that holds them all, else their extremes.
     """
     if isinstance(found, Dataset):
-        return found
+        return replace(found, name=name)
     parts = [_part(name, part, columns or {}) for part in _parts(name, found)]
     if len(parts) == 1:
         (x, y), (train, test) = parts[0], hold_out(parts[0][1], 5, seed)
@@ -113,7 +113,7 @@ def _items(name: str, part: Any, columns: Mapping[str, str]) -> tuple[list[Any],
         raise UsageError(f"A part of data set {shown(name)} has no example; both need some.")
     if isinstance(items[0], Mapping):
         image = _column(name, items[0], _INPUTS, columns.get("image"))
-        label = _column(name, items[0], _LABELS, columns.get("label"))
+        label = _column(name, items[0], LABELS, columns.get("label"))
         return [item[image] for item in items], [item[label] for item in items]
     if isinstance(items[0], tuple | list) and len(items[0]) == 2:
         return [item[0] for item in items], [item[1] for item in items]

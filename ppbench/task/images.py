@@ -19,6 +19,8 @@ from ppbench.task.dataset import Dataset, Split
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 PIXELS = 2**24
 """Of an image, at most: what claims to have more is damaged, or made to fill memory."""
+LABELS = ("label", "labels", "fine_label", "target", "class", "y")
+"""What a column of labels may be called, the first that is there counts."""
 _GREY = ("1", "L")
 _COLOR = ("RGB", "RGBA", "RGBX", "LA", "P", "PA", "CMYK", "YCbCr")
 

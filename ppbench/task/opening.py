@@ -45,7 +45,7 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
         raise UsageError(f"The data set {shown(text)} cannot be read ({why}); give one that can.") from cause
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
-    if stranger("datasets", name) and not by_address:
+    if stranger("datasets", name):
         with guard("datasets", name):
             refuse("datasets", name, _faults(dataset, name))
     return dataset
@@ -53,7 +53,7 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
 
 def _faults(dataset: Dataset, name: str) -> Iterator[str]:
     """Yield what a stranger's data set may not be: records tell it by its name, and its tensors are copied as such."""
-    if not isinstance(dataset.name, str) or dataset.name.partition(":")[0] != name:
+    if not isinstance(dataset.name, str) or not f"{dataset.name}:".startswith(f"{name}:"):
         yield f"returns a data set called {dataset.name!r}; call it {name!r}, or {name + ':'!r} and more"
     for split in (dataset.train, dataset.test):
         for tensor in (split.x, split.y, *([] if split.domain is None else [split.domain])):

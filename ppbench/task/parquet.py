@@ -19,10 +19,9 @@ from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atom
 from ppbench.base.seals import packed, unpacked
 from ppbench.federation.bounds import MANY
 from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
-from ppbench.task.images import decode, image_dataset, join, stack
+from ppbench.task.images import LABELS, decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
 
-_LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 _CACHE_FORMAT = "2"  # part of the cache key; change it whenever decoding changes
 _SLOW = 1.0  # seconds of decoding from which a shard is worth caching
 
@@ -127,7 +126,7 @@ def _columns(schema: Any, path: Path) -> tuple[str, str]:
     fields = list(schema)
     images = [f.name for f in fields if types.is_struct(f.type) and _encoded(f.type)]
     integers = [f.name for f in fields if types.is_integer(f.type)]
-    labels = integers if len(integers) == 1 else [name for name in _LABELS if name in integers][:1]
+    labels = integers if len(integers) == 1 else [name for name in LABELS if name in integers][:1]
     if len(images) != 1 or len(labels) != 1:
         told = [f"{field.name} ({field.type})"[:80] for field in fields]
         found = ", ".join(told[:4]) + (" ..." if told[4:] else "")

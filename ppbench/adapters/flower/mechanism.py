@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -34,10 +34,7 @@ from ppbench.adapters.flower.state import kept, restored
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
-from ppbench.federation.evidence import Evidence
-from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import View
 
 Mod = Callable[[Message, FlowerContext, Callable[..., Message]], Message]
 Parts = tuple[Strategy, Sequence[Mod]]
@@ -75,10 +72,6 @@ class Mechanism(Defense):
         """Return a new strategy for so many clients, and the clients' mods, outermost first."""
         raise NotImplementedError
 
-    def own(self) -> dict[str, Any]:
-        """Return the parameters by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def check(self, plan: Plan) -> None:
         """As its base; also refuse what Flower's rounds have no place for, and parameters that the code refuses."""
         super().check(plan)
@@ -92,7 +85,7 @@ class Mechanism(Defense):
         self._made(plan)
 
     def _made(self, plan: Plan) -> Parts:
-        told = ", ".join(f"{name}={value}" for name, value in self.own().items()) or "no parameters"
+        told = ", ".join(f"{name}={value}" for name, value in asdict(self).items()) or "no parameters"
         try:
             with running(f"Defense {self.name!r}, made of {told},", 0):
                 strategy, mods = self.parts(plan.clients)
@@ -214,10 +207,6 @@ class Mechanism(Defense):
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return what was sent less what came back, float64."""
         return {name: value.double() - upload.params[name].double() for name, value in like.items()}
-
-    def evidence(self, view: View) -> list[Evidence]:
-        """Return what the view says to who knows no more than that clients take steps of gradient descent."""
-        return plain_evidence(view)
 
 
 def _seed(ctx: Context) -> int:

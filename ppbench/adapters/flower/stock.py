@@ -15,13 +15,14 @@ from typing import ClassVar
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as strategies
 
-from ppbench.adapters.flower.mechanism import Mechanism, Parts
+from ppbench.adapters.flower.mechanism import Mechanism, Mod, Parts
 from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.plan import Noise, Plan
 
 VERSION = f"1+flwr{metadata.version('flwr')}"
 Grids = Mapping[str, tuple[float, ...]]
+GRIDS: Grids = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
 NO_NOISE_SENT = "uploads carry no noise: the server that adds it sees each client's weights, as its threat model says"
 
 
@@ -52,7 +53,7 @@ class FedAvg(Stock):
 
 
 @dataclass(frozen=True)
-class CentralDP(Stock):
+class FixedClipping(Stock):
     """Central differential privacy, fixed clipping by the server: it clips each update and noises their mean."""
 
     noise_multiplier: NonNegative = 1.0
@@ -61,41 +62,34 @@ class CentralDP(Stock):
     name: ClassVar[str] = "flower:stock/dp_server_fixed"
     stock: ClassVar[str] = "dp_server_fixed"
     control: ClassVar[str] = "noise_multiplier"
-    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+    grids: ClassVar[Grids] = GRIDS
     epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+    wrapper: ClassVar[str] = "DifferentialPrivacyServerSideFixedClipping"
+    mods: ClassVar[tuple[Mod, ...]] = ()
 
     def parts(self, clients: int) -> Parts:
-        """Return the wrapper around FedAvg; no mods."""
-        made = strategies.DifferentialPrivacyServerSideFixedClipping
-        return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), []
+        """Return the wrapper around FedAvg, and the clients' mods."""
+        made = getattr(strategies, self.wrapper)
+        return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), self.mods
 
 
 @dataclass(frozen=True)
-class ClientClippedDP(Stock):
+class ClientFixedClipping(FixedClipping):
     """Central differential privacy, fixed clipping by the clients: they clip, the server noises the mean."""
-
-    noise_multiplier: NonNegative = 1.0
-    clipping_norm: Positive = 1.0
 
     name: ClassVar[str] = "flower:stock/dp_client_fixed"
     stock: ClassVar[str] = "dp_client_fixed"
     kin: ClassVar[str] = "dp_sgd"
-    control: ClassVar[str] = "noise_multiplier"
-    grids: ClassVar[Grids] = CentralDP.grids
-    epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+    wrapper: ClassVar[str] = "DifferentialPrivacyClientSideFixedClipping"
+    mods: ClassVar[tuple[Mod, ...]] = (fixedclipping_mod,)
 
     def clipping(self, plan: Plan) -> float | None:
         """Return the norm to which an update is clipped that is taken for a gradient."""
         return self.clipping_norm / as_gradient(plan, 1)
 
-    def parts(self, clients: int) -> Parts:
-        """Return the wrapper around FedAvg and the mod that clips."""
-        made = strategies.DifferentialPrivacyClientSideFixedClipping
-        return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), [fixedclipping_mod]
-
 
 @dataclass(frozen=True)
-class CentralAdaptiveDP(Stock):
+class AdaptiveClipping(Stock):
     """Central differential privacy, clipping by the server to a norm that follows the updates'."""
 
     noise_multiplier: NonNegative = 0.1
@@ -105,28 +99,25 @@ class CentralAdaptiveDP(Stock):
     name: ClassVar[str] = "flower:stock/dp_server_adaptive"
     stock: ClassVar[str] = "dp_server_adaptive"
     control: ClassVar[str] = "noise_multiplier"
-    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+    grids: ClassVar[Grids] = GRIDS
     epsilon_reason: ClassVar[str] = NO_NOISE_SENT
+    wrapper: ClassVar[str] = "DifferentialPrivacyServerSideAdaptiveClipping"
+    mods: ClassVar[tuple[Mod, ...]] = ()
 
     def parts(self, clients: int) -> Parts:
-        """Return the wrapper around FedAvg; no mods."""
-        made = strategies.DifferentialPrivacyServerSideAdaptiveClipping
+        """Return the wrapper around FedAvg, and the clients' mods."""
         own = {"initial_clipping_norm": self.initial_clipping_norm, "clipped_count_stddev": self.clipped_count_stddev}
-        return made(_taking_all(clients), self.noise_multiplier, clients, **own), []
+        return getattr(strategies, self.wrapper)(_taking_all(clients), self.noise_multiplier, clients, **own), self.mods
 
 
 @dataclass(frozen=True)
-class ClientAdaptiveDP(CentralAdaptiveDP):
+class ClientAdaptiveClipping(AdaptiveClipping):
     """Central differential privacy, clipping by the clients, which tell the server whether they did, to such a norm."""
 
     name: ClassVar[str] = "flower:stock/dp_client_adaptive"
     stock: ClassVar[str] = "dp_client_adaptive"
-
-    def parts(self, clients: int) -> Parts:
-        """Return the wrapper around FedAvg and the mod that clips."""
-        made = strategies.DifferentialPrivacyClientSideAdaptiveClipping
-        own = {"initial_clipping_norm": self.initial_clipping_norm, "clipped_count_stddev": self.clipped_count_stddev}
-        return made(_taking_all(clients), self.noise_multiplier, clients, **own), [adaptiveclipping_mod]
+    wrapper: ClassVar[str] = "DifferentialPrivacyClientSideAdaptiveClipping"
+    mods: ClassVar[tuple[Mod, ...]] = (adaptiveclipping_mod,)
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,7 @@ class LocalDP(Stock):
     stock: ClassVar[str] = "local_dp"
     kin: ClassVar[str] = "dp_sgd"
     control: ClassVar[str] = "noise_multiplier"
-    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
+    grids: ClassVar[Grids] = GRIDS
 
     @property
     def std(self) -> float:
@@ -200,10 +191,10 @@ def _protocol(name: str, about: str, made: str) -> type[Stock]:
 
 STOCK: tuple[type[Stock], ...] = (
     FedAvg,
-    CentralDP,
-    ClientClippedDP,
-    CentralAdaptiveDP,
-    ClientAdaptiveDP,
+    FixedClipping,
+    ClientFixedClipping,
+    AdaptiveClipping,
+    ClientAdaptiveClipping,
     LocalDP,
     _protocol("fedmedian", "The coordinate-wise median of clients' weights.", "FedMedian"),
     _protocol("krum", "The weights of the client that is closest to the others.", "Krum"),

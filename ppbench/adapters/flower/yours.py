@@ -30,7 +30,7 @@ def defense(address: str, name: str) -> type[Mechanism]:
     takes = CLIENTS in parameters
 
     def parts(self: Mechanism, clients: int) -> Parts:
-        found: Parts = made(**({CLIENTS: clients} if takes else {}), **self.own())
+        found: Parts = made(**({CLIENTS: clients} if takes else {}), **dataclasses.asdict(self))
         return found
 
     numbers = [n for n, _, f in fields if isinstance(f.default, int | float) and not isinstance(f.default, bool)]
