@@ -2,7 +2,8 @@
 
 OBJECT is a function `(clients, **parameters) -> (strategy, [mods])` of yours: it makes the strategy of `flwr.serverapp`
 for so many clients and lists the mods that stand around each client's training. Its parameters, with defaults, are the
-defense's; the first that is a number is the axis of its trade-off.
+defense's; the first that is a number is the axis of its trade-off. Both are made anew whenever they are needed: a
+strategy's attributes are put back, and what a client keeps between rounds must lie in its context's state.
 """
 
 from __future__ import annotations
