@@ -66,7 +66,7 @@ def trained(name: str, rounds: int = 3, **parameters: Any) -> Params:
 
 
 def apart(one: Params, other: Params) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
 
 
 def victims() -> Mapping[Slot, Data]:

@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.guard import told
+from ppbench.base.guard import told, within
 
 RUN = SERVER_NODE = 1
 PATIENCE = 5
@@ -42,8 +42,11 @@ def running(who: str, *seed: int) -> Iterator[None]:
         yield
     except (ProtocolError, UsageError):
         raise
-    except Exception as cause:
-        raise ProtocolError(f"{who} raised {told(cause)}.") from cause
+    except BaseException as cause:
+        # What Flower raises to end an app is no Exception in its older versions.
+        if isinstance(cause, Exception) or within(type(cause).__module__, "flwr"):
+            raise ProtocolError(f"{who} raised {told(cause)}.") from cause
+        raise
     finally:
         log.setLevel(level)
         random.setstate(state[0])
