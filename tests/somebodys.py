@@ -39,6 +39,18 @@ class Attention(nn.Module):
         return self.head(self.block(self.patches(x).flatten(2).mT + self.place).mean(1))
 
 
+class Views(nn.Module):
+    """Views its convolution's output, of color images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.relu(self.conv(x)).view(-1, 4 * 6 * 6))
+        return out
+
+
 class Narrow(nn.Module):
     """Its batch norm sees one value of an example and channel."""
 

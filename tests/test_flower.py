@@ -244,7 +244,7 @@ def test_what_breaks_a_round_is_told_in_a_sentence(name: str, words: str) -> Non
         ("flower_apps:absent", "has no attribute 'absent'"),
         ("no_such_module:x", "No module named 'no_such_module'"),
         ("stock/local_pd", "did you mean 'stock/local_dp'"),
-        ("nothing", "is no name behind flower:; give stock/NAME, or MODULE:OBJECT of yours"),
+        ("nothing", "is no name behind flower:; give stock/NAME, MODULE:OBJECT of yours, or an app"),
     ],
 )
 def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:

@@ -36,6 +36,8 @@ KINDS: Mapping[Group, str] = {
 ADDRESSED = "(by address)"
 """Stands for the package of what is named by its address, MODULE:ATTRIBUTE, and installed as a plugin by nobody."""
 ADDRESS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+STOCK = "stock/"
+"""Begins an adapter's names of what ships with its framework; all others are somebody's code."""
 BY_ADDRESS: frozenset[Group] = frozenset({"models", "datasets"})
 """Groups whose members need not be installed: functions of somebody's own module."""
 TESTED = "(under test)"
@@ -203,7 +205,7 @@ def find(group: Group, name: str) -> Plugin | None:
     if known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
         return _at_address(group, name, name)
     adapter, argument = _adapter(group, name)
-    if known is not None or adapter is None or ADDRESS.fullmatch(argument):
+    if known is not None or adapter is None or not argument.startswith(STOCK):
         return known
     entry = metadata.EntryPoint(name, adapter.target, "")
     found = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
@@ -213,7 +215,7 @@ def find(group: Group, name: str) -> Plugin | None:
 def admit(defense: str) -> None:
     """Let a defense that the user names by its address be loaded: whoever calls this lets its code run."""
     adapter, argument = _adapter("defenses", defense)
-    if adapter is not None and ADDRESS.fullmatch(argument):
+    if adapter is not None and not argument.startswith(STOCK):
         _at_address("defenses", defense, argument, adapter.name)
 
 

@@ -60,7 +60,8 @@ class Given(Classifier):
 def _up_to_head(module: nn.Module) -> nn.Module:
     """Return `module`, which gives what its tap is given from now on.
 
-    It computes attention step by step: fused, it cannot be differentiated twice. Its class, not a module around it,
+    It computes attention step by step: fused, it cannot be differentiated twice. What it is given is laid out as torch
+    does by default, for it may `view` it: color images lie channels-last here. Its class, not a module around it,
     says so: parameters keep their names, and who traces it finds it.
     """
     former = type(module)
@@ -68,7 +69,7 @@ def _up_to_head(module: nn.Module) -> nn.Module:
     def forward(self: nn.Module, *inputs: Tensor) -> Tensor:
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                former.forward(self, *inputs)
+                former.forward(self, *(value.contiguous() for value in inputs))
         except _Reached as reached:
             return reached.features
         raise RuntimeError("the network has not come to its last linear layer")

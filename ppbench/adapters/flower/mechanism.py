@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app import Context as FlowerContext
@@ -40,6 +40,14 @@ Mod = Callable[[Message, FlowerContext, Callable[..., Message]], Message]
 Parts = tuple[Strategy, Sequence[Mod]]
 EMPTY = Content({}, {}, {})
 COUNT = "num-examples"
+
+
+class Made(NamedTuple):
+    """What a round is run with: a new strategy, clients' mods, outermost first, and the settings of training."""
+
+    strategy: Strategy
+    mods: Sequence[Mod]
+    config: ConfigRecord
 
 
 @node
@@ -84,7 +92,7 @@ class Mechanism(Defense):
                 raise UsageError(f"Defense {self.name!r} needs --{option} {right}.")
         self._made(plan)
 
-    def _made(self, plan: Plan) -> Parts:
+    def _made(self, plan: Plan) -> Made:
         told = ", ".join(f"{name}={value}" for name, value in asdict(self).items()) or "no parameters"
         try:
             with running(f"Defense {self.name!r}, made of {told},", 0):
@@ -94,13 +102,13 @@ class Mechanism(Defense):
         if not isinstance(strategy, Strategy) or not all(callable(mod) for mod in mods):
             found = one_line(type(strategy).__name__, 60)
             raise UsageError(f"Defense {self.name!r} gave {found}; it must give (strategy, list of client mods).")
-        return strategy, mods
+        return Made(strategy, mods, ConfigRecord())
 
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
         """As its base; the strategy as it was made is kept."""
         server = super().init_server(ctx, params)
-        return replace(server, own=kept(self._made(ctx.plan)[0]))
+        return replace(server, own=kept(self._made(ctx.plan).strategy))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Ask nobody anything: Flower's clients tell their numbers of examples with their weights."""
@@ -125,10 +133,11 @@ class Mechanism(Defense):
         return replace(server, own=kept(strategy)), _once({first: messages[first]}, server.params)[first]
 
     def _configured(self, ctx: Context, server: Server) -> tuple[Strategy, dict[int, Message]]:
-        strategy: Strategy = restored(self._made(ctx.plan)[0], server.own)
-        with running("The strategy", _seed(ctx), 0):
+        made = self._made(ctx.plan)
+        strategy: Strategy = restored(made.strategy, server.own)
+        with running("The strategy", seed_of(ctx), 0):
             grid, arrays = Nodes(ctx.plan.clients), array_record(server.params)
-            found = list(strategy.configure_train(ctx.round, arrays, ConfigRecord(), grid))
+            found = list(strategy.configure_train(ctx.round, arrays, made.config, grid))
         messages = {client_of(message): message for message in found}
         if not messages:
             raise ProtocolError(f"The strategy asks nobody to train in round {ctx.round}.")
@@ -142,15 +151,19 @@ class Mechanism(Defense):
         for client, upload in got.items():
             if not isinstance(upload, Told):
                 raise ProtocolError(f"Client {client} sent {type(upload).__name__}, not weights.")
-            replies.append(Message(joined(words(upload.key), upload.params, upload.rest), reply_to=asked[client]))
+            replies.append(Message(self.replied(upload), reply_to=asked[client]))
             counts[client] = next((int(m[COUNT]) for m in upload.rest.metrics.values() if COUNT in m), 1)
-        with running("The strategy", _seed(ctx), 1):
+        with running("The strategy", seed_of(ctx), 1):
             arrays, _ = strategy.aggregate_train(ctx.round, replies)
         params = server.params
         if arrays is not None:
             _, found, _ = split(content({"arrays": arrays}), params, "What the strategy aggregates")
             params = {name: found[name].to(old.device, old.dtype) for name, old in params.items()}
         return Server(params, server.opt, counts, kept(strategy))
+
+    def replied(self, upload: Told) -> RecordDict:
+        """Return the records that the strategy is handed of an upload."""
+        return joined(words(upload.key), upload.params, upload.rest)
 
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Tree:
@@ -186,10 +199,13 @@ class Mechanism(Defense):
             told: dict[str, Any] = {key: array_record(result), "metrics": MetricRecord({COUNT: len(data.x)})}
             return Message(RecordDict(told), reply_to=asked)
 
-        answer, context = self._run(ctx, me, message, train)
+        return self.told(ctx, message, *self._run(ctx, me, message, train))
+
+    def told(self, ctx: Context, asked: Asked, answer: Message, context: FlowerContext) -> tuple[Tree, Tree | None]:
+        """Return what a client keeps and sends, of its app's answer (ProtocolError: an error, or no weights)."""
         if answer.has_error():
             raise ProtocolError(f"Client {ctx.party} answers by an error: {one_line(answer.error.reason)}.")
-        key, params, rest = split(content(answer.content), message.params, f"What client {ctx.party} sends")
+        key, params, rest = split(content(answer.content), asked.params, f"What client {ctx.party} sends")
         return Worker(content(context.state)), Told(params, text(key), rest)
 
     def _run(
@@ -198,10 +214,10 @@ class Mechanism(Defense):
         """Return a client's answer and its context, both draws and state as at the first time in this step."""
         place: dict[str, bool | float | int | str] = {"partition-id": ctx.party, "num-partitions": ctx.plan.clients}
         context = FlowerContext(RUN, node_of(ctx.party), place, records(me.state), {})
-        app = ClientApp(mods=[*self._made(ctx.plan)[1]])
+        app = ClientApp(mods=[*self._made(ctx.plan).mods])
         app.train()(train)
         asked = joined(words(message.key), message.params, message.rest)
-        with running(f"The app of client {ctx.party}", _seed(ctx), 2):
+        with running(f"The app of client {ctx.party}", seed_of(ctx), 2):
             return app(Message(asked, node_of(ctx.party), words(message.kind)), context), context
 
     def decode(self, upload: Tree, like: Params) -> Params:
@@ -209,7 +225,7 @@ class Mechanism(Defense):
         return {name: value.double() - upload.params[name].double() for name, value in like.items()}
 
 
-def _seed(ctx: Context) -> int:
+def seed_of(ctx: Context) -> int:
     """Return what a party's draws in this step come from: its generator's seed and the session, not its position."""
     return int.from_bytes(hashlib.sha256(f"{ctx.generator.initial_seed()} {ctx.session}".encode()).digest()[:8], "big")
 

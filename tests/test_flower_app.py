@@ -1,0 +1,179 @@
+"""Flower apps as they lie in a folder: their own server, clients and training, on what the bench hands them.
+
+Run beside Flower, see test_flower.py. `flower_app/` is written as Flower's quickstart is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.base.tree import leaves
+from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import View
+from ppbench.federation.wire import Slot
+from ppbench.nets.net import initial, net_spec
+
+pytest.importorskip("flwr")
+
+FOLDER = Path(__file__).parent / "flower_app"
+CLIENTS = 3
+VICTIMS = {Slot(0, client): client for client in range(CLIENTS)}
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Path]:
+    """Return a copy of the app in a folder, whose modules are forgotten afterwards."""
+    place = tmp_path / "app"
+    shutil.copytree(FOLDER, place, ignore=shutil.ignore_patterns("__pycache__"))
+    before = [*sys.path]
+    yield place
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "quick_app"]:
+        del sys.modules[name]
+
+
+def changed(place: Path, **settings: Any) -> str:
+    """Write settings into the app's pyproject.toml, and return the defense's name."""
+    file = place / "pyproject.toml"
+    for name, value in settings.items():
+        lines = [f"{name} = {value}" if line.startswith(f"{name} =") else line for line in file.read_text().split("\n")]
+        file.write_text("\n".join(lines))
+    return f"flower:{place}"
+
+
+def loaded(name: str) -> Any:
+    registry.admit(name)
+    return load("defenses", name)
+
+
+def batch(count: int, seed: int) -> Data:
+    draws = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 10, (count,), generator=draws)
+    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
+
+
+def started(name: str, opt: Opt | None = None) -> Federation:
+    made = loaded(name)()
+    local = Local("delta", 1, 8, opt or Opt("sgd", 0.1))
+    plan = Plan(net_spec("quick_app.task:Net", (1, 8, 8), 10, {}), CLIENTS, local)
+    run = Federation(made, plan, {client: batch(20 + client, client) for client in range(CLIENTS)}, Seeds(0))
+    run.start(initial(plan.spec, 0))
+    return run
+
+
+def seen(run: Federation, count: int = 1) -> tuple[View, dict[Slot, Data]]:
+    victims = {slot: batch(count, 50 + client) for slot, client in VICTIMS.items()}
+    return run.probe(victims).view("server/1"), victims
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_what_its_clients_send_is_the_rate_times_the_gradient(app: Path, count: int) -> None:
+    view, victims = seen(started(changed(app)), count)
+    found = view.defense.evidence(view)
+    assert [e.unit for e in found] == [(slot,) for slot in victims]
+    for one in found:
+        right, other = victims[one.unit[0]], batch(count, 99)
+        assert at_truth(one, right.x[None], right.y[None]) < 1e-9
+        assert at_truth(one, other.x[None], other.y[None]) > 1e-3
+
+
+def test_noise_that_its_clients_add_is_in_what_is_seen(app: Path) -> None:
+    view, victims = seen(started(changed(app, noise=0.001)))
+    for one in view.defense.evidence(view):
+        right = victims[one.unit[0]]
+        noise = sum(float((0.001 / 0.1) ** 2) * value.numel() for value in one.observed.values())
+        left = at_truth(one, right.x[None], right.y[None]) * float(one.scale())
+        assert 0.8 < left / noise < 1.2
+
+
+def test_its_rounds_train_and_its_view_holds_counts_losses_and_buffers(app: Path) -> None:
+    run = started(changed(app))
+    before = {name: value.clone() for name, value in run.parties.server.params.items()}
+    assert run.run(2)
+    assert max(float((run.parties.server.params[n] - v).abs().max()) for n, v in before.items()) > 1e-3
+    view, _ = seen(run, 2)
+    told = next(iter(view.exchanges())).answer.rest
+    assert int(told.metrics["metrics"]["num-examples"]) == 2
+    assert float(told.metrics["metrics"]["train_loss"]) > 0
+    assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*told.arrays["buffers"]}
+
+
+def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:
+    name = changed(app, noise=0.01)
+    one, other = started(name), started(name)
+    assert one.run(1) and other.run(1)
+    seen(one)
+    assert one.run(2) and other.run(2)
+    states = ((leaves(run.parties.server), leaves(run.parties.clients)) for run in (one, other))
+    (a, b), (c, d) = states
+    assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip([*a, *b], [*c, *d], strict=True))
+
+
+def test_an_edited_app_has_another_version(app: Path) -> None:
+    first, same = loaded(changed(app)).version, loaded(f"{changed(app)}/").version
+    changed(app, noise=0.5)
+    other = loaded(f"{changed(app)}/.").version
+    assert first == same != other
+
+
+def test_an_evaluation_takes_what_the_app_says(app: Path) -> None:
+    setting = loaded(changed(app)).setting["quick"]
+    assert (setting["model"], setting["lr"], setting["batch_size"]) == ("quick_app.task:Net", 0.1, 8)
+    assert setting["local_epochs"] == 1 and setting["optimizer"] == "sgd"
+
+
+@pytest.mark.parametrize(
+    ("settings", "opt", "words"),
+    [
+        ({}, Opt("adam", 0.1), "needs --optimizer sgd"),
+        ({"optimizer": '"Adam"'}, None, "Adam at rate 0.1"),
+        ({"decay": "0.01"}, None, "weight decay 0.01"),
+        ({"optimizer": '"None"'}, None, "has no attribute 'None'"),
+    ],
+)
+def test_trainings_that_no_attack_can_read_are_refused(app: Path, settings: Any, opt: Opt | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        started(changed(app, **settings), opt)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("network", r"has no \[tool.ppbench\] network"),
+        ("data", r"has no \[tool.ppbench\] data"),
+        ("serverapp", "names no serverapp and clientapp"),
+    ],
+)
+def test_what_is_no_app_is_refused_by_name(app: Path, line: str, words: str) -> None:
+    file = app / "pyproject.toml"
+    file.write_text("\n".join(one for one in file.read_text().split("\n") if not one.startswith(f"{line} =")))
+    with pytest.raises(UsageError, match=words):
+        loaded(f"flower:{app}")
+
+
+def test_other_folders_and_other_keys_are_refused(app: Path, tmp_path: Path) -> None:
+    for name, words in (
+        (f"flower:{tmp_path}", "no readable pyproject.toml"),
+        ("flower:no/such/folder", "no name behind flower:"),
+        (changed(app, batch='["img"]'), "give two keys"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            loaded(name)
+
+
+def test_records_do_not_choose_what_is_imported(app: Path) -> None:
+    assert registry.find("defenses", f"flower:{app}") is None
