@@ -77,6 +77,13 @@ def test_it_can_be_attacked(name: str, options: dict[str, Any]) -> None:
     torch.testing.assert_close(many[2], grad(mismatch)(x[2]), rtol=1e-3, atol=1e-6)
 
 
+def test_a_network_may_view_color_images() -> None:
+    """The engine lays them channels-last, which convolutions keep, and which no `view` across channels takes."""
+    net = build(net_spec("somebodys:Views", (3, 8, 8), 10))
+    x, params = torch.rand(2, 3, 8, 8), initial(net.spec, 0)
+    assert torch.equal(net(params, x.contiguous(memory_format=torch.channels_last)), net(params, x))
+
+
 def test_batch_norm_is_of_the_batch_or_as_it_came() -> None:
     """With statistics of the batch an example's logits hang on the others; with the module's own they do not."""
     x = torch.rand(4, *SHAPE)
