@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.guard import told, within
+from ppbench.adapters.running import running as seeded
+from ppbench.base.errors import ProtocolError
 
 RUN = SERVER_NODE = 1
 PATIENCE = 5
@@ -23,35 +19,14 @@ PATIENCE = 5
 
 @contextmanager
 def running(who: str, *seed: int) -> Iterator[None]:
-    """Run `who`'s code: the global generators of Python, NumPy and torch are those of `seed`, and afterwards as before.
-
-    Mods and strategies draw from them. Flower's log says every clipping; here its errors alone are let through.
-    ProtocolError: it raises anything, as a node that does so answers by an error.
-    """
-    state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    log, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
-    words = np.random.SeedSequence(seed).generate_state(4)
-    log.setLevel(logging.ERROR)
+    """Run `who`'s code as `ppbench.adapters.running` does, in a task of Flower's own."""
     identity = _identity()
     if identity is not None:
         identity.task_id, identity.run_id, identity.node_id = RUN, RUN, SERVER_NODE
-    random.seed(int(words[0]))
-    np.random.seed(words[:3])
-    torch.default_generator.manual_seed(int(words[3]))
     try:
-        yield
-    except (ProtocolError, UsageError):
-        raise
-    except BaseException as cause:
-        # What Flower raises to end an app is no Exception in its older versions.
-        if isinstance(cause, Exception) or within(type(cause).__module__, "flwr"):
-            raise ProtocolError(f"{who} raised {told(cause)}.") from cause
-        raise
+        with seeded("flwr", who, *seed):
+            yield
     finally:
-        log.setLevel(level)
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.random.set_rng_state(state[2])
         if identity is not None:
             identity.task_id = identity.run_id = identity.node_id = None
 

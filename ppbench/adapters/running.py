@@ -1,0 +1,44 @@
+"""A framework's code run in this process: seeded, quiet, its errors told in a sentence."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.guard import told, within
+
+
+@contextmanager
+def running(framework: str, who: str, *seed: int) -> Iterator[None]:
+    """Run `who`'s code: the global generators of Python, NumPy and torch are those of `seed`, and afterwards as before.
+
+    Mechanisms draw from them. framework: its top package, whose log says every clipping; here its errors alone are let
+    through. ProtocolError: the code raises anything, as a node that does so answers by an error.
+    """
+    state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    log, level = logging.getLogger(framework), logging.getLogger(framework).level
+    words = np.random.SeedSequence(seed).generate_state(4)
+    log.setLevel(logging.ERROR)
+    random.seed(int(words[0]))
+    np.random.seed(words[:3])
+    torch.default_generator.manual_seed(int(words[3]))
+    try:
+        yield
+    except (ProtocolError, UsageError):
+        raise
+    except BaseException as cause:
+        # What Flower raises to end an app is no Exception in its older versions.
+        if isinstance(cause, Exception) or within(type(cause).__module__, framework):
+            raise ProtocolError(f"{who} raised {told(cause)}.") from cause
+        raise
+    finally:
+        log.setLevel(level)
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.random.set_rng_state(state[2])
