@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Error, Message
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg
 
 
@@ -54,6 +56,22 @@ def halving() -> Any:
         return call_next(msg, ctxt)
 
     return FedAvg(), [half]
+
+
+def secure(num_shares: int = 3) -> Any:
+    """Secure aggregation among three neighbours."""
+    return SecAggPlusWorkflow(num_shares, 2), [secaggplus_mod]
+
+
+def secure_raises() -> Any:
+    def broken(msg: Message, ctxt: Any, call_next: Any) -> Message:
+        raise ValueError("no key")
+
+    return SecAggPlusWorkflow(3, 2), [broken]
+
+
+def secure_without_mod() -> Any:
+    return SecAggPlusWorkflow(3, 2), []
 
 
 def samples() -> Any:

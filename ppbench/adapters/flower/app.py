@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 
 from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, running
 from ppbench.adapters.flower.mechanism import Made, Mechanism, Worker, seed_of
-from ppbench.adapters.flower.records import Asked, Told, array_record, content, joined, records, words
+from ppbench.adapters.flower.records import Asked, Told, array_record, asked_records, content, records, words
 from ppbench.adapters.flower.steps import Steps, watched
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.registry import imported
@@ -140,8 +140,7 @@ class App(Mechanism):
         if not isinstance(message, Asked):
             raise ProtocolError(f"Client {ctx.party} was sent {type(message).__name__}, not weights to train.")
         context = self._context(ctx.plan, ctx.party, records(me.state))
-        asked = joined(words(message.key), message.params, message.rest)
-        answer = self._trained(ctx.plan, asked, words(message.kind), context, data, seed_of(ctx))
+        answer = self._trained(ctx.plan, asked_records(message), words(message.kind), context, data, seed_of(ctx))
         return self.told(ctx, message, answer, context)
 
     def _trained(

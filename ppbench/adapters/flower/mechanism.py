@@ -8,7 +8,8 @@ times a gradient. Strategy and clients' contexts are read off after each round (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,8 +22,10 @@ from ppbench.adapters.flower.inside import RUN, Nodes, client_of, node_of, runni
 from ppbench.adapters.flower.records import (
     Asked,
     Content,
+    Note,
     Told,
     array_record,
+    asked_records,
     content,
     joined,
     records,
@@ -90,15 +93,25 @@ class Mechanism(Defense):
         ):
             if not fits:
                 raise UsageError(f"Defense {self.name!r} needs --{option} {right}.")
-        self._made(plan)
+        self.mods_for(plan)
 
-    def _made(self, plan: Plan) -> Made:
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Run what makes the parts (UsageError: it raises anything)."""
         told = ", ".join(f"{name}={value}" for name, value in asdict(self).items()) or "no parameters"
         try:
             with running(f"Defense {self.name!r}, made of {told},", 0):
-                strategy, mods = self.parts(plan.clients)
+                yield
         except ProtocolError as cause:
             raise UsageError(str(cause)) from cause
+
+    def mods_for(self, plan: Plan) -> Sequence[Mod]:
+        """Return a client's mods."""
+        return self._made(plan).mods
+
+    def _made(self, plan: Plan) -> Made:
+        with self.making():
+            strategy, mods = self.parts(plan.clients)
         if not isinstance(strategy, Strategy) or not all(callable(mod) for mod in mods):
             found = one_line(type(strategy).__name__, 60)
             raise UsageError(f"Defense {self.name!r} gave {found}; it must give (strategy, list of client mods).")
@@ -209,14 +222,14 @@ class Mechanism(Defense):
         return Worker(content(context.state)), Told(params, text(key), rest)
 
     def _run(
-        self, ctx: Context, me: Worker, message: Asked, train: Callable[[Message, FlowerContext], Message]
+        self, ctx: Context, me: Worker, message: Asked | Note, train: Callable[[Message, FlowerContext], Message]
     ) -> tuple[Message, FlowerContext]:
         """Return a client's answer and its context, both draws and state as at the first time in this step."""
         place: dict[str, bool | float | int | str] = {"partition-id": ctx.party, "num-partitions": ctx.plan.clients}
         context = FlowerContext(RUN, node_of(ctx.party), place, records(me.state), {})
-        app = ClientApp(mods=[*self._made(ctx.plan).mods])
+        app = ClientApp(mods=[*self.mods_for(ctx.plan)])
         app.train()(train)
-        asked = joined(words(message.key), message.params, message.rest)
+        asked = asked_records(message)
         with running(f"The app of client {ctx.party}", seed_of(ctx), 2):
             return app(Message(asked, node_of(ctx.party), words(message.kind)), context), context
 

@@ -48,6 +48,14 @@ class Asked(Model):
 
 
 @node
+class Note:
+    """Server to client, without weights: settings, and whatever a protocol exchanges besides. kind: message type."""
+
+    rest: Content
+    kind: Text
+
+
+@node
 class Told:
     """Client to server. params: the weights that it ended with, in the record `key`; rest: all other records."""
 
@@ -142,3 +150,10 @@ def split(tree: Content, like: Params, who: str) -> tuple[str, Params, Content]:
 def joined(key: str, params: Params, rest: Content) -> RecordDict:
     """Return the records of a message whose weights were split off."""
     return records(Content({key: params, **rest.arrays}, rest.metrics, rest.configs))
+
+
+def asked_records(message: Asked | Note) -> RecordDict:
+    """Return the records that a client is sent."""
+    if isinstance(message, Note):
+        return records(message.rest)
+    return joined(words(message.key), message.params, message.rest)

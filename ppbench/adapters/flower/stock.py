@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import strategy as strategies
 
 from ppbench.adapters.flower.mechanism import Mechanism, Mod, Parts
-from ppbench.federation.bounds import NonNegative, Positive
+from ppbench.adapters.flower.secure import Secure
+from ppbench.federation.bounds import Count, NonNegative, Positive, Whole
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.plan import Noise, Plan
 
@@ -176,6 +179,31 @@ class LocalDP(Stock):
         return float(accountant.get_epsilon(self.delta)), self.delta
 
 
+@dataclass(frozen=True)
+class SecAggPlus(Secure):
+    """Secure aggregation (SecAgg+): the server learns the sum of clients' weights, and no single one.
+
+    num_shares: neighbours, itself among them, that each client shares keys with, 0 for all; threshold: how many of them
+    restore a key. max_weight, clipping_range, quantization: the workflow's, as it comes.
+    """
+
+    num_shares: Whole = 0
+    threshold: Count = 2
+    max_weight: Positive = 1000.0
+    clipping_range: Positive = 8.0
+    quantization: Count = 2**22
+
+    name: ClassVar[str] = "flower:stock/secaggplus"
+    stock: ClassVar[str] = "secaggplus"
+    version: ClassVar[str] = VERSION
+
+    def parts(self, clients: int) -> Any:
+        """Return the workflow and the mod."""
+        ranges = {"clipping_range": self.clipping_range, "quantization_range": self.quantization}
+        shares = self.num_shares or 1.0
+        return SecAggPlusWorkflow(shares, self.threshold, max_weight=self.max_weight, **ranges), [secaggplus_mod]
+
+
 def _protocol(name: str, about: str, made: str) -> type[Stock]:
     """Return a strategy that is no defense, made as it comes, as one."""
 
@@ -189,13 +217,14 @@ def _protocol(name: str, about: str, made: str) -> type[Stock]:
     return dataclass(frozen=True)(type(made, (Stock,), held))
 
 
-STOCK: tuple[type[Stock], ...] = (
+STOCK: tuple[type[Stock | SecAggPlus], ...] = (
     FedAvg,
     FixedClipping,
     ClientFixedClipping,
     AdaptiveClipping,
     ClientAdaptiveClipping,
     LocalDP,
+    SecAggPlus,
     _protocol("fedmedian", "The coordinate-wise median of clients' weights.", "FedMedian"),
     _protocol("krum", "The weights of the client that is closest to the others.", "Krum"),
     _protocol("fedadam", "The mean update, by Adam at the server.", "FedAdam"),

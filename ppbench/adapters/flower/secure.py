@@ -1,0 +1,270 @@
+"""Flower's secure aggregation, SecAgg+: its own workflow, in its own four stages, and the mod that answers it.
+
+The server reads the sum of the cohort's weights, and, since the mod masks nothing else, each client's number of
+examples and metrics. Each stage of the workflow is run twice: until it sends, and, from the same state and seed, with
+what came back; a round is then a coroutine like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Context as FlowerContext
+from flwr.common import Code, FitRes, Status
+from flwr.server import LegacyContext, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
+
+from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, client_of, node_of, running
+from ppbench.adapters.flower.masks import bare_weights
+from ppbench.adapters.flower.mechanism import EMPTY, Mechanism, Mod, Worker, seed_of
+from ppbench.adapters.flower.records import Asked, Content, Note, array_record, content, records, text
+from ppbench.base.errors import ProtocolError, UsageError, one_line
+from ppbench.base.tree import Params, Tree, node
+from ppbench.defenses.evidence import Shared, cohort_evidence
+from ppbench.federation.contract import Context, Defense, Round, Server, Step
+from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.messages import Model
+from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.wire import SERVER
+
+COUNTED = ("fitres.num_examples", "num_examples")
+
+
+@node
+class Said:
+    """Client to server: a stage's answer, with the weights masked, in bytes, among its settings."""
+
+    rest: Content
+
+
+class Secured(NamedTuple):
+    """What a round is run with: a new workflow, and clients' mods, outermost first."""
+
+    workflow: SecAggPlusWorkflow
+    mods: Sequence[Mod]
+
+
+class _Sent(BaseException):
+    """Carries out of a stage what it sends."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__()
+        self.messages = messages
+
+
+class _Relay(Nodes):
+    """A grid that hands out what a stage sends, or hands it what came back."""
+
+    def __init__(self, count: int, replies: list[Message] | None) -> None:
+        super().__init__(count)
+        self.replies = replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Return the replies, if they are there."""
+        if self.replies is None:
+            raise _Sent(list(messages))
+        return self.replies
+
+
+class _Proxy(ClientProxy):
+    """A client by its number, which does nothing: the workflow sends by the grid."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(str(number))
+        self.node_id = number
+
+    get_properties = get_parameters = fit = evaluate = reconnect = None  # type: ignore[assignment]
+
+
+_Proxy.__abstractmethods__ = frozenset()
+
+
+@dataclass(frozen=True)
+class Secure(Mechanism):
+    """A workflow of secure aggregation, and the mods that answer it."""
+
+    epsilon_reason = "there is no noise but the rounding's; the server reads the sum of the cohort's weights"
+
+    @property
+    def sums(self) -> bool:
+        """Return that only sums of weights can be read."""
+        return True
+
+    def _secured(self, plan: Plan) -> Secured:
+        with self.making():
+            workflow, mods = self.parts(plan.clients)
+        if not isinstance(workflow, SecAggPlusWorkflow) or not all(callable(mod) for mod in mods):
+            found = one_line(type(workflow).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {found}; it must give (workflow, list of client mods).")
+        return Secured(workflow, mods)
+
+    def mods_for(self, plan: Plan) -> Sequence[Mod]:
+        """Return a client's mods."""
+        return self._secured(plan).mods
+
+    def check(self, plan: Plan) -> None:
+        """As its base; also refuse a cohort that is too small for the protocol (UsageError)."""
+        super().check(plan)
+        shares = self._secured(plan).workflow.num_shares
+        least = max(2, shares) if isinstance(shares, int) else 2
+        if plan.clients < least:
+            raise UsageError(f"Defense {self.name!r} needs at least {least} clients, not {plan.clients}.")
+
+    # -- the server ----------------------------------------------------------------------------------------------
+    def init_server(self, ctx: Context, params: Params) -> Server:
+        """Return the server's state: weights alone, for the workflow keeps nothing from one round to the next."""
+        return Defense.init_server(self, ctx, params)
+
+    def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
+        """Return the server's state and the weights as the third stage sends them."""
+        return server, Asked(server.params, text("fitins.parameters"), EMPTY, text("train"))
+
+    def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Run the workflow's four stages (ProtocolError: one halts, or a client answers by an error)."""
+        workflow = self._secured(ctx.plan).workflow
+        state, place, counts = flower.WorkflowState(), self._place(ctx, server), server.counts.clone()
+        for stage in (
+            workflow.setup_stage,
+            workflow.share_keys_stage,
+            workflow.collect_masked_vectors_stage,
+            workflow.unmask_stage,
+        ):
+            messages = self._sent(ctx, stage, place, copy.deepcopy(state))
+            answers = yield Step(server, {client: _note(one, server.params) for client, one in messages.items()})
+            replies = []
+            for client, said in answers.items():
+                if not isinstance(said, Said):
+                    raise ProtocolError(f"Client {client} sent {type(said).__name__}, no answer of secure aggregation.")
+                replies.append(Message(records(said.rest), reply_to=messages[client]))
+                counts[client] = _count(said, int(counts[client]))
+            self._done(ctx, stage, place, state, replies)
+        arrays = place.state.array_records[flower.MAIN_PARAMS_RECORD]
+        found = zip(server.params.items(), arrays.values(), strict=True)
+        params = {n: torch.from_numpy(np.array(a.numpy())).to(old.device, old.dtype) for (n, old), a in found}
+        return Server(params, server.opt, counts, server.own)
+
+    def _place(self, ctx: Context, server: Server) -> LegacyContext:
+        manager = SimpleClientManager()
+        for client in range(ctx.plan.clients):
+            manager.register(_Proxy(node_of(client)))
+        state = RecordDict()
+        state[flower.MAIN_CONFIGS_RECORD] = ConfigRecord({flower.WorkflowKey.CURRENT_ROUND: ctx.round})
+        arrays = array_record(server.params).values()
+        state[flower.MAIN_PARAMS_RECORD] = ArrayRecord({str(i): array for i, array in enumerate(arrays)})
+        return LegacyContext(FlowerContext(RUN, SERVER_NODE, {}, state, {}), strategy=FedAvg(), client_manager=manager)
+
+    def _sent(self, ctx: Context, stage: Callable[..., bool], place: LegacyContext, state: Any) -> dict[int, Message]:
+        """Return what a stage sends, by client."""
+        try:
+            self._done(ctx, stage, place, state, None)
+        except _Sent as sent:
+            return {client_of(message): message for message in sent.messages}
+        raise ProtocolError(f"Secure aggregation ends in its {stage.__name__} without asking anybody.")
+
+    def _done(
+        self, ctx: Context, stage: Callable[..., bool], place: LegacyContext, state: Any, replies: list[Message] | None
+    ) -> None:
+        with running("The workflow", seed_of(ctx), 0):
+            if not stage(_Relay(ctx.plan.clients, replies), place, state):
+                raise ProtocolError(f"Secure aggregation halts in its {stage.__name__}: too few clients answered.")
+
+    # -- a client ------------------------------------------------------------------------------------------------
+    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Run the client's mods, around the training in the stage that asks for it."""
+
+        def train(asked: Message, _: FlowerContext) -> Message:
+            if not isinstance(message, Asked):
+                raise ProtocolError(f"The mods of client {ctx.party} train in a stage that sends no weights.")
+            weights = flower.compat.arrayrecord_to_parameters(array_record(result), keep_input=False)
+            told = FitRes(Status(Code.OK, ""), weights, len(data.x), {})
+            return Message(flower.compat.fitres_to_recorddict(told, keep_input=False), reply_to=asked)
+
+        answer, context = self._run(ctx, me, message, train)
+        if answer.has_error():
+            raise ProtocolError(f"Client {ctx.party} answers by an error: {one_line(answer.error.reason)}.")
+        return Worker(content(context.state)), Said(content(answer.content))
+
+    def decode(self, upload: Tree, like: Params) -> Params:
+        """Return nothing: of one upload no weights can be read."""
+        return {}
+
+    # -- the adversary -------------------------------------------------------------------------------------------
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the mean of each cohort (server), or client 0's own weights' (colluders); to others nothing."""
+        shared = Shared(view.plan)
+        if view.party != SERVER:
+            return []
+        make = self._own if colludes(view.threat) else self._sum
+        return [piece for unit, after in _rounds(view) if (piece := make(view, shared, unit, after)) is not None]
+
+    def _sum(self, view: View, shared: Shared, unit: list[Exchange], after: Params) -> Evidence | None:
+        before, divisor = unit[0].asked.params, as_gradient(view.plan, unit[0].round)
+        mean = {n: (value.double() - after[n].double()) / divisor for n, value in before.items()}
+        counts = torch.zeros(view.plan.clients, dtype=torch.int64)
+        for exchange in unit:
+            counts[exchange.slot.client] = _count(exchange.answer, 1)
+        piece = cohort_evidence(shared, mean, unit, Server(before, (), counts, ()))
+        return replace(piece, noise=self._rounding(view.plan, unit, divisor))
+
+    def _own(self, view: View, shared: Shared, unit: list[Exchange], after: Params) -> Evidence | None:
+        target = next((e for e in unit if e.slot.client == TARGET), None)
+        if target is None:
+            return None
+        made = self._secured(view.plan).workflow
+        own = bare_weights(view, target, made.clipping_range, made.quantization_range, made.modulus_range)
+        if own is None:
+            return None
+        before, divisor = shared.same(target.asked.params), as_gradient(view.plan, target.round)
+        pairs = zip(before.items(), own, strict=True)
+        change = {n: (value.double() - end.to(value.device)) / divisor for (n, value), end in pairs}
+        noise = self._rounding(view.plan, [target], divisor)
+        return Evidence((target.slot,), change, shared.at(before), before, noise=noise)
+
+    def _rounding(self, plan: Plan, unit: Sequence[Exchange], divisor: float) -> Noise:
+        """Return the law of the rounding on a mean of so many: its variance is a sixth of a squared step, each."""
+        made = self._secured(plan).workflow
+        step = 2 * made.clipping_range / made.quantization_range
+        share = sum(_count(e.answer, 1) for e in unit) / made.max_weight
+        return Noise("gaussian", step * (len(unit) / 6) ** 0.5 / share / divisor)
+
+
+def _count(said: Said, otherwise: int) -> int:
+    """Return the number of examples that a client tells beside its masked weights, in the clear."""
+    record, key = COUNTED
+    told = said.rest.metrics.get(record, {}).get(key)
+    return otherwise if told is None else int(told)
+
+
+def _note(message: Message, like: Params) -> Tree:
+    """Return a stage's message as a tree: with weights where it has some, by the model's names."""
+    told, kind = content(message.content), text(message.metadata.message_type)
+    if not told.arrays:
+        return Note(told, kind)
+    ((key, arrays),) = told.arrays.items()
+    found = zip(like.items(), arrays.values(), strict=True)
+    params = {name: value.to(old.device, old.dtype) for (name, old), value in found}
+    return Asked(params, text(key), replace(told, arrays={}), kind)
+
+
+def _rounds(view: View) -> Iterator[tuple[list[Exchange], Params]]:
+    """Yield by probe the uploads of masked weights in its first round, and the weights that came out of it."""
+    units: dict[int, list[Exchange]] = {}
+    for exchange in view.exchanges():
+        if isinstance(exchange.asked, Asked):
+            units.setdefault(exchange.slot.probe, []).append(exchange)
+    for probe, unit in units.items():
+        first = unit[0].round
+        letters = (m for m in view.mail if m.probe == probe and m.sender == SERVER and m.round > first)
+        after = next((m.message.params for m in letters if isinstance(m.message, Model)), None)
+        if after is not None:
+            yield [exchange for exchange in unit if exchange.round == first], after

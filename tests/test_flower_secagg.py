@@ -1,0 +1,161 @@
+"""Flower's SecAgg+ as a defense: the sum is the sum, colluders open what masks of pairs hide; what is in the clear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppbench.base import registry
+from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.federation.engine import Federation
+from ppbench.federation.evidence import at_truth
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.view import Transcript
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import apart, same
+
+pytest.importorskip("flwr")
+
+from ppbench.adapters.flower.masks import stage_of  # it needs Flower
+
+CLIENTS = 4
+NAME = "flower:stock/secaggplus"
+PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), CLIENTS, Local("delta", 1, 8, Opt("sgd", 0.1)))
+STAGES = ["setup", "share_keys", "collect_masked_vectors", "unmask"]
+
+
+def data(count: int, seed: int) -> Data:
+    draws = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 10, (count,), generator=draws)
+    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
+
+
+def federation(name: str = NAME, plan: Plan = PLAN, **parameters: Any) -> Federation:
+    shards = {client: data(20 + 4 * client, client) for client in range(plan.clients)}
+    registry.admit(name)
+    made = Federation(load("defenses", name)(**parameters), plan, shards, Seeds(0))
+    made.start(initial(plan.spec, 0))
+    return made
+
+
+def victims() -> Mapping[Slot, Data]:
+    return {Slot(0, client): data(1, 50 + client) for client in range(CLIENTS)}
+
+
+def seen(run: Federation) -> Transcript:
+    return run.probe(victims())
+
+
+@pytest.mark.parametrize("shares", [0, 3])
+def test_the_sum_of_masked_weights_is_federated_averaging_to_the_rounding(shares: int) -> None:
+    """Unequal shards, a batch each, two rounds; steps of 3.8e-6 on 20 to 32 thousandths of weights are some 1e-4."""
+    plan = replace(PLAN, local=replace(PLAN.local, batch=32))
+    ours, run = federation("none", plan), federation(plan=plan, num_shares=shares)
+    assert ours.run(2) and run.run(2)
+    assert 0 < apart(run.parties.server.params, ours.parties.server.params) < 5e-4
+    assert apart(run.parties.server.params, initial(PLAN.spec, 0)) > 1e-2
+    assert run.parties.server.counts.tolist() == [20, 24, 28, 32]
+
+
+def test_masks_are_new_in_every_run_and_cancel() -> None:
+    runs = [seen(federation()) for _ in range(2)]
+    first, second = (next(m.message for m in run.mail if m.sender == 0 and m.step == 2) for run in runs)
+    assert not same(first, second)
+    assert apart(*(run.mail[-1].message.params for run in runs)) == 0
+
+
+def test_the_workflow_runs_its_four_stages_in_order() -> None:
+    mail = seen(federation()).mail
+    exchanges = [*seen(federation()).view("server/1").exchanges()]
+    assert [{stage_of(e) for e in exchanges if e.step == step} for step in range(4)] == [{s} for s in STAGES]
+    assert [sum(m.step == step and m.sender != SERVER for m in mail) for step in range(4)] == [CLIENTS] * 4
+
+
+def test_numbers_of_examples_and_no_weights_are_readable() -> None:
+    sent = [m.message for m in seen(federation()).mail if m.sender != SERVER and m.step == 2]
+    assert [int(s.rest.metrics["fitres.num_examples"]["num_examples"]) for s in sent] == [1] * CLIENTS
+    assert all(not arrays for s in sent for arrays in s.rest.arrays.values())
+
+
+def test_the_server_knows_the_mean_and_colluders_the_target() -> None:
+    """At the truth nothing is left but rounding; a ratio of 1 rounds least."""
+    for threat, units in (("server/1", [tuple(victims())]), ("collusion/1", [(Slot(0, 0),)])):
+        run = federation(max_weight=1.0)
+        found = seen(run).view(threat).defense.evidence(seen(run).view(threat))
+        assert [piece.unit for piece in found] == units
+        x = torch.stack([victims()[slot].x for slot in found[0].unit])
+        y = torch.stack([victims()[slot].y for slot in found[0].unit])
+        assert at_truth(found[0], x, y) < 1e-4
+        assert at_truth(found[0], x.roll(1, -1), y) > 1e-2
+
+
+@pytest.mark.parametrize("threat", ["server/1", "collusion/1"])
+def test_the_rounding_has_the_law_that_is_told(threat: str) -> None:
+    """Its variance over all weights, measured at the truth, is within a tenth of the told one."""
+    run = federation()
+    (piece,) = run.defense.evidence(seen(run).view(threat))
+    x, y = (torch.stack([getattr(victims()[slot], k) for slot in piece.unit]).double() for k in ("x", "y"))
+    truth = piece.simulate(x, y)
+    error = torch.cat([(piece.observed[n] - truth[n]).detach().flatten() for n in truth])
+    assert piece.noise is not None
+    assert float(error.square().mean()) == pytest.approx(piece.noise.std**2, rel=0.1)
+
+
+def test_colluders_open_it_among_few_neighbours_too() -> None:
+    run = federation(num_shares=3, max_weight=1.0)
+    (piece,) = run.defense.evidence(seen(run).view("collusion/1"))
+    assert at_truth(piece, victims()[Slot(0, 0)].x[None], victims()[Slot(0, 0)].y[None]) < 1e-4
+
+
+def test_a_listener_and_a_client_are_given_nothing() -> None:
+    run = federation()
+    transcript = seen(run)
+    assert run.defense.evidence(transcript.view("eavesdropper/1")) == []
+    assert run.defense.evidence(transcript.view("client/1", 1)) == []
+
+
+def test_a_probe_moves_nothing() -> None:
+    run, other = federation(), federation()
+    seen(run)
+    assert run.run(1) and other.run(1)
+    assert apart(run.parties.server.params, other.parties.server.params) == 0
+
+
+def test_too_few_clients_and_thresholds_are_refused_in_a_sentence() -> None:
+    with pytest.raises(UsageError, match="needs at least 2 clients"):
+        federation(plan=replace(PLAN, clients=1))
+    with pytest.raises(UsageError, match="needs at least 5 clients"):
+        federation(num_shares=5)
+    with pytest.raises(UsageError, match="must be less than"):
+        federation(num_shares=3, threshold=3)
+
+
+def test_a_workflow_of_yours_is_run_as_the_stock_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run, stock = federation("flower:flower_apps:secure"), federation(num_shares=3, threshold=2)
+    assert run.defense.sums and run.run(1) and stock.run(1)
+    assert apart(run.parties.server.params, stock.parties.server.params) == 0
+
+
+def test_a_mod_that_raises_in_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run = federation("flower:flower_apps:secure_raises")
+    with pytest.raises(ProtocolError, match=r"client 0 raised .*no key"):
+        run.run(1)
+
+
+def test_mods_that_do_not_mask_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mod a client trains on a message that only sets keys up."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    run = federation("flower:flower_apps:secure_without_mod")
+    with pytest.raises(ProtocolError, match="train in a stage that sends no weights"):
+        run.run(1)
