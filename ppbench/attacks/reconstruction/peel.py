@@ -1,0 +1,115 @@
+"""Layer by layer from the first linear layer down: what networks of convolutions, ReLU and max pooling hide least.
+
+Searches of the image by the whole gradient stop at once in such networks: which units fire, and which pixel of a tile
+is the largest, jump. Here each layer's input is found alone, from its exact output, its weights' gradient, and what
+reaches it from above, which is exact too once the layer above is solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.reconstruction.analytic import guessed_labels
+from ppbench.attacks.reconstruction.peeling.image import images_of
+from ppbench.attacks.reconstruction.peeling.layer import Known, Layer, cut, inner
+from ppbench.attacks.reconstruction.peeling.traced import Block, Chain, chain_of
+from ppbench.attacks.reconstruction.search.starts import Victim, posed, usable
+from ppbench.attacks.reconstruction.spear import batch_mismatch
+from ppbench.base.tree import Params
+from ppbench.federation.bounds import Count
+from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
+from ppbench.nets.net import initial
+
+RANGE = 1e-5
+"""Share of the largest feature up to which one counts as 0: what float32 weights leave of it."""
+
+
+@dataclass(frozen=True)
+class Peel(Attack):
+    """Networks of convolutions, ReLU and max pooling inverted layer by layer, at falling temperatures; single images.
+
+    Attributes:
+        budget: gradient evaluations a victim; half of them for the image, the rest for the layers behind.
+    """
+
+    budget: Count = 2000
+
+    name: ClassVar[str] = "peel"
+    kind: ClassVar[Kind] = "reconstruction"
+    reference: ClassVar[str] = "this project; the first linear layer as in Phong et al. 2018"
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the network begins with convolutions, each with a ReLU, and a linear layer behind them."""
+        return super().suits(plan) and chain_of(plan, initial(plan.spec, 0)) is not None
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess a challenge; of more than one example, or of nothing, a grey image with its labels."""
+        victims = posed(view.defense.evidence(view), view.plan, challenges, generator)
+        labels = [guessed_labels(victim).cpu() for victim in victims]
+        guesses = [Guess(x=v.image("grey"), y=told) for v, told in zip(victims, labels, strict=True)]
+        groups: dict[int, list[int]] = {}
+        for i, victim in enumerate(victims):
+            evidence = victim.evidence
+            if evidence is not None and evidence.params is not None and victim.size[0] == 1 and usable(evidence):
+                groups.setdefault(id(evidence.params), []).append(i)
+        for group in groups.values():
+            found = self._images([victims[i] for i in group], view.plan, generator)
+            for i, (image, spent) in zip(group, found, strict=True):
+                guesses[i] = _judged(victims[i], image, labels[i], spent)
+        return guesses
+
+    def _images(self, victims: Sequence[Victim], plan: Plan, generator: torch.Generator) -> list[tuple[Tensor, int]]:
+        """Return an image [1, *shape] for each victim, which share weights, and the evaluations spent on it."""
+        first = victims[0].evidence
+        assert first is not None and first.params is not None  # `run` asks
+        params = {name: value.detach().double() for name, value in first.params.items()}
+        observed = [{n: v.detach().double() for n, v in w.evidence.observed.items()} for w in victims if w.evidence]
+        chain = chain_of(plan, params)
+        if chain is None or not all(_holds(chain, seen) for seen in observed):
+            return [(victim.image("grey"), 0) for victim in victims]
+        known, spent = _features(chain, params, observed), torch.zeros(len(victims), dtype=torch.int64)
+        for block in reversed(chain.blocks[1:]):
+            layer = _layer(block, params, observed, known)
+            inputs, seen, used = inner(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
+            known, spent = layer.below(inputs, seen), spent + used
+        layer = _layer(chain.blocks[0], params, observed, known)
+        images, used = images_of(layer, plan.data_range, generator, self.budget // 2)
+        return [(image[None].float(), int(n)) for image, n in zip(images, spent + used, strict=True)]
+
+
+def _holds(chain: Chain, seen: Params) -> bool:
+    """Return whether all that layers are read from was observed."""
+    return {chain.weight, chain.bias, *(block.name for block in chain.blocks)} <= seen.keys()
+
+
+def _features(chain: Chain, params: Params, observed: Sequence[Params]) -> Known:
+    """Return what is known of the last block's output: row i of dL/dW is the features times entry i of dL/db."""
+    weights = torch.stack([seen[chain.weight] for seen in observed])
+    biases = torch.stack([seen[chain.bias] for seen in observed])
+    flat = torch.einsum("vhd,vh->vd", weights, biases) / biases.square().sum(1, keepdim=True).clamp(min=1e-300)
+    flat = cut(flat, flat.new_full((len(flat),), RANGE))
+    shape = (len(observed), *chain.blocks[-1].outputs)
+    values = flat.view(shape)
+    return Known(values, (biases @ params[chain.weight]).view(shape), torch.ones_like(values, dtype=torch.bool))
+
+
+def _layer(block: Block, params: Params, observed: Sequence[Params], known: Known) -> Layer:
+    weight = params[block.name]
+    bias = params[block.bias] if block.bias is not None else weight.new_zeros(len(weight))
+    slope = torch.stack([seen[block.name].flatten(1) for seen in observed])
+    return Layer(block, weight, bias, known, slope)
+
+
+def _judged(victim: Victim, image: Tensor, label: Tensor, spent: int) -> Guess:
+    """Return the guess with the attacker's own figure of merit: the relative mismatch of the whole gradient."""
+    image = image.cpu()
+    assert victim.evidence is not None  # asked before
+    confidence = batch_mismatch(victim.evidence, victim.plan, image, label)
+    return Guess(x=image, y=label, confidence=confidence, evaluations=spent + 1)

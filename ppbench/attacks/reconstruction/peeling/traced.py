@@ -1,0 +1,161 @@
+"""What a network does to its input before its first linear layer, read off as it runs, whatever its modules are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Plan
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A convolution, a ReLU, and a pooling by maxima of square tiles. name: of its weight; bias: None for none.
+
+    inputs, outputs: [C, H, W] that it is given and gives; side: of the tiles, 1 where nothing is pooled.
+    """
+
+    name: str
+    bias: str | None
+    stride: Pair
+    padding: Pair
+    side: int
+    inputs: tuple[int, int, int]
+    outputs: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks, first to last, and the linear layer (weight and bias) that their flat output enters."""
+
+    blocks: tuple[Block, ...]
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One function of torch on what the one before it gave."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    out: Tensor
+
+
+_SAME = {"flatten", "view", "reshape", "contiguous", "to", "squeeze", "dropout"}
+_ORDER = {
+    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "linear": ("input", "weight", "bias"),
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+}
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes each function that is given what the last one gave, as its first argument."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.last, self.calls = start, list[_Call]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        first = args[0] if args else kwargs.get("input")
+        name = getattr(func, "__name__", "").strip("_")
+        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):
+            named = dict(zip(_ORDER.get(name, ()), args, strict=False)) | dict(kwargs)
+            self.calls.append(_Call(name, named, out))
+            self.last = out
+        return out
+
+
+def chain_of(plan: Plan, params: Params) -> Chain | None:
+    """Return the blocks that the network begins with, None where it begins in another way than `Chain` can say."""
+    x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
+    if x.dim() != 4:
+        return None
+    held = {name: value.detach().clone() for name, value in params.items()}
+    recorder = _Recorder(x)
+    with torch.no_grad(), recorder:
+        plan.net(held, x)
+    names = {id(value): name for name, value in held.items()}
+    blocks: list[Block] = []
+    shape, calls = tuple(x.shape[1:]), [call for call in recorder.calls if call.name not in _SAME]
+    while calls and calls[0].name == "conv2d":
+        block, used = _block(calls, names, shape)
+        if block is None:
+            return None
+        blocks.append(block)
+        shape, calls = block.outputs, calls[used:]
+    if not blocks or not calls or calls[0].name != "linear":
+        return None
+    weight, bias = (names.get(id(calls[0].arguments.get(key))) for key in ("weight", "bias"))
+    whole = shape[0] * shape[1] * shape[2]
+    fits = weight is not None and bias is not None and held[weight].shape[1] == whole
+    return Chain(tuple(blocks), str(weight), str(bias)) if fits else None
+
+
+def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, ...]) -> tuple[Block | None, int]:
+    """Return the block that calls begin with, None where it is another, and how many of them it takes."""
+    conv, after = calls[0], [call.name for call in calls[1:3]]
+    named = conv.arguments
+    stride, padding = _pair(named.get("stride", 1)), _pair(named.get("padding", 0))
+    plain = _pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
+    weight = names.get(id(named.get("weight")))
+    if weight is None or stride is None or padding is None or not plain or after[:1] != ["relu"]:
+        return None, 0
+    bias = names.get(id(named.get("bias")))
+    side, used = 1, 2
+    if after[1:] == ["max_pool2d"]:
+        tiles = _tiles(calls[2].arguments)
+        if tiles is None:
+            return None, 0
+        side, used = tiles, 3
+    out = calls[used - 1].out.shape[1:]
+    return Block(weight, bias, stride, padding, side, tuple(shape), tuple(out)), used  # type: ignore[arg-type]  # three
+
+
+def _tiles(named: Mapping[str, Any]) -> int | None:
+    """Return the side of a pooling's square tiles, None where its windows overlap or are padded."""
+    kernel = _pair(named.get("kernel_size", 0))
+    stride = _pair(named.get("stride") or named.get("kernel_size", 0))
+    plain = _pair(named.get("padding", 0)) == (0, 0) and _pair(named.get("dilation", 1)) == (1, 1)
+    square = kernel is not None and kernel == stride and kernel[0] == kernel[1]
+    return kernel[0] if kernel is not None and square and plain and not named.get("ceil_mode", False) else None
+
+
+def _pair(value: Any) -> Pair | None:
+    """Return a setting of a layer for both directions, None where it is no number."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, tuple | list) and all(isinstance(one, int) for one in value):
+        return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
+    return None
+
+
+def pooled(block: Block, z: Tensor) -> Tensor:
+    """Return what a convolution gives, z [S, C, h, w], by tiles [S, C, H, W, side * side]; what fits in none is cut."""
+    side, (_, high, wide) = block.side, block.outputs
+    cut = z[..., : high * side, : wide * side]
+    tiles = cut.unflatten(-1, (wide, side)).unflatten(-3, (high, side))
+    flat: Tensor = tiles.transpose(-2, -3).flatten(-2)
+    return flat
+
+
+def spread(block: Block, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the inverse of `pooled`: [S, C, *size], 0 where no tile is."""
+    side = block.side
+    whole = tiles.unflatten(-1, (side, side)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
+    padded: Tensor = F.pad(whole, (0, size[1] - whole.shape[-1], 0, size[0] - whole.shape[-2]))
+    return padded
