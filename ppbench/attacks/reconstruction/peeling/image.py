@@ -11,7 +11,7 @@ from torch import Tensor
 from ppbench.attacks.reconstruction.peeling.layer import Layer, descended
 
 TEMPERATURES = (3.0, 1.0, 0.5, 0.25, 0.12, 0.06)
-FIRST, LAST = 1.0, 1e-4
+FIRST, LAST = 3.0, 1e-4
 """Weights of the total variation, at first and in the end."""
 COLOR = 3.0
 """How much rougher differences of colors count than their mean."""
