@@ -6,6 +6,7 @@ tests/test_opacus.py, where pip install --no-deps --target FOLDER 'opacus==1.6.*
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import warnings
@@ -42,7 +43,7 @@ pytest.importorskip("opacus")
 LR, CLIENTS = 0.5, 3
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
 PLAN = Plan(SPEC, CLIENTS, Local("delta", 1, 8, Opt("sgd", LR)))
-STOCK = ("dp_sgd", "dp_sgd_per_layer", "dp_sgd_adaptive")
+STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.stock").STOCK]
 SURE = 1e-6
 """How rarely a right noise is taken for a wrong one."""
 
@@ -331,6 +332,8 @@ def test_little_noise_is_told_by_its_bound_and_in_no_time() -> None:
 def test_an_adaptive_norm_is_accounted_for_or_no_epsilon_is_told() -> None:
     from ppbench.adapters.opacus.ledger import ADJUSTS
 
+    if "dp_sgd_adaptive" not in STOCK:
+        pytest.skip("this version has none that can be reached")
     made = load("defenses", "opacus:stock/dp_sgd_adaptive")(noise_multiplier=1.0, count_std=0.6)
     plain = load("defenses", "opacus:stock/dp_sgd")(noise_multiplier=1.0)
     if ADJUSTS:
@@ -475,7 +478,7 @@ def test_federations_that_no_attack_reads_are_refused(tmp_path: Path, options: d
         ppbench.evaluate(defense="opacus:stock/dp_sgd", out=tmp_path / "out", **options)
 
 
-@pytest.mark.parametrize("version", ["1.2.0", "1.7.0", "2.0.0", None])
+@pytest.mark.parametrize("version", ["1.3.0", "1.7.0", "2.0.0", None])
 def test_other_versions_are_refused_by_name(
     version: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -488,8 +491,8 @@ def test_other_versions_are_refused_by_name(
 
     monkeypatch.setattr(opacus.metadata, "version", told)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"opacus>=1.3,<1.7"' in text and (opacus.OLDEST, opacus.NEWEST) == ((1, 3), (1, 6))
-    words = f"is known to work with Opacus 1.3 to 1.6; {version} is installed"
+    assert '"opacus>=1.4,<1.7"' in text and (opacus.OLDEST, opacus.NEWEST) == ((1, 4), (1, 6))
+    words = f"is known to work with Opacus 1.4 to 1.6; {version} is installed"
     with pytest.raises(UsageError, match=words if version else r"needs Opacus; pip install 'ppbench-fl\[opacus\]'"):
         opacus.defense("stock/dp_sgd", "opacus:stock/dp_sgd")
 

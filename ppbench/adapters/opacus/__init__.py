@@ -16,7 +16,7 @@ from ppbench.base.registry import ADDRESS
 if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
-OLDEST, NEWEST = (1, 3), (1, 6)
+OLDEST, NEWEST = (1, 4), (1, 6)
 """Versions that the tests are run with at both ends."""
 
 

@@ -23,7 +23,9 @@ MOST = 50.0
 """The epsilon up to which a numerical accountant is asked: it promises nothing, and takes memory in proportion."""
 
 
-ADJUSTS = tuple(int(part) for part in metadata.version("opacus").split(".")[:2]) >= (1, 6)
+RELEASE = tuple(int(part) for part in metadata.version("opacus").split(".")[:2])
+"""Opacus's."""
+ADJUSTS = RELEASE >= (1, 6)
 """Whether an adaptive optimizer's multiplier is that of gradient and count together, as it is accounted for."""
 
 
@@ -102,7 +104,7 @@ def epsilon(engine: Any, spent: Spent, rounds: int, delta: float) -> float | Non
     Where RDP bounds it by no less than `MOST`, that bound is told: the numerical accountant would take gigabytes, or
     overflow.
     """
-    bounding = RDPAccountant()
+    bounding = RDPAccountant()  # type: ignore[no-untyped-call]  # Opacus's
     for accountant in (bounding, engine.accountant):
         accountant.history = [(noise, rate, steps * rounds) for noise, rate, steps in spent.history]
     if delta >= 1:

@@ -131,7 +131,7 @@ class Mechanism(Defense):
         return Noise("gaussian", std / epochs**0.5)
 
     def clipping(self, plan: Plan) -> float | None:
-        """Return the norm to which each example's gradient is clipped, None where each tensor's has a norm of its own."""
+        """Return the norm to which each example's gradient is clipped, None where each tensor has one of its own."""
         opt = _made(self, plan, plan.local.batch).optimizer
         return None if isinstance(opt, DPPerLayerOptimizer) else float(opt.max_grad_norm)
 

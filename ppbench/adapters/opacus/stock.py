@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from opacus import PrivacyEngine
 
+from ppbench.adapters.opacus.ledger import RELEASE
 from ppbench.adapters.opacus.mechanism import Mechanism
 from ppbench.adapters.opacus.private import Public
 from ppbench.federation.bounds import LARGE, OpenShare, Positive, between
@@ -94,4 +95,5 @@ class Adaptive(DPSGD):
         }  # fmt: skip
 
 
-STOCK: tuple[type[DPSGD], ...] = (DPSGD, PerLayer, Adaptive)
+STOCK: tuple[type[DPSGD], ...] = (DPSGD, PerLayer, *((Adaptive,) if RELEASE >= (1, 5) else ()))
+"""Before 1.5 `make_private` hands on none of the adaptive one's settings."""
