@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping
@@ -514,6 +515,69 @@ def test_records_do_not_choose_what_is_imported() -> None:
     with pytest.raises(UsageError, match="There is no defense named 'opacus:this:c'"):
         load("defenses", "opacus:this:c")
     assert registry.find("defenses", "opacus:stock/dp_sgd") is not None
+
+
+PRIVATE_TASK = """
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.out = nn.Linear(4 * 6 * 6, 10)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.norm(self.conv(x))).flatten(1))
+
+
+def load_data(partition_id, num_partitions, batch_size):
+    raise RuntimeError("the app's own data are not to be touched")
+
+
+def train(net, loader, config, lr):
+    engine = PrivacyEngine(accountant="rdp")
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    model, optimizer, loader = engine.make_private(
+        module=net, optimizer=optimizer, data_loader=loader, noise_multiplier=config["noise"], max_grad_norm=100.0
+    )
+    model.train()
+    for _ in range(config["local-epochs"]):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return 0.0
+"""
+
+
+def test_a_flower_app_whose_clients_train_by_it_is_run_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flower:FOLDER of an app that makes its training private: what is seen is the gradient and that noise."""
+    pytest.importorskip("flwr")
+    place = tmp_path / "app"
+    shutil.copytree(Path(__file__).parent / "flower_app", place, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.move(place / "quick_app", place / "private_app")
+    for file in place.rglob("*.*"):
+        file.write_text(file.read_text().replace("quick_app", "private_app").replace("noise = 0.0", "noise = 0.5"))
+    client, settings = place / "private_app" / "client_app.py", place / "pyproject.toml"
+    client.write_text(client.read_text().replace('float(config["noise"])', "0.0"))
+    settings.write_text(settings.read_text().replace('batch = ["img", "label"]', ""))
+    (place / "private_app" / "task.py").write_text(PRIVATE_TASK)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = net_spec("private_app.task:Net", (1, 8, 8), 10, {})
+    plan = replace(PLAN, spec=spec, local=Local("delta", 1, 8, Opt("sgd", 0.1)))
+    run = federation(f"flower:{place}", plan)
+    assert run.run(2)
+    for found in run.defense.evidence(seen(run, 2)):
+        truth = victims(2)[found.unit[0]]
+        exact = found.simulate(truth.x[None].double(), truth.y[None].double())
+        rest = torch.cat([(found.observed[n] - v.detach()).flatten() for n, v in exact.items()])
+        assert within(rest, 0.5 * 100 / 2)
 
 
 def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
