@@ -306,7 +306,7 @@ def test_epsilon_is_of_what_was_run() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "words"),
     [
-        ("opacus_apps:unhooked", {}, "its engine's accountant counts 0 of the 1 steps of a round"),
+        ("opacus_apps:unhooked", {}, "its engine's accountant counts 0 of the 4 steps of a round"),
         ("opacus_apps:seeded", {}, "its noise is the same whenever it is run"),
         ("opacus_apps:generator", {}, "its noise is the same whenever it is run"),
         ("stock/dp_sgd", {"poisson_sampling": False}, "no Poisson samples"),
@@ -323,6 +323,7 @@ def test_other_rates_than_are_counted_give_no_epsilon() -> None:
     registry.admit("opacus:opacus_apps:oversampled")
     made = load("defenses", "opacus:opacus_apps:oversampled")()
     assert made.guarantee(PLAN, 24, 2) is None and made.guarantee(PLAN, 8, 2) is not None  # of one batch: at rate 1
+    assert made.why_no_epsilon(PLAN) == "examples are sampled at rate 0.5, and its accountant counts 0.25"
 
 
 def test_little_noise_is_told_by_its_bound_and_in_no_time() -> None:
@@ -582,7 +583,7 @@ def test_a_flower_app_whose_clients_train_by_it_is_run_as_it_lies(
         assert within(rest, 0.5 * 100 / 2)
 
 
-# -- what was found -----------------------------------------------------------------------------------------------------
+# -- what was found ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -22,7 +22,7 @@ from ppbench.adapters.opacus.ledger import Spent, counted, epsilon, joined, kept
 from ppbench.adapters.opacus.private import Private, Public, blank, checked, public, running, weights_of
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.federation.contract import Context, Defense, Job
+from ppbench.federation.contract import Context, Defense, Job, Server
 from ppbench.federation.messages import Hello, Model
 from ppbench.federation.plan import Data, Noise, Plan, all_at_once
 from ppbench.nets.net import initial
@@ -115,9 +115,11 @@ class Mechanism(Defense):
             found = epsilon(_made(self, plan, examples).engine, spent, rounds, 1 / examples)
         return None if found is None else (found, 1 / examples)
 
-    def why_no_epsilon(self, plan: Plan, server: Any = None, rounds: int = 1) -> str:
-        """Return why the engine's epsilon is none of what is run."""
-        return _spent(self, plan, plan.local.batch).why_not or "its accountant gives no finite epsilon"
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why the engine's epsilon is none of what is run, of the clients' numbers of examples, or of many."""
+        counts = [4 * plan.local.batch] if server is None else sorted({*server.counts.tolist()})
+        found = (_spent(self, plan, count).why_not for count in counts)
+        return next((reason for reason in found if reason), "its accountant gives no finite epsilon")
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the noise on an update of one step an epoch that is taken for a gradient, as the optimizer has it.
