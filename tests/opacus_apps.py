@@ -9,6 +9,7 @@ from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.validators import ModuleValidator
 from torch import nn
 
 
@@ -29,6 +30,13 @@ def virtual(model: Any, optimizer: Any, loader: Any, sigma: float = 0.5, clip: f
     engine, model, optimizer, loader = _made(model, optimizer, loader, sigma, clip)
     parts = BatchMemoryManager(data_loader=loader, max_physical_batch_size=2, optimizer=optimizer)
     return engine, model, optimizer, parts.__enter__()
+
+
+def fixed(model: Any, optimizer: Any, loader: Any, sigma: float = 0.5, clip: float = 1.0) -> Any:
+    """As tutorials have it; it names a layer of its own network, too."""
+    assert isinstance(model.out, nn.Linear)
+    model = ModuleValidator.fix(model)
+    return _made(model, torch.optim.SGD(model.parameters(), optimizer.param_groups[0]["lr"]), loader, sigma, clip)
 
 
 def summed(model: Any, optimizer: Any, loader: Any, sigma: float = 0.5, clip: float = 1.0) -> Any:

@@ -147,6 +147,9 @@ def test_networks_as_somebody_has_them_are_trained() -> None:
         plan = Plan(net_spec(f"opacus_apps:{net}", (1, 8, 8), 10, {}), CLIENTS, Local("delta", 2, 40, Opt("sgd", LR)))
         theirs = trained("opacus:stock/dp_sgd", plan, noise_multiplier=0.0, max_grad_norm=1e6)
         assert apart(theirs, trained("none", plan)) < 1e-5 < 1e-2 < apart(theirs, initial(plan.spec, 0))
+        if len(STOCK) == 3:  # before 1.5 ModuleValidator.fix asks of torch what torch no longer does
+            fixed = trained("opacus:opacus_apps:fixed", plan, sigma=0.0, clip=1e6)  # a clone, and its layers by name
+            assert apart(fixed, theirs) == 0
 
 
 def test_the_last_smaller_batch_is_divided_by_the_expected_size() -> None:
@@ -428,21 +431,17 @@ def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("net", "words"),
-    [
-        (
-            "batch_normed_net",
-            "batch norm in model 'opacus_apps:batch_normed_net' makes depend on the others, and Opacus",
-        ),
-        ("Idle", "raised ValueError: Per sample gradient is not initialized"),
-    ],
-)
-def test_networks_without_gradients_of_examples_are_refused(net: str, words: str) -> None:
-    plan = Plan(net_spec(f"opacus_apps:{net}", (1, 8, 8), 10, {}), CLIENTS, PLAN.local)
-    with pytest.raises(UsageError) as error:
+@pytest.mark.parametrize("norms", ["batch", "running"])
+def test_batch_norm_is_refused_with_what_to_do(norms: str) -> None:
+    plan = replace(PLAN, spec=net_spec("opacus_apps:batch_normed_net", (1, 8, 8), 10, {"norms": norms}))
+    with pytest.raises(UsageError, match=r"batch norm in model 'opacus_apps:batch_normed_net' .* ModuleValidator.fix"):
         load("defenses", "opacus:stock/dp_sgd")().check(plan)
-    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_layer_that_is_never_used_is_refused() -> None:
+    plan = replace(PLAN, spec=net_spec("opacus_apps:Idle", (1, 8, 8), 10, {}))
+    with pytest.raises(UsageError, match="raised ValueError: Per sample gradient is not initialized"):
+        load("defenses", "opacus:stock/dp_sgd")().check(plan)
 
 
 def test_a_layer_without_a_rule_is_clipped_as_others_are() -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from opacus.optimizers import DPPerLayerOptimizer
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ppbench.adapters.flower.steps import watched
 from ppbench.adapters.opacus.ledger import Spent, counted, epsilon, joined, kept, noise_of
@@ -65,10 +66,11 @@ class Mechanism(Defense):
         The code is run for that on one random example.
         """
         super().check(plan)
-        if plan.net.mixes:
+        if plan.net.mixes or any(isinstance(part, _BatchNorm) for part in plan.net.module.modules()):
             raise UsageError(
                 f"Defense {self.name!r} clips each example's gradient, which batch norm in model {plan.spec.model!r} "
-                "makes depend on the others, and Opacus refuses it; use group norm, or --set model.norms=running."
+                "makes depend on the others, and Opacus refuses it with running statistics too; use group norm, which "
+                "ModuleValidator.fix makes of it in the function that gives the model."
             )
         for fits, option, right in (
             (plan.local.upload == "delta", "upload", "delta: clients send the change of their weights"),
@@ -178,7 +180,7 @@ class Mechanism(Defense):
                     mean = made.optimizer.loss_reduction == "mean"
                     (losses.sum() / max(1, len(losses) if mean else 1)).backward()
                     made.optimizer.step()
-            return weights_of(made.model, start, self.name), list(made.engine.accountant.history)
+            return weights_of(made.model, plan.net, start, self.name), list(made.engine.accountant.history)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from ppbench.adapters.running import running as seeded
 from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Plan
+from ppbench.nets.given import Given
 from ppbench.nets.net import Net
 
 BEFORE = "_module."
@@ -71,24 +72,44 @@ def blank(plan: Plan, count: int) -> Data:
 
 
 def module_of(net: Net, params: Params) -> nn.Module:
-    """Return the network as a module of its own on the CPU, with copies of `params` for weights."""
+    """Return the network as a module of its own on the CPU, with copies of `params` for weights.
+
+    Somebody's is put together again as he wrote it: his code may look for its layers, and Opacus pickles its class.
+    """
     module = copy.deepcopy(net.module).to_empty(device="cpu")
     known = {**net.frozen, **params}
     with torch.no_grad():
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             value.copy_(known[name])
-    return module
+    if not isinstance(module, Given):
+        return module
+    if not module.head_name:
+        return module.head
+    inner = module.features
+    inner.__class__ = type(inner).__mro__[1]
+    parent, _, last = module.head_name.rpartition(".")
+    setattr(inner.get_submodule(parent), last, module.head)
+    return inner
 
 
-def weights_of(model: nn.Module, like: Mapping[str, Tensor], name: str) -> Params:
+def own_name(net: Net, name: str) -> str:
+    """Return what a parameter is called in what `module_of` returns."""
+    part, _, rest = name.partition(".")
+    if not isinstance(net.module, Given):
+        return name
+    return ".".join(filter(None, (net.module.head_name, rest))) if part == "head" else rest
+
+
+def weights_of(model: nn.Module, net: Net, like: Mapping[str, Tensor], name: str) -> Params:
     """Return copies of a private network's weights by the bench's names; UsageError: it is another network."""
     found = {n.removeprefix(BEFORE): value for n, value in model.named_parameters() if value.requires_grad}
-    if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in like.items()}:
+    names = {n: own_name(net, n) for n in like}
+    if {n: v.shape for n, v in found.items()} != {names[n]: v.shape for n, v in like.items()}:
         raise UsageError(
             f"Defense {name!r} trains a network of other parameters than it was given; it must keep their names and "
             "shapes (a network that must be mended for Opacus is given mended, by --model)."
         )
-    return {n: found[n].detach().clone() for n in like}
+    return {n: found[own].detach().clone() for n, own in names.items()}
 
 
 def checked(made: object, name: str) -> Private:
