@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 warnings.simplefilter("ignore")
-RUNS, OTHERS, COPIES, NOISE, CLIP, DELTA = 2000, 8, 8, 4.0, 1.0, 1e-5
+RUNS, OTHERS, COPIES, NOISE, CLIP, DELTA = 1200, 8, 8, 4.0, 1.0, 1e-5
 
 
 def updates(copies: int) -> tuple[torch.Tensor, float]:

@@ -88,7 +88,7 @@ class Mechanism(Defense):
         """As its base; also refuse numbers of examples of which Opacus expects none in a batch (UsageError)."""
         super().check_data(plan, counts)
         for count in sorted({*counts}):
-            if _made(self, plan, count).optimizer.expected_batch_size == 0:
+            if _made.__wrapped__(self, plan, count).optimizer.expected_batch_size == 0:
                 raise UsageError(
                     f"Of {count} examples in batches of {plan.local.batch}, Opacus expects int({count} * (1 / "
                     f"{-(-count // plan.local.batch)})) = 0 in a batch, by which it divides; give another --batch-size."
@@ -183,7 +183,7 @@ class Mechanism(Defense):
             return weights_of(made.model, plan.net, start, self.name), list(made.engine.accountant.history)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2)  # a network each
 def _made(defense: Mechanism, plan: Plan, count: int) -> Private:
     """Return what is made private of a client with `count` examples; UsageError: the code raises, or gives no such."""
     try:
@@ -194,7 +194,7 @@ def _made(defense: Mechanism, plan: Plan, count: int) -> Private:
         raise UsageError(str(cause)) from cause
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _spent(defense: Mechanism, plan: Plan, count: int) -> Spent:
     """Return what a round of a client with `count` examples spends."""
     made = _made.__wrapped__(defense, plan, count)
