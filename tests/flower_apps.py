@@ -12,9 +12,9 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg
 
 
-def mine(clients: int, noise: float = 0.1, clip: float = 1.0) -> Any:
+def mine(clients: int, multiplier: float = 0.1, clip: float = 1.0) -> Any:
     """Central DP whose clients clip."""
-    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), noise, clip, clients), [fixedclipping_mod]
+    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), multiplier, clip, clients), [fixedclipping_mod]
 
 
 def local(std: float = 0.02) -> Any:
@@ -139,8 +139,8 @@ def no_default(noise: float) -> Any:
     return FedAvg(), []
 
 
-def refuses(noise: float = -1.0) -> Any:
-    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), noise, 1.0, 2), [fixedclipping_mod]
+def refuses(multiplier: float = -1.0) -> Any:
+    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), multiplier, 1.0, 2), [fixedclipping_mod]
 
 
 class Generator(FedAvg):

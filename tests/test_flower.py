@@ -208,9 +208,9 @@ def test_mods_may_change_what_is_trained_from() -> None:
 def test_a_function_of_ones_own_is_a_defense() -> None:
     registry.admit("flower:flower_apps:mine")
     made = load("defenses", "flower:flower_apps:mine")
-    assert (made.control, made.grids["quick"], made.__doc__) == ("noise", (0.1,), "Central DP whose clients clip.")
-    assert asdict(made(noise=0.5)) == {"noise": 0.5, "clip": 1.0}
-    theirs = trained("flower:flower_apps:mine", noise=0.2, clip=0.3)
+    assert (made.control, made.grids["quick"], made.__doc__) == ("multiplier", (0.1,), "Central DP whose clients clip.")
+    assert asdict(made(multiplier=0.5)) == {"multiplier": 0.5, "clip": 1.0}
+    theirs = trained("flower:flower_apps:mine", multiplier=0.2, clip=0.3)
     assert apart(theirs, trained("flower:stock/dp_client_fixed", noise_multiplier=0.2, clipping_norm=0.3)) == 0
 
 

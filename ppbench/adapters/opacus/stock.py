@@ -1,0 +1,99 @@
+"""What ships with Opacus, as `PrivacyEngine.make_private` makes it of a client's training.
+
+secure_mode is off, as it comes: it needs torchcsprng, which no torch of today has; noise is of torch's own generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Annotated, Any, ClassVar, Literal
+
+from opacus import PrivacyEngine
+
+from ppbench.adapters.opacus.ledger import RELEASE
+from ppbench.adapters.opacus.mechanism import Mechanism
+from ppbench.adapters.opacus.private import Public
+from ppbench.federation.bounds import LARGE, OpenShare, Positive, between
+
+Grids = Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class DPSGD(Mechanism):
+    """DP-SGD as Opacus has it: each example's gradient clipped to `max_grad_norm`, noise in units of it.
+
+    accountant: which of its own tells epsilon: "prv" (as it comes, numerical) or "rdp" (a bound, of any noise).
+    """
+
+    noise_multiplier: Annotated[float, between(1e-12, LARGE, zero=True)] = 0.5
+    max_grad_norm: Positive = 1.0
+    poisson_sampling: bool = True
+    accountant: Literal["prv", "rdp"] = "rdp"
+
+    name: ClassVar[str] = "opacus:stock/dp_sgd"
+    stock: ClassVar[str] = "dp_sgd"
+    version: ClassVar[str] = f"1+opacus{metadata.version('opacus')}"
+    control: ClassVar[str] = "noise_multiplier"
+    grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0)}
+    paper: ClassVar[str] = "Yousefpour et al., Opacus: User-Friendly Differential Privacy Library in PyTorch, 2021"
+
+    def settings(self, given: Public) -> dict[str, Any]:
+        """Return what else `make_private` is given."""
+        return {"max_grad_norm": self.max_grad_norm}
+
+    def parts(self, given: Public) -> Any:
+        """Return what an engine makes private."""
+        engine = PrivacyEngine(accountant=self.accountant, secure_mode=False)
+        made = engine.make_private(
+            module=given.model,
+            optimizer=given.optimizer,
+            data_loader=given.loader,
+            noise_multiplier=self.noise_multiplier,
+            poisson_sampling=self.poisson_sampling,
+            **self.settings(given),
+        )
+        return engine, *made
+
+
+@dataclass(frozen=True)
+class PerLayer(DPSGD):
+    """As dp_sgd, but each tensor's gradient is clipped by itself, all alike, to `max_grad_norm` together."""
+
+    name: ClassVar[str] = "opacus:stock/dp_sgd_per_layer"
+    stock: ClassVar[str] = "dp_sgd_per_layer"
+
+    def settings(self, given: Public) -> dict[str, Any]:
+        """Return the kind of clipping, and each tensor's norm."""
+        count = len(list(given.model.parameters()))
+        return {"clipping": "per_layer", "max_grad_norm": [self.max_grad_norm / count**0.5] * count}
+
+
+@dataclass(frozen=True)
+class Adaptive(DPSGD):
+    """As dp_sgd, but from step to step the norm follows a quantile of the gradients', of a count that has noise too.
+
+    A round begins at `max_grad_norm` again, as the optimizer is made anew.
+    """
+
+    quantile: OpenShare = 0.5
+    clip_rate: Positive = 0.2
+    least_norm: Positive = 0.01
+    most_norm: Positive = 100.0
+    count_std: Positive = 10.0
+
+    name: ClassVar[str] = "opacus:stock/dp_sgd_adaptive"
+    stock: ClassVar[str] = "dp_sgd_adaptive"
+
+    def settings(self, given: Public) -> dict[str, Any]:
+        """Return the kind of clipping, and how the norm moves."""
+        moving = {"target_unclipped_quantile": self.quantile, "clipbound_learning_rate": self.clip_rate}
+        ends = {"min_clipbound": self.least_norm, "max_clipbound": self.most_norm}
+        return {
+            **super().settings(given), **moving, **ends, "clipping": "adaptive", "unclipped_num_std": self.count_std,
+        }  # fmt: skip
+
+
+STOCK: tuple[type[DPSGD], ...] = (DPSGD, PerLayer, *((Adaptive,) if RELEASE >= (1, 5) else ()))
+"""Before 1.5 `make_private` hands on none of the adaptive one's settings."""
