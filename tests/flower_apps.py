@@ -10,9 +10,9 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAdam, FedAvg
 
 
-def mine(clients: int, noise: float = 0.1, clip: float = 1.0) -> Any:
+def mine(clients: int, scale: float = 0.1, clip: float = 1.0) -> Any:
     """Central DP whose clients clip."""
-    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), noise, clip, clients), [fixedclipping_mod]
+    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), scale, clip, clients), [fixedclipping_mod]
 
 
 def local(std: float = 0.02) -> Any:
@@ -117,12 +117,12 @@ def alone() -> Any:
     return FedAvg()
 
 
-def no_default(noise: float) -> Any:
+def no_default(scale: float) -> Any:
     return FedAvg(), []
 
 
-def refuses(noise: float = -1.0) -> Any:
-    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), noise, 1.0, 2), [fixedclipping_mod]
+def refuses(scale: float = -1.0) -> Any:
+    return DifferentialPrivacyClientSideFixedClipping(FedAvg(), scale, 1.0, 2), [fixedclipping_mod]
 
 
 class Generator(FedAvg):

@@ -208,9 +208,9 @@ def test_mods_may_change_what_is_trained_from() -> None:
 def test_a_function_of_ones_own_is_a_defense() -> None:
     registry.admit("flower:flower_apps:mine")
     made = load("defenses", "flower:flower_apps:mine")
-    assert (made.control, made.grids["quick"], made.__doc__) == ("noise", (0.1,), "Central DP whose clients clip.")
-    assert asdict(made(noise=0.5)) == {"noise": 0.5, "clip": 1.0}
-    theirs = trained("flower:flower_apps:mine", noise=0.2, clip=0.3)
+    assert (made.control, made.grids["quick"], made.__doc__) == ("scale", (0.1,), "Central DP whose clients clip.")
+    assert asdict(made(scale=0.5)) == {"scale": 0.5, "clip": 1.0}
+    theirs = trained("flower:flower_apps:mine", scale=0.2, clip=0.3)
     assert apart(theirs, trained("flower:stock/dp_client_fixed", noise_multiplier=0.2, clipping_norm=0.3)) == 0
 
 
@@ -238,7 +238,7 @@ def test_what_breaks_a_round_is_told_in_a_sentence(name: str, words: str) -> Non
     [
         ("flower_apps:not_a_strategy", "gave object; it must give (strategy, list of client mods)"),
         ("flower_apps:alone", "raised TypeError"),
-        ("flower_apps:no_default", "has the parameter noise without a default"),
+        ("flower_apps:no_default", "has the parameter scale without a default"),
         ("flower_apps:refuses", "raised ValueError: The noise multiplier should be a non-negative value"),
         ("flower_apps:number", "is 3; it must be a function"),
         ("flower_apps:absent", "has no attribute 'absent'"),
