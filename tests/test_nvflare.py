@@ -37,7 +37,7 @@ pytest.importorskip("nvflare")
 
 LR, CLIENTS, BATCH = 0.1, 3, 8
 PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), CLIENTS, Local("delta", 1, BATCH, Opt("sgd", LR)))
-STOCK = ("fedavg", "percentile_privacy", "svt_privacy", "exclude_vars")
+STOCK = ("fedavg", "percentile_privacy", "svt_privacy", "exclude_vars", "he_partial")
 
 
 def data(count: int, seed: int) -> Data:
@@ -137,6 +137,51 @@ def test_excluded_variables_are_absent_and_keep_their_value() -> None:
     assert apart(rest, run.parties.server.params) == 0
 
 
+def test_encrypted_layers_are_averaged_and_of_a_client_not_seen() -> None:
+    """Training is federated averaging's; an upload holds the other variables, and numbers of no size."""
+    plain, run = federation("nvflare:stock/fedavg"), federation("nvflare:stock/he_partial", encrypt_layers="features")
+    whole, found = sent(plain), sent(run)
+    assert apart(run.parties.server.params, plain.parties.server.params) < 1e-6
+    for client, message in found.items():
+        assert {*message.change} == {"head.weight", "head.bias"}
+        assert apart(message.change, {n: whole[client].change[n] for n in message.change}) == 0
+        assert 0.45 < float((message.words.abs() > 2**62).float().mean()) < 0.55
+    alone = Federation(run.defense, PLAN, run.shards, Seeds(0))
+    alone.start(initial(PLAN.spec, 0))
+    one = alone.probe({Slot(0, 1): data(1, 50)}).view("server/1")
+    assert [e.unit for e in run.defense.evidence(one)] == [(Slot(0, 1),)]
+    opened = run.defense.evidence(alone.probe(victims()).view("collusion/1"))[0]
+    held = victims()[Slot(0, 0)]
+    assert opened.weight is None and {*opened.observed} == {*whole[0].change}
+    assert at_truth(opened, held.x[None], held.y[None]) < 1e-6
+
+
+def test_the_real_encryption_shows_as_much() -> None:
+    """HEModelEncryptor, where TenSEAL is installed: what it lets out is the number of steps and the other variables."""
+    tenseal = pytest.importorskip("tenseal")
+    from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+    from nvflare.app_opt.he.model_encryptor import HEModelEncryptor
+
+    from ppbench.adapters.nvflare.inside import SERVER as THERE
+    from ppbench.adapters.nvflare.inside import context
+
+    key = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40])
+    key.global_scale = 2**40
+    made = HEModelEncryptor(encrypt_layers="features")
+    made.tenseal_context = key
+    change = {n: v.numpy().copy() for n, v in initial(PLAN.spec, 0).items()}
+    dxo = DXO(DataKind.WEIGHT_DIFF, data=dict(change), meta={MetaKey.NUM_STEPS_CURRENT_ROUND: 3})
+    left = from_shareable(made.process(dxo.to_shareable(), context("site-1", THERE, 1)))
+    run = federation("nvflare:stock/he_partial", encrypt_layers="features")
+    seen_here = {*sent(run)[0].change}
+    assert {n for n, v in left.data.items() if isinstance(v, np.ndarray)} == seen_here == {"head.weight", "head.bias"}
+    for name, value in change.items():
+        hidden = name not in seen_here
+        there = np.array(left.data[name].decrypt()) if hidden else left.data[name]
+        np.testing.assert_allclose(there, 3 * value.ravel(), atol=1e-5 if hidden else 1e-6)
+    assert left.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) == 3
+
+
 def test_sparse_vectors_have_the_law_that_attackers_are_told() -> None:
     """A share of the entries is sent; from 2.8 on clipped and under Laplace noise, before under noise and clipped."""
     own = {"fraction": 0.5, "noise_var": 20.0, "gamma": 1e-3, "replace": False}
@@ -216,6 +261,8 @@ def test_what_filters_keep_outlives_a_checkpoint_and_forks(tmp_path: Path) -> No
         ("exclude_vars", {"exclude_vars": "head"}),
         ("exclude_vars", {"exclude_vars": "head.bias"}),
         ("exclude_vars", {"exclude_vars": "features"}),
+        ("he_partial", {"encrypt_layers": "features"}),
+        ("he_partial", {"encrypt_layers": "bias"}),
         ("percentile_privacy", {"percentile": 90.0, "gamma": 1.0}),
         ("percentile_privacy", {"percentile": 10.0, "gamma": 0.01}),
         ("percentile_privacy", {"percentile": 0.0, "gamma": 1e-4}),
@@ -310,6 +357,7 @@ def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
         ("exclude_vars", {"exclude_vars": ""}, "it must match some of"),
         ("exclude_vars", {"exclude_vars": "."}, "matches all of the network's variables"),
         ("exclude_vars", {"exclude_vars": "("}, "raised PatternError|raised error|is no regular expression"),
+        ("he_partial", {"encrypt_layers": "conv"}, "matches none of the network's variables"),
         ("percentile_privacy", {"percentile": 101.0}, "percentile=101.0 cannot be used"),
         ("percentile_privacy", {"gamma": 0.0}, "gamma=0.0 cannot be used"),
         ("svt_privacy", {"fraction": 0.0}, "fraction=0.0 cannot be used"),

@@ -26,10 +26,11 @@ def defense(argument: str, name: str) -> type[Defense]:
     Raises UsageError: NVFlare is not installed, or in another version than is known here, or there is no such filter.
     """
     _check_version(name)
-    from ppbench.adapters.nvflare import stock, yours
+    from ppbench.adapters.nvflare import encrypted, stock, yours
 
     if argument.startswith("stock/"):
-        known = {f"stock/{one.stock}": one for one in stock.STOCK}
+        made: tuple[type[stock.Stock], ...] = (*stock.STOCK, encrypted.Encrypted)
+        known = {f"stock/{one.stock}": one for one in made}
         if argument not in known:
             raise unknown("filter of NVFlare", argument, known)
         return known[argument]

@@ -1,6 +1,6 @@
 """What ships with NVFlare to be put around a client's task results. No version ships a filter of Gaussian noise.
 
-What each promises is in its docstring as its own documentation has it.
+What each promises is in its docstring as its own documentation has it. Encryption: `encrypted`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,20 @@ class Stock(Mechanism):
 
     stock: ClassVar[str]
     version: ClassVar[str] = VERSION
+
+
+def matched(defense: Stock, field: str, plan: Plan) -> list[str]:
+    """Return the variables that an expression in a field matches; UsageError: it is none, or matches none or all."""
+    names, words = plan.net.names, str(getattr(defense, field))
+    try:
+        found = [name for name in names if words and re.search(words, name)]
+    except re.error as cause:
+        told = one_line(str(cause), 60)
+        raise UsageError(f"Defense {defense.name!r}: {field} is no regular expression: {told}.") from cause
+    if len(found) in (0, len(names)):
+        told = f"{field}={words!r} matches {'all' if found else 'none'} of the network's variables"
+        raise UsageError(f"Defense {defense.name!r}: {told}; it must match some of {', '.join(names)}.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -159,15 +173,8 @@ class Excluded(Stock):
     def check(self, plan: Plan) -> None:
         """As its base; also refuse an expression that is none, or matches no variable: then all would be sent."""
         super().check(plan)
-        names = plan.net.names
-        try:
-            left = [name for name in names if not re.search(self.exclude_vars, name)]
-        except re.error as cause:
-            told = one_line(str(cause), 60)
-            raise UsageError(f"Defense {self.name!r}: exclude_vars is no regular expression: {told}.") from cause
-        if not self.exclude_vars or len(left) in (0, len(names)):
-            told = f"exclude_vars={self.exclude_vars!r} matches {'none' if left else 'all'} of the network's variables"
-            raise UsageError(f"Defense {self.name!r}: {told}; it must match some of {', '.join(names)}.")
+        matched(self, "exclude_vars", plan)
 
 
 STOCK: tuple[type[Stock], ...] = (FedAvg, Percentile, SVT, Excluded)
+"""Those that are filters here; `encrypted` has the one that is simulated."""
