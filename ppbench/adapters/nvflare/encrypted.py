@@ -99,11 +99,11 @@ class Encrypted(Stock):
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """As its base; also step on the mean of the encrypted variables, where everybody's masks cancel."""
         after = super().aggregate(ctx, server, uploads)
-        if len(uploads) != ctx.plan.clients:
-            return after
         for client, upload in uploads.items():
             if not isinstance(upload, Sealed):
                 raise ProtocolError(f"Client {client} sent {type(upload).__name__}, nothing encrypted.")
+        if sum(int(upload.steps) > 0 for upload in uploads.values()) != ctx.plan.clients:
+            return after
         hidden = {n: server.params[n] for n in matched(self, "encrypt_layers", ctx.plan)}
         layout, steps = Layout.of(hidden), sum(int(upload.steps) for upload in uploads.values())
         total = torch.stack([upload.words for upload in uploads.values()]).sum(0)

@@ -96,8 +96,12 @@ def filtered(filters: Sequence[Filter], change: Arrays, steps: int, round_: int,
 def aggregated(weights: Arrays, told: Mapping[int, Passed], round_: int) -> Arrays:
     """Return the weights after FedAvg's step: NVFlare's aggregator by numbers of steps, and its model's update.
 
-    The mean of a variable is over the clients that sent it; one that nobody sent keeps its value.
+    The mean of a variable is over the clients that sent it; one that nobody sent keeps its value. Who took no step
+    has no weight; NVFlare divides by 0 where nobody has any.
     """
+    told = {client: passed for client, passed in told.items() if passed.meta[MetaKey.NUM_STEPS_CURRENT_ROUND]}
+    if not told:
+        return weights
     fl_ctx = context(SERVER, site(0), round_)
     aggregator = DXOAggregator(aggregation_weights={site(client): 1.0 for client in told})
     for client, passed in told.items():

@@ -52,14 +52,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Mechanism(Defense):
-    """What a function of filters gives, as a defense; its parameters are those of the function.
-
-    sparse: whether an entry that is exactly 0 was left out, for who knows the filter.
-    """
+    """What a function of filters gives, as a defense; its parameters are those of the function."""
 
     sends: ClassVar[Literal["weights"]] = "weights"
     kin: ClassVar[str] = "ppdl"
-    sparse: ClassVar[bool] = False
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         preset: {"optimizer": "sgd", "lr": 0.1, "decay_at": (), "schedule": "parallel"} for preset in ("quick", "paper")
     }
@@ -146,10 +142,10 @@ class Mechanism(Defense):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence, in which what was not let out has no weight; see `seen`."""
-        return seen(view, _change, sparse=self.sparse, cut=self.cut(view.plan))
+        return seen(view, _change, self.cut(view.plan))
 
     def cut(self, plan: Plan) -> Cut | None:
-        """Return where the filters cut off entries of an update that is taken for a gradient; None: nowhere."""
+        """Return what filters do to entries of an update that is taken for a gradient; None: nothing that is known."""
         return None
 
 

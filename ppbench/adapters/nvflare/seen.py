@@ -1,17 +1,19 @@
 """What filters leave visible of a gradient, as evidence: variables left out, entries left out, entries cut off.
 
-What is known of the mechanism is used: an entry that was left out has no weight; one that was cut off at a bound is
-known to lie beyond it. Where few are cut off, these are left out as well, and the rest is a gradient's, exactly; where
-most are, the cut is simulated.
+What is known of the mechanism is used. An entry that was cut off is known to lie beyond the bound; one that was left
+out because it is small, below the least that was sent: what is simulated of it is how far a guess lies outside of that.
+One that was left out by chance has no weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Mappable, PlainGradient
@@ -20,91 +22,132 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 
 HEAD = ("head.weight", "head.bias")
-FEW = 0.5
-"""Share of the sent entries that may be cut off for these to be left out."""
+BOUNDED = 0.1
+"""Weight of entries of which a bound alone is known, beside those that are known: what closed forms read is a value."""
+SIGNS = 0.9
+"""Share of the noisy entries that are cut off, from which their signs are all that is told."""
 ROUNDING = 1e-4
 """Relative distance from the bound at which an entry counts as cut off: float32 changes of float32 weights."""
 
 
 @dataclass(frozen=True, eq=False)
-class Altered(Mappable):
-    """The gradient at `params` of the variables `names` alone, each entry cut off at `bound` (None: not)."""
+class Cutting(Mappable):
+    """The gradient of the variables `names` alone, each entry cut off at `bound` (inf: not). params: the weights."""
 
     plan: Plan
     names: tuple[str, ...]
-    bound: float | None
+    bound: float
 
     alters: ClassVar[bool] = True
 
     def family(self) -> Hashable:
         """Return all but the weights."""
-        return Altered, self.plan, self.names, self.bound
+        return Cutting, self.plan, self.names, self.bound
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Params:
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return what is seen of the gradient of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
-        whole, bound = PlainGradient(self.params, self.plan)(x, y), self.bound
-        return {n: whole[n] if bound is None else whole[n].clamp(-bound, bound) for n in self.names}
+        whole = PlainGradient(self.params, self.plan)(x, y)
+        return {n: whole[n].clamp(-self.bound, self.bound) for n in self.names}
+
+
+@dataclass(frozen=True, eq=False)
+class Bounding(Mappable):
+    """What is observed, plus how far the gradient lies outside of what is known of it.
+
+    params: "NAME" the weights; "at/NAME", "low/NAME" and "high/NAME" what is observed and the least and the most that
+    it may be, of the variables `names`.
+    """
+
+    plan: Plan
+    names: tuple[str, ...]
+
+    alters: ClassVar[bool] = True
+
+    def family(self) -> Hashable:
+        """Return all but the tensors."""
+        return Bounding, self.plan, self.names
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the observation that a batch x [U, B, *shape], y [U, B, C] explains best, in the dtype of x."""
+        known = {n: v.to(x.dtype) for n, v in self.params.items()}
+        whole = PlainGradient({n: v for n, v in known.items() if "/" not in n}, self.plan)(x, y)
+        return {
+            n: known[f"at/{n}"] + whole[n] - whole[n].clamp(known[f"low/{n}"], known[f"high/{n}"]) for n in self.names
+        }
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a filter does to the entries of a gradient that it lets out, public.
+    """What a filter does to the entries of a gradient, public.
 
-    bound: at which they are cut off.  then: "sent": as they are; "noised": under noise; "signed": told by their sign
-    alone, nearly all.
+    bound: at which they are cut off.  then: "largest": the largest are sent; "noised": some, by chance, under noise;
+    "noisy": some, by chance, under noise that they had before.
     """
 
     bound: float
-    then: Literal["sent", "noised", "signed"] = "sent"
+    then: Literal["largest", "noised", "noisy"]
 
 
-def seen(view: View, sent: Callable[[Exchange], Params | None], *, sparse: bool, cut: Cut | None) -> list[Evidence]:
-    """Return the plain evidence of `view`, in which what was not sent has no weight.
+def seen(view: View, sent: Callable[[Exchange], Params | None], cut: Cut | None) -> list[Evidence]:
+    """Return the plain evidence of `view`, in which what was not sent has no weight, or that of its bound.
 
-    sent: a message's variables, those that were let out; None of another message.  sparse: whether entries that are
-    exactly 0 were left out.
+    sent: a message's variables, those that were let out; None of another message.  cut: what is known of the filter.
     """
     answers = {e.slot: sent(e) for e in reversed(list(view.exchanges()))}
     found = []
     for e in plain_evidence(view):
         told = answers.get(e.unit[0])
-        if view.threat.startswith("client/") or told is None:
+        if view.threat.startswith("client/") or told is None or e.params is None:
             found.append(e)
         else:
-            found.append(_read(view.plan, e, _visible(e.observed, told, sparse), cut))
+            found.append(_read(view.plan, e, e.params, told, cut))
     return found
 
 
-def _visible(observed: Params, sent: Params, sparse: bool) -> Params:
-    """Return 1.0 for what was sent of each variable, and 0.0 elsewhere."""
-    nothing = {n: torch.zeros_like(v) for n, v in observed.items() if n not in sent}
-    return {n: nothing.get(n, (v != 0).to(v) if sparse else torch.ones_like(v)) for n, v in observed.items()}
-
-
-def _read(plan: Plan, e: Evidence, weight: Params, cut: Cut | None) -> Evidence:
+def _read(plan: Plan, e: Evidence, params: Params, told: Params, cut: Cut | None) -> Evidence:
     """Return evidence whose entries have a weight, and whose simulation does what the filter does."""
-    names = _told(weight)
-    if cut is not None and cut.then == "sent":
-        near = {n: (v.abs() >= cut.bound * (1 - ROUNDING)).to(v) for n, v in e.observed.items()}
-        share, all_ = (sum(float((w * part[n]).sum()) for n, w in weight.items()) for part in (near, weight))
-        if share <= FEW * all_:
-            weight, cut = {n: w * (1 - near[n]) for n, w in weight.items()}, None
-    observed = {n: e.observed[n] for n in names}
-    if cut is not None and cut.then == "signed":  # what was not sent is 0, and counts nothing
-        return replace(e, observed=observed, simulate=_altered(e, plan, names, None), measure="hinge")
-    whole = all(bool((weight[n] == 1).all()) for n in names)
-    e = replace(e, observed=observed, weight=None if whole else {n: weight[n] for n in names})
-    if cut is None and len(names) == len(weight):
+    dark = {n: torch.zeros_like(v) for n, v in e.observed.items() if n not in told}
+    left = {n: dark.get(n, torch.ones_like(v) if cut is None else (v != 0).to(v)) for n, v in e.observed.items()}
+    names = _told(left)
+    e = replace(e, observed={n: e.observed[n] for n in names})
+    if cut is not None and cut.then == "noisy" and _beyond(e.observed, cut.bound) > SIGNS:
+        return replace(e, simulate=Cutting(params, plan, names, math.inf), measure="hinge")  # not sent: 0, of no weight
+    if cut is not None and cut.then in ("largest", "noisy"):
+        return _bounded(plan, e, params, cut.bound, chance=cut.then == "noisy")
+    whole = all(bool((left[n] == 1).all()) for n in names)
+    e = replace(e, weight=None if whole else {n: left[n] for n in names})
+    if cut is None and len(names) == len(left):
         return e
-    return replace(e, simulate=_altered(e, plan, names, None if cut is None else cut.bound))
+    return replace(e, simulate=Cutting(params, plan, names, math.inf if cut is None else cut.bound))
 
 
-def _altered(e: Evidence, plan: Plan, names: tuple[str, ...], bound: float | None) -> Altered:
-    assert e.params is not None  # asked by who checked it
-    return Altered(e.params, plan, names, bound)
+def _beyond(observed: Params, bound: float) -> float:
+    """Return which share of the sent entries was cut off."""
+    sent = torch.cat([v[v != 0].abs() for v in observed.values()])
+    return float((sent >= bound * (1 - ROUNDING)).double().mean()) if len(sent) else 0.0
 
 
-def _told(weight: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+def _bounded(plan: Plan, e: Evidence, params: Params, bound: float, chance: bool) -> Evidence:
+    """Return evidence of which entries are known, or beyond `bound`, or smaller than the least that was sent.
+
+    chance: whether those that were not sent were left out by chance, whatever their size.
+    """
+    names = tuple(e.observed)
+    least = min((float(v[v != 0].abs().min()) for v in e.observed.values() if bool((v != 0).any())), default=bound)
+    known, weight = dict(params), {}
+    for n, at in e.observed.items():
+        beyond, out = at.abs() >= bound * (1 - ROUNDING), at == 0
+        reach = torch.where(out, least, 0.0).to(at)
+        known |= {f"at/{n}": at, f"low/{n}": at - reach, f"high/{n}": at + reach}
+        known[f"low/{n}"] = torch.where(beyond & (at < 0), -math.inf, known[f"low/{n}"])
+        known[f"high/{n}"] = torch.where(beyond & (at > 0), math.inf, known[f"high/{n}"])
+        weight[n] = torch.where(beyond | out, BOUNDED, 1.0).to(at)
+        if chance or least >= bound * (1 - ROUNDING):  # what was left out may be as large
+            weight[n] = torch.where(out, 0.0, weight[n])
+    return replace(e, weight=weight, simulate=Bounding(known, plan, names))
+
+
+def _told(weight: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Return the variables that evidence is made of: all, but for those of the head that would mislead.
 
     Labels are read off the head's gradient: its bias's, else its weight's rows. So a bias of which not all entries were

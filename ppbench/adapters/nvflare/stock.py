@@ -77,7 +77,6 @@ class Percentile(Stock):
 
     name: ClassVar[str] = "nvflare:stock/percentile_privacy"
     stock: ClassVar[str] = "percentile_privacy"
-    sparse: ClassVar[bool] = True
     control: ClassVar[str] = "percentile"
     grids: ClassVar[Grids] = {"quick": (10.0, 90.0), "paper": (10.0, 50.0, 90.0, 99.0)}
     epsilon_reason: ClassVar[str] = "what is sent is a function of the update without any randomness"
@@ -88,7 +87,7 @@ class Percentile(Stock):
 
     def cut(self, plan: Plan) -> Cut:
         """Return gamma, in units of a gradient."""
-        return Cut(self.gamma / as_gradient(plan, 1))
+        return Cut(self.gamma / as_gradient(plan, 1), "largest")
 
 
 CLIPS_FIRST = "epsilon_release" in inspect.signature(SVTPrivacy).parameters
@@ -114,7 +113,6 @@ class SVT(Stock):
 
     name: ClassVar[str] = "nvflare:stock/svt_privacy"
     stock: ClassVar[str] = "svt_privacy"
-    sparse: ClassVar[bool] = True
     control: ClassVar[str] = "noise_var"
     grids: ClassVar[Grids] = {"quick": (0.1, 10.0), "paper": (0.1, 1.0, 10.0, 100.0)}
     epsilon_reason: ClassVar[str] = (
@@ -128,13 +126,16 @@ class SVT(Stock):
 
     def cut(self, plan: Plan) -> Cut:
         """Return gamma, in units of a gradient."""
-        return Cut(self.gamma / as_gradient(plan, 1), "noised" if CLIPS_FIRST else "signed")
+        return Cut(self.gamma / as_gradient(plan, 1), "noised" if CLIPS_FIRST else "noisy")
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on a sent entry of one step's update that is taken for a gradient."""
-        return (
-            Noise("laplace", math.sqrt(8) * self.gamma / self.noise_var / as_gradient(plan, 1)) if CLIPS_FIRST else None
-        )
+        """Return the law of the noise on a sent entry of one step's update that is taken for a gradient.
+
+        None before 2.8 where the noise is not well below gamma, at which both are cut: signs are left then.
+        """
+        if not CLIPS_FIRST and self.noise_var <= 4:
+            return None
+        return Noise("laplace", math.sqrt(8) * self.gamma / self.noise_var / as_gradient(plan, 1))
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, 0) of all that a client sends, numbers of steps aside; None before 2.8.
