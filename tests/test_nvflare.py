@@ -297,6 +297,21 @@ def test_signs_or_noise_of_a_sparse_vector_are_simulated_as_such() -> None:
     assert {e.measure for e in found} == ({"squares"} if run.defense.guarantee(PLAN, 8, 1) else {"hinge"})
 
 
+def test_algebra_reads_an_image_off_what_is_left() -> None:
+    """Rows that are not cut off give the image by a division, and pixels of which nothing was sent are small."""
+    from ppbench.adversary.attack import Challenge
+
+    run = federation("nvflare:stock/percentile_privacy")
+    view, truth = seen(run), victims()
+    challenges = [Challenge((slot,), 1) for slot in truth]
+    guesses = load("attacks", "analytic")().run(view, challenges, torch.Generator().manual_seed(0))
+    for guess, held in zip(guesses, truth.values(), strict=True):
+        assert float((guess.x - held.x).square().mean()) < 1e-3
+        assert guess.y.tolist() == held.y.argmax(1).tolist()
+    labels = load("attacks", "label_recovery")().run(view, challenges, torch.Generator().manual_seed(0))
+    assert [g.y.tolist() for g in labels] == [held.y.argmax(1).tolist() for held in truth.values()]
+
+
 def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
     """Where most entries are cut off, what is minimized is 0 at the truth; the fast chain would not say so."""
     from ppbench.attacks.reconstruction.search.problem import objective

@@ -23,7 +23,11 @@ from ppbench.federation.view import Exchange, View
 
 HEAD = ("head.weight", "head.bias")
 BOUNDED = 0.1
-"""Weight of entries of which a bound alone is known, beside those that are known: what closed forms read is a value."""
+"""Weight of entries of which a bound is known alone, where 1 is that of a known value.
+
+Searches match bounds exactly, at any weight; closed forms take what is observed for a value. They divide by a bias's:
+one that was cut off has no weight.
+"""
 SIGNS = 0.9
 """Share of the noisy entries that are cut off, from which their signs are all that is told."""
 ROUNDING = 1e-4
@@ -141,7 +145,7 @@ def _bounded(plan: Plan, e: Evidence, params: Params, bound: float, chance: bool
         known |= {f"at/{n}": at, f"low/{n}": at - reach, f"high/{n}": at + reach}
         known[f"low/{n}"] = torch.where(beyond & (at < 0), -math.inf, known[f"low/{n}"])
         known[f"high/{n}"] = torch.where(beyond & (at > 0), math.inf, known[f"high/{n}"])
-        weight[n] = torch.where(beyond | out, BOUNDED, 1.0).to(at)
+        weight[n] = torch.where(beyond, BOUNDED * (at.dim() > 1), torch.where(out, BOUNDED, 1.0)).to(at)
         if chance or least >= bound * (1 - ROUNDING):  # what was left out may be as large
             weight[n] = torch.where(out, 0.0, weight[n])
     return replace(e, weight=weight, simulate=Bounding(known, plan, names))
