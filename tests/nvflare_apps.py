@@ -140,6 +140,15 @@ def no_arrays() -> Any:
     return _changed(lambda data: data.update({"head.bias": object()}))
 
 
+def no_steps() -> Any:
+    def process(shareable: Any, fl_ctx: Any) -> Any:
+        dxo = from_shareable(shareable)
+        dxo.set_meta_prop("NUM_STEPS_CURRENT_ROUND", -2)
+        return dxo.update_shareable(shareable)
+
+    return _whole(process)
+
+
 def not_a_list() -> Any:
     return PercentilePrivacy()
 
@@ -174,6 +183,12 @@ class Generator(Feedback):
 
 def uncopied() -> Any:
     return [Generator()]
+
+
+def own_draws() -> Any:
+    made = Feedback()
+    made.draws = random.Random(0)
+    return [made]
 
 
 number = 3

@@ -6,7 +6,9 @@ tests/test_nvflare.py, where pip install --no-deps --target FOLDER 'nvflare==2.9
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
 import math
 import random
 import sys
@@ -338,6 +340,7 @@ def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
         ("shapes", "let out of 'head.bias' is (3,) float32; it must be (10,) float32"),
         ("integers", "let out of 'head.bias' is (10,) int64; it must be (10,) float32"),
         ("strange_names", "The filters of client 0 let out 'tail', which the model has not"),
+        ("no_steps", "The filters of client 0 let out -2 steps; it must be a whole number from 1"),
         ("no_arrays", "What the filters of client 0 let out of 'head.bias' is object, no array"),
     ],
 )
@@ -397,6 +400,8 @@ def test_records_do_not_choose_what_is_imported() -> None:
 def test_what_a_probe_can_have_no_copy_of_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"the filters\[0\].draws is a Generator, of which no probe can have a"):
         federation("nvflare:nvflare_apps:uncopied")
+    with pytest.raises(ProtocolError, match=r"the filters\[0\].draws is a Random, of which no probe can have a"):
+        federation("nvflare:nvflare_apps:own_draws")
 
 
 @pytest.mark.parametrize(
@@ -432,6 +437,37 @@ def test_it_is_said_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nvflare.metadata, "version", absent)
     with pytest.raises(UsageError, match=r"needs NVFlare; pip install 'ppbench-fl\[nvflare\]'"):
         nvflare.defense("stock/fedavg", "nvflare:stock/fedavg")
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+def finding(name: str) -> Any:
+    path = Path(__file__).parents[1] / "examples" / "findings" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_what_is_found_of_percentiles(capsys: pytest.CaptureFixture[str]) -> None:
+    finding("nvflare_percentile").main()
+    logging.disable(logging.NOTSET)
+    told = capsys.readouterr().out
+    assert "label read in 50 of 50" in told and told.count("all is sent as it is: True") == 6
+
+
+def test_what_is_found_of_sparse_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.8 one value tells the sign of what is sent; from then on the filter's own sum is not refuted by it."""
+    made = finding("nvflare_svt")
+    monkeypatch.setattr(made, "RUNS", 200)
+    ten = np.full(10, 1e-2, dtype=np.float32)
+    right, wrong, epsilon = made.least_epsilon(ten, -ten, lambda out: bool(out.sum() > 0))
+    if load("defenses", "nvflare:stock/svt_privacy")().guarantee(PLAN, 8, 1) is None:
+        assert (right, wrong) == (1.0, 0.0) and epsilon > 3.9
+    else:
+        assert epsilon <= 0.2
+    assert made.at_least(200, 200, 0.025) == pytest.approx(0.025 ** (1 / 200), abs=1e-6)
+    assert made.at_least(7, 20, 0.025) == pytest.approx(0.1539, abs=1e-4)  # as tables have it
 
 
 # -- planted ---------------------------------------------------------------------------------------------------------

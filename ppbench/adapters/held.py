@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import threading
 import types
@@ -68,7 +69,7 @@ def kept(value: Any, where: str) -> Tree:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return Sequence(kind, tuple(kept(one, f"{where}[{i}]") for i, one in enumerate(value)))
-    if not hasattr(value, "__dict__"):
+    if not hasattr(value, "__dict__") or isinstance(value, random.Random):
         raise ProtocolError(f"{where} is a {one_line(type(value).__name__, 60)}, of which no probe can have a copy.")
     held = {n: v for n, v in vars(value).items() if not isinstance(v, _CODE)}
     return Thing(type(value).__qualname__, tuple(held), tuple(kept(v, f"{where}.{n}") for n, v in held.items()))

@@ -22,11 +22,11 @@ from ppbench.adapters.held import kept, restored
 from ppbench.adapters.nvflare.inside import SERVER, Passed, aggregated, context, filtered, running, site, started
 from ppbench.adapters.nvflare.seen import Cut, seen
 from ppbench.adapters.running import seed_of
-from ppbench.base.errors import ProtocolError, UsageError, one_line
+from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import Model
+from ppbench.federation.messages import MOST, Model
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Exchange, View
 
@@ -166,10 +166,9 @@ def sent(passed: Passed, like: Params, who: str) -> Sent:
             raise ProtocolError(f"What the filters of {who} let out of {name!r} is {found}; it must be {right}.")
         change[name] = tensor.to(like[name].device)
     meta = dict(passed.meta)
-    try:
-        steps = int(meta.pop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1))
-    except (TypeError, ValueError) as cause:
-        raise ProtocolError(f"The filters of {who} let out a number of steps that is none.") from cause
+    steps = meta.pop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)  # none counts 1, as NVFlare has it
+    if not isinstance(steps, int) or not 1 <= steps <= MOST:
+        raise ProtocolError(f"The filters of {who} let out {shown(steps, 60)} steps; it must be a whole number from 1.")
     octets = json.dumps(meta, default=lambda one: type(one).__name__, sort_keys=True).encode()
     return Sent(change, torch.tensor(steps), torch.frombuffer(bytearray(octets), dtype=torch.uint8))
 
