@@ -135,7 +135,7 @@ def alone() -> Any:
     return FedAvg()
 
 
-def no_default(noise: float) -> Any:
+def no_default(scale: float) -> Any:
     return FedAvg(), []
 
 

@@ -238,7 +238,7 @@ def test_what_breaks_a_round_is_told_in_a_sentence(name: str, words: str) -> Non
     [
         ("flower_apps:not_a_strategy", "gave object; it must give (strategy, list of client mods)"),
         ("flower_apps:alone", "raised TypeError"),
-        ("flower_apps:no_default", "has the parameter noise without a default"),
+        ("flower_apps:no_default", "has the parameter scale without a default"),
         ("flower_apps:refuses", "raised ValueError: The noise multiplier should be a non-negative value"),
         ("flower_apps:number", "is 3; it must be a function"),
         ("flower_apps:absent", "has no attribute 'absent'"),

@@ -28,13 +28,11 @@ class Given(NamedTuple):
     def defense(self, base: type[T], distribution: str, **own: Any) -> type[T]:
         """Return a defense on `base` with these parameters; its version holds that of the distribution below it.
 
-        UsageError: a parameter has the name of something that every defense has, in whose place it would stand.
+        UsageError: a parameter is called what everybody asks a defense for, such as `noise`.
         """
-        for field, _, _ in self.fields:
-            if hasattr(base, field):
-                raise UsageError(
-                    f"The defense {self.about['name']!r} has the parameter {field}, which every defense has; rename it."
-                )
+        if taken := next((name for name, *_ in self.fields if hasattr(base, name)), None):
+            told = "which means something else of a defense; call it another name"
+            raise UsageError(f"The defense {self.about['name']!r} has the parameter {taken!r}, {told}.")
         about = {**self.about, "version": f"1+{distribution}{metadata.version(distribution)}", **own}
         return dataclasses.make_dataclass("Yours", self.fields, bases=(base,), namespace=about, frozen=True)
 

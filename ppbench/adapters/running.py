@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.guard import told, within
+from ppbench.federation.plan import Context
 
 
 @contextmanager
@@ -42,3 +44,8 @@ def running(framework: str, who: str, *seed: int) -> Iterator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.random.set_rng_state(state[2])
+
+
+def seed_of(ctx: Context) -> int:
+    """Return what a party's draws in this step come from: its generator's seed and the session, not its position."""
+    return int.from_bytes(hashlib.sha256(f"{ctx.generator.initial_seed()} {ctx.session}".encode()).digest()[:8], "big")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,9 +28,11 @@ class Mappable:
     """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
 
     params: all tensors that it holds; those of one `family` differ in nothing else.
+    alters: whether it does something to the gradient at `Evidence.params`; then no search may take that in its place.
     """
 
     params: Params
+    alters: ClassVar[bool] = False
 
     def family(self) -> Hashable:
         """Return what makes two such simulations the same but for `params`."""

@@ -245,8 +245,9 @@ def objective(
     evaluates together, None for one a victim.
     """
     first, measure = evidences[0], evidences[0].measure
-    mappable = isinstance(first.simulate, Mappable)
-    if measure != "hinge" and not first.nuisance and first.params and set(first.observed) == set(first.params):
+    mappable, altered = isinstance(first.simulate, Mappable), getattr(first.simulate, "alters", False)
+    whole = not altered and not first.nuisance and first.params and set(first.observed) == set(first.params)
+    if measure != "hinge" and whole and first.params:
         steps = compile_chain(plan, first.params, dtype)
         # the cosine keeps its digits near the truth only on the chain, where it is a sum of squares
         mapped = mappable and measure != "cosine"
