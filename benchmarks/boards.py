@@ -73,6 +73,7 @@ BOARDS = {
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("bank-marketing"),
+        Board("deployed", "cifar10"),  # with Flower beside ppbench
     )
 }
 
