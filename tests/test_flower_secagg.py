@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -159,3 +161,12 @@ def test_mods_that_do_not_mask_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     run = federation("flower:flower_apps:secure_without_mod")
     with pytest.raises(ProtocolError, match="train in a stage that sends no weights"):
         run.run(1)
+
+
+def test_the_seed_of_a_pairs_mask_has_32_bits() -> None:
+    """The finding's script finds it among 65,536 that hold it, and takes the mask off."""
+    script = Path(__file__).parents[1] / "examples" / "findings" / "flower_secagg_seed.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--bits", "16"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 and "weights to" in done.stdout, done.stdout + done.stderr

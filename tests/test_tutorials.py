@@ -11,7 +11,7 @@ import tutorials
 from tutorials import DOCS, Block, blocks, follow, lacking, requoted
 from wheelhouse import wheelhouse
 
-PAGES = sorted(page.name for page in DOCS.glob("tutorial-*.md"))
+PAGES = sorted(page.name for page in DOCS.glob("tutorial-*.md") if page.name != "tutorial-flower.md")  # its own test
 pytestmark = pytest.mark.skipif(not PAGES, reason="the documents are not here")
 
 
