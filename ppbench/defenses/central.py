@@ -12,10 +12,9 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.fedpc.parameters import CENTRAL
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan, all_at_once, shuffled
 from ppbench.federation.view import View

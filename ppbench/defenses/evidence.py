@@ -1,37 +1,16 @@
-"""What several defenses make evidence of: whole cohorts, and uploads whose masks colluders take off."""
+"""Uploads whose masks colluders take off: what several defenses make evidence of."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ppbench.base.tree import Params, Tree
+from ppbench.base.tree import Tree
 from ppbench.federation import secagg
-from ppbench.federation.contract import Context, Server
-from ppbench.federation.evidence import Evidence
-from ppbench.federation.evidence import Shared as Shared
+from ppbench.federation.contract import Context
 from ppbench.federation.view import Exchange, View
-
-
-def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]:
-    """Return the exchanges of every probe in which each of `clients` clients sent one upload."""
-    by_probe: dict[int, list[Exchange]] = defaultdict(list)
-    for exchange in exchanges:
-        by_probe[exchange.slot.probe].append(exchange)
-    return [unit for unit in by_probe.values() if len(unit) == clients]
-
-
-def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
-    """Return evidence about a cohort (one upload a client) from the N_k-weighted `mean` of its gradients."""
-    counts = server.counts[[e.slot.client for e in unit]].double()
-    shares = tuple((counts / counts.sum()).tolist())
-    equal = max(shares) - min(shares) < 1e-12
-    params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
-    slots = tuple(e.slot for e in unit)
-    return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")
 
 
 def others_masks(

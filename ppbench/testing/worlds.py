@@ -35,7 +35,7 @@ START = 8
 RING = 2.0**48
 """Unit of the fixed-point numbers that masked defenses send."""
 
-NETWORKS: tuple[tuple[str, dict[str, Option]], ...] = (("mlp", {}), ("cnn", {"widths": 16, "pool": "avg"}))
+NETWORKS: tuple[tuple[str, dict[str, Option]], ...] = (("mlp", {}), ("cnn", {"widths": 16, "pool": "avg"}), ("cnn", {}))
 """Networks for attacks that have no use for the usual one."""
 
 POISONS: dict[str, Change] = {

@@ -29,9 +29,9 @@ from ppbench.adapters.flower.mechanism import EMPTY, Mechanism, Mod, Worker, see
 from ppbench.adapters.flower.records import Asked, Content, Note, array_record, content, records, text
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.evidence import Shared, cohort_evidence
+from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
-from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.view import TARGET, Exchange, View, colludes

@@ -19,8 +19,8 @@ from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
 from ppbench.defenses.baffle.messages import answers
 from ppbench.defenses.baffle.protocol import Baffle
-from ppbench.defenses.evidence import Shared, cohorts
-from ppbench.federation.evidence import Evidence, Simulate
+from ppbench.federation.cohort import cohorts
+from ppbench.federation.evidence import Evidence, Shared, Simulate
 from ppbench.federation.optim import Layout
 from ppbench.federation.view import Exchange, View, colludes
 from ppbench.federation.wire import Slot

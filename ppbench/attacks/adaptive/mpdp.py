@@ -21,14 +21,13 @@ from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable, sent_share
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.clipping import norm
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
 from ppbench.federation.bounds import Count
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot

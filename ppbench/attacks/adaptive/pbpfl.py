@@ -19,12 +19,11 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates, exchanges
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Count
-from ppbench.federation.evidence import Evidence, Simulate
+from ppbench.federation.evidence import Evidence, Shared, Simulate
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot

@@ -53,7 +53,7 @@ class Peel(Attack):
         """Return one guess a challenge; of more than one example, or of nothing, a grey image with its labels."""
         victims = posed(view.defense.evidence(view), view.plan, challenges, generator)
         labels = [guessed_labels(victim).cpu() for victim in victims]
-        guesses = [Guess(x=v.image("grey"), y=told) for v, told in zip(victims, labels, strict=True)]
+        guesses = [Guess(x=v.image("grey"), y=told, evaluations=1) for v, told in zip(victims, labels, strict=True)]
         groups: dict[int, list[int]] = {}
         for i, victim in enumerate(victims):
             evidence = victim.evidence

@@ -26,9 +26,9 @@ from ppbench.defenses.baffle.messages import (
     unmasked,
 )
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import cohort_evidence, cohorts
 from ppbench.federation import secagg
 from ppbench.federation.bounds import OpenShare, Whole, between, whole
+from ppbench.federation.cohort import cohort_evidence, cohorts
 from ppbench.federation.contract import Claim, Context, Job, Server, at
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model, Update

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from ppbench.base.tree import Params
 from ppbench.defenses.encrypted.sums import EncryptedSums
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.accounting import gaussian_epsilon, theta_max
 from ppbench.defenses.mpdp.model_perturbation import PAPER, QUICK
 from ppbench.federation import secagg
 from ppbench.federation.bounds import OpenFraction, between
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.optim import Layout
 from ppbench.federation.plain import seen_by_client
 from ppbench.federation.plan import Noise, Plan

@@ -18,7 +18,6 @@ from torch import Tensor
 from ppbench.base.tree import Params
 from ppbench.defenses.claims import paper
 from ppbench.defenses.encrypted.threshold import ThresholdDefense
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.model_perturbation import PAPER, QUICK
 from ppbench.defenses.pbpfl.extended import ORDERS, family_bits
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
@@ -26,7 +25,7 @@ from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
 from ppbench.federation.contract import Claim, Context, Server
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View

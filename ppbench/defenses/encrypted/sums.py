@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.encrypted.ciphertexts import Ciphertext, words_of
-from ppbench.defenses.evidence import Shared, cohorts
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, between
 from ppbench.federation.ciphering import Ciphering
+from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import TARGET, Exchange, View, colludes
 

@@ -6,12 +6,12 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ppbench.base.tree import Params
-from ppbench.defenses.evidence import Shared, cohort_evidence
 from ppbench.defenses.fedpc.messages import Ledger, Masked, Ternary, Weights, peeled
 from ppbench.defenses.fedpc.parameters import Parameters
 from ppbench.defenses.fedpc.ternary import encoded
+from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Server
-from ppbench.federation.evidence import Evidence, as_gradient
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise, Plan

@@ -18,14 +18,13 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.mpdp.clipping import Clip, clipped, clipped_truth, factor
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.perturbation import Perturbed, Surrogates, exchanges, whole_cohorts
 from ppbench.defenses.pbpfl.round import Perturbation
 from ppbench.federation.bounds import OpenFraction, between
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.evidence import Evidence, Measure, Simulate
+from ppbench.federation.evidence import Evidence, Measure, Shared, Simulate
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.view import Exchange, View

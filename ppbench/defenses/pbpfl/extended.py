@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import Shared, cohort_evidence
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, whole_cohorts
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
+from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Claim, Context, Server
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.view import View
 
 FENG2020 = paper("feng2020")

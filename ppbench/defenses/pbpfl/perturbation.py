@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params, node
-from ppbench.defenses.evidence import cohorts
+from ppbench.federation.cohort import cohorts
 from ppbench.federation.plan import Batch
 from ppbench.federation.view import Exchange, View
 from ppbench.nets.net import Net

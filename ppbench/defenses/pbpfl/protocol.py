@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
-from ppbench.defenses.evidence import Shared
 from ppbench.defenses.pbpfl.perturbation import exchanges
 from ppbench.defenses.pbpfl.round import Perturbation
 from ppbench.federation.contract import Claim, Context, Server
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.peeling.layer import Layer, descended
+from ppbench.attacks.reconstruction.peeling.layer import Layer, descended, part_of
 
 TEMPERATURES = (3.0, 1.0, 0.5, 0.25, 0.12, 0.06)
 FIRST, LAST = 3.0, 1e-4
@@ -94,6 +94,6 @@ def images_of(
             beyond = outside.flatten(1).sum(1) / space.width**2
             return layer.mismatch(images, index, t) + beyond + weight * variation(images, space.width)
 
-        z, used = descended(penalized, z, budget // len(TEMPERATURES))
+        z, used = descended(penalized, z, part_of(budget, step, len(TEMPERATURES)))
         spent += used
     return space.images(z).clamp(low, high), spent

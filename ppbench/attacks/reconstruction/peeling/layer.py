@@ -176,7 +176,7 @@ def inner(layer: Layer, generator: torch.Generator, budget: int) -> tuple[Tensor
             rough = (u.diff(dim=-1).abs().flatten(1).sum(1) + u.diff(dim=-2).abs().flatten(1).sum(1)) / u[0].numel()
             return layer.mismatch(u, index, t) + NEGATIVE * below + smooth * rough / size
 
-        u, used = descended(penalized, u, budget // len(TEMPERATURES))
+        u, used = descended(penalized, u, part_of(budget, step, len(TEMPERATURES)))
         spent += used
     value, seen = layer.solved(u)
     return value, seen, spent
@@ -184,6 +184,8 @@ def inner(layer: Layer, generator: torch.Generator, budget: int) -> tuple[Tensor
 
 def descended(function: Callable[[Tensor, Tensor], Tensor], start: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return where L-BFGS leads by a function of (inputs [S, ...], index) from `start`, and evaluations spent [V]."""
+    if not budget:
+        return start, torch.zeros(len(start), dtype=torch.int64)
 
     def slopes(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -192,9 +194,14 @@ def descended(function: Callable[[Tensor, Tensor], Tensor], start: Tensor, budge
             (slope,) = torch.autograd.grad(loss.sum(), leaf)
         return loss.detach(), slope
 
-    limit, stop = torch.full((len(start),), max(1, budget)), torch.zeros(len(start), dtype=torch.float64)
+    limit, stop = torch.full((len(start),), budget), torch.zeros(len(start), dtype=torch.float64)
     found = minimize(slopes, start.flatten(1), budget=limit, stop=stop, settings=SETTINGS)
     return found.z.view_as(start), found.evaluations
+
+
+def part_of(budget: int, step: int, steps: int) -> int:
+    """Return what one of so many steps may spend of a budget; all of them together spend it."""
+    return budget * (step + 1) // steps - budget * step // steps
 
 
 def _norm(values: Tensor) -> Tensor:
