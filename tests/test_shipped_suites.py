@@ -60,9 +60,16 @@ def downloads(tmp_path_factory):
     return folder
 
 
+def needs(name):
+    """Skip a suite of another framework's defenses where that is not installed; `.ci/run` asks beside it."""
+    if name == "deployed":
+        pytest.importorskip("flwr")
+
+
 @pytest.mark.parametrize(("name", "preset"), [(n, p) for n in sorted(shipped()) for p in ("", *presets(n))])
 def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downloads):
     """Whatever can be refused before anything is trained is not refused: losses, networks, stages, shares, victims."""
+    needs(name)
     monkeypatch.setenv("PPBENCH_DATA", str(downloads))
     suite = load_suite(name, preset)
     few = 1000 if any(place in suite.configs[0].dataset for place in ("ham10000", "breakhis")) else 4000
@@ -89,6 +96,7 @@ SMALL = {"active", "cost", "digits-quick"}
 @pytest.mark.parametrize("name", sorted(set(shipped()) - SMALL))
 def test_what_two_cores_do_keeps_the_premise_of_the_claims(name):
     """Fewer examples, rounds and victims; networks, losses, shares, clients and parameters are those of the suite."""
+    needs(name)
     before, _, after = shipped()[name].read_text().partition("[preset.two-cores]")
     assert before.rstrip("\n").splitlines()[-1].startswith("# ") and after, "a comment says what the preset gives up"
     whole, two = (load_suite(name, preset).configs for preset in ("", "two-cores"))
