@@ -128,7 +128,9 @@ def main(folder: str, battery: str, *defenses: str) -> None:
         more = {**settings(), "ig_masked.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
         asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
-        wired = dict(model="cnn", model_options={"widths": "4,4", "hidden": "8"}, stages=("init",), threats=("server/1",))
+        wired = dict(
+            model="cnn", model_options={"widths": "4,4", "hidden": "8"}, stages=("init",), threats=("server/1",)
+        )
         asked.append((AUDITED, small(AUDITED, attacks=("spear_features", "peel"), **wired)))
         table = home / "table.csv"
         table.write_text("a,b,c,y\n" + "".join(f"{i % 7},{i % 5},{'uvw'[i % 3]},{i % 2}\n" for i in range(80)))
