@@ -417,7 +417,7 @@ def test_a_function_of_ones_own_is_a_defense() -> None:
         ("opacus_apps:steps", "took 4 steps of torch.optim in 1 epochs"),
         ("opacus_apps:raises", "raised KeyError: 'no such key'"),
         ("opacus_apps:no_default", "has the parameter sigma without a default"),
-        ("opacus_apps:shadow", "has the parameter noise"),
+        ("opacus_apps:shadow", "has the parameter 'noise'"),
         ("opacus_apps:number", "is 3; it must be a function"),
         ("opacus_apps:absent", "has no attribute 'absent'"),
         ("stock/dp_sdg", "did you mean 'stock/dp_sgd'"),
