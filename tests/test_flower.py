@@ -284,9 +284,9 @@ def test_federations_that_are_not_flowers_are_refused(tmp_path: Path, options: d
 
 @pytest.mark.parametrize("version", ["1.22.0", "1.43.0", "2.0.0"])
 def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import flower
+    from ppbench.adapters import flower, framework
 
-    monkeypatch.setattr(flower.metadata, "version", lambda _: version)
+    monkeypatch.setattr(framework.metadata, "version", lambda _: version)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert '"flwr>=1.23,<1.43"' in text and (flower.OLDEST, flower.NEWEST) == ((1, 23), (1, 42))
     with pytest.raises(UsageError, match=f"is known to work with Flower 1.23 to 1.42; {version} is installed"):

@@ -419,9 +419,9 @@ def test_federations_that_are_not_nvflares_are_refused(tmp_path: Path, options: 
 
 @pytest.mark.parametrize("version", ["2.2.0", "2.10.0", "3.0.0"])
 def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import nvflare
+    from ppbench.adapters import framework, nvflare
 
-    monkeypatch.setattr(nvflare.metadata, "version", lambda _: version)
+    monkeypatch.setattr(framework.metadata, "version", lambda _: version)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert '"nvflare>=2.3,<2.10"' in text and (nvflare.OLDEST, nvflare.NEWEST) == ((2, 3), (2, 9))
     with pytest.raises(UsageError, match=f"is known to work with NVFlare 2.3 to 2.9; {version} is installed"):
@@ -429,12 +429,12 @@ def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.Mo
 
 
 def test_it_is_said_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import nvflare
+    from ppbench.adapters import framework, nvflare
 
     def absent(_: str) -> str:
-        raise nvflare.metadata.PackageNotFoundError
+        raise framework.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(nvflare.metadata, "version", absent)
+    monkeypatch.setattr(framework.metadata, "version", absent)
     with pytest.raises(UsageError, match=r"needs NVFlare; pip install 'ppbench-fl\[nvflare\]'"):
         nvflare.defense("stock/fedavg", "nvflare:stock/fedavg")
 

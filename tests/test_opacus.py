@@ -485,14 +485,14 @@ def test_federations_that_no_attack_reads_are_refused(tmp_path: Path, options: d
 def test_other_versions_are_refused_by_name(
     version: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ppbench.adapters import opacus
+    from ppbench.adapters import framework, opacus
 
     def told(_: str) -> str:
         if version is None:
-            raise opacus.metadata.PackageNotFoundError
+            raise framework.metadata.PackageNotFoundError
         return version
 
-    monkeypatch.setattr(opacus.metadata, "version", told)
+    monkeypatch.setattr(framework.metadata, "version", told)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert '"opacus>=1.4,<1.7"' in text and (opacus.OLDEST, opacus.NEWEST) == ((1, 4), (1, 6))
     words = f"is known to work with Opacus 1.4 to 1.6; {version} is installed"

@@ -7,12 +7,14 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.guard import told, within
+from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Context
 
 
@@ -49,3 +51,18 @@ def running(framework: str, who: str, *seed: int) -> Iterator[None]:
 def seed_of(ctx: Context) -> int:
     """Return what a party's draws in this step come from: its generator's seed and the session, not its position."""
     return int.from_bytes(hashlib.sha256(f"{ctx.generator.initial_seed()} {ctx.session}".encode()).digest()[:8], "big")
+
+
+def words_of(defense: Defense) -> str:
+    """Return a defense and its parameters in words, for sentences about what its code raises."""
+    told = ", ".join(f"{name}={value}" for name, value in asdict(defense).items()) or "no parameters"
+    return f"Defense {defense.name!r}, made of {told},"
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Refuse as bad input (UsageError) what breaks the protocol while nothing runs yet."""
+    try:
+        yield
+    except ProtocolError as cause:
+        raise UsageError(str(cause)) from cause

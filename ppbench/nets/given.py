@@ -56,6 +56,11 @@ class Given(Classifier):
         super().__init__(_up_to_head(module), head)
         self.head_name = head_name
 
+    def own_name(self, name: str) -> str:
+        """Return what the parameter `name` of this classifier is called in the network as it was written."""
+        part, _, rest = name.partition(".")
+        return ".".join(filter(None, (self.head_name, rest))) if part == "head" else rest
+
 
 def _up_to_head(module: nn.Module) -> nn.Module:
     """Return `module`, which gives what its tap is given from now on.

@@ -10,18 +10,17 @@ FOLDER is an app's, with its `pyproject.toml`, unchanged but for two names there
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.adapters.framework import Framework
+from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import ADDRESS
 
 if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
-OLDEST, NEWEST = (1, 23), (1, 42)
-"""Versions that the tests are run with at both ends."""
+FRAMEWORK = Framework("Flower", "flwr", "flower", (1, 23), (1, 42))
 
 
 def defense(argument: str, name: str) -> type[Defense]:
@@ -29,14 +28,11 @@ def defense(argument: str, name: str) -> type[Defense]:
 
     Raises UsageError: Flower is not installed, or in another version than is known here, or there is no such mechanism.
     """
-    _check_version(name)
+    FRAMEWORK.check_version(name)
     from ppbench.adapters.flower import stock, yours
 
-    if argument.startswith("stock/"):
-        known = {f"stock/{one.stock}": one for one in stock.STOCK}
-        if argument not in known:
-            raise unknown("mechanism of Flower", argument, known)
-        return known[argument]
+    if found := FRAMEWORK.shipped(argument, "mechanism", stock.STOCK):
+        return found
     if ADDRESS.fullmatch(argument):
         return yours.defense(argument, name)
     if not Path(argument).is_dir():
@@ -45,14 +41,3 @@ def defense(argument: str, name: str) -> type[Defense]:
     from ppbench.adapters.flower import app
 
     return app.defense(argument, name)
-
-
-def _check_version(name: str) -> None:
-    try:
-        found = metadata.version("flwr")
-    except metadata.PackageNotFoundError:
-        raise UsageError(f"The defense {name!r} needs Flower; pip install 'ppbench-fl[flower]'.") from None
-    here = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if not OLDEST <= here <= NEWEST:
-        low, high = (".".join(map(str, end)) for end in (OLDEST, NEWEST))
-        raise UsageError(f"The defense {name!r} is known to work with Flower {low} to {high}; {found} is installed.")

@@ -34,9 +34,10 @@ from flwr.serverapp.strategy import Strategy
 from torch.utils.data import DataLoader
 
 from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, running
-from ppbench.adapters.flower.mechanism import Made, Mechanism, Worker, seed_of
+from ppbench.adapters.flower.mechanism import Made, Mechanism, Worker
 from ppbench.adapters.flower.records import Asked, Told, array_record, asked_records, content, records, words
-from ppbench.adapters.flower.steps import Steps, watched
+from ppbench.adapters.running import refused, seed_of
+from ppbench.adapters.steps import Steps, watched
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.registry import imported
 from ppbench.base.tree import Tree
@@ -94,22 +95,14 @@ class App(Mechanism):
         """Return how the app trains, seen at one random input (UsageError: in a way that no attack reads yet)."""
         data = Data(torch.rand(1, *plan.spec.shape), torch.eye(plan.spec.classes)[:1])
         made, params = self._made(plan), initial(plan.spec, 0)
-        try:
+        with refused():
             with running("The strategy", 0):
                 asked = next(
                     iter(made.strategy.configure_train(1, array_record(params), made.config, Nodes(plan.clients)))
                 )
             with watched() as steps:
-                self._trained(
-                    plan,
-                    asked.content,
-                    asked.metadata.message_type,
-                    self._context(plan, 0, records(content({}))),
-                    data,
-                    0,
-                )
-        except ProtocolError as cause:
-            raise UsageError(str(cause)) from cause
+                context = self._context(plan, 0, records(content({})))
+                self._trained(plan, asked.content, asked.metadata.message_type, context, data, 0)
         return steps.told(self.name, plan.local.epochs)
 
     def _made(self, plan: Plan) -> Made:
@@ -179,11 +172,7 @@ class App(Mechanism):
 def own_names(plan: Plan) -> dict[str, str]:
     """Return, by the bench's names of a network's parameters, those in its own `state_dict`."""
     module = plan.net.module
-    if not isinstance(module, Given):
-        return {name: name for name in plan.net.names}
-    before = {"head": f"{module.head_name}." if module.head_name else "", "features": ""}
-    parts = ((name, *name.partition(".")) for name in plan.net.names)
-    return {name: before[part] + rest for name, part, _, rest in parts}
+    return {name: module.own_name(name) if isinstance(module, Given) else name for name in plan.net.names}
 
 
 def _start(self: Strategy, grid: Any, initial_arrays: ArrayRecord, *rest: Any, **named: Any) -> Any:

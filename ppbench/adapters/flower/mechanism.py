@@ -7,10 +7,9 @@ times a gradient. Strategy and clients' contexts are read off after each round (
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -34,6 +33,8 @@ from ppbench.adapters.flower.records import (
     words,
 )
 from ppbench.adapters.flower.state import kept, restored
+from ppbench.adapters.framework import check_plan
+from ppbench.adapters.running import refused, seed_of, words_of
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
@@ -86,24 +87,14 @@ class Mechanism(Defense):
     def check(self, plan: Plan) -> None:
         """As its base; also refuse what Flower's rounds have no place for, and parameters that the code refuses."""
         super().check(plan)
-        for fits, option, right in (
-            (plan.schedule == "parallel", "schedule", "parallel: clients train side by side"),
-            (plan.local.upload == "delta", "upload", "delta: clients send weights"),
-            (plan.local.opt.name == "sgd", "optimizer", "sgd: one step then tells a gradient"),
-        ):
-            if not fits:
-                raise UsageError(f"Defense {self.name!r} needs --{option} {right}.")
+        check_plan(self.name, plan, "weights")
         self.mods_for(plan)
 
     @contextmanager
     def making(self) -> Iterator[None]:
         """Run what makes the parts (UsageError: it raises anything)."""
-        told = ", ".join(f"{name}={value}" for name, value in asdict(self).items()) or "no parameters"
-        try:
-            with running(f"Defense {self.name!r}, made of {told},", 0):
-                yield
-        except ProtocolError as cause:
-            raise UsageError(str(cause)) from cause
+        with refused(), running(words_of(self), 0):
+            yield
 
     def mods_for(self, plan: Plan) -> Sequence[Mod]:
         """Return a client's mods."""
@@ -236,11 +227,6 @@ class Mechanism(Defense):
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return what was sent less what came back, float64."""
         return {name: value.double() - upload.params[name].double() for name, value in like.items()}
-
-
-def seed_of(ctx: Context) -> int:
-    """Return what a party's draws in this step come from: its generator's seed and the session, not its position."""
-    return int.from_bytes(hashlib.sha256(f"{ctx.generator.initial_seed()} {ctx.session}".encode()).digest()[:8], "big")
 
 
 def _once(messages: Mapping[int, Message], like: Params) -> dict[int, Asked]:

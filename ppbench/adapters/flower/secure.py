@@ -18,15 +18,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Context as FlowerContext
 from flwr.common import Code, FitRes, Status
 from flwr.server import LegacyContext, SimpleClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
 
 from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, client_of, node_of, running
 from ppbench.adapters.flower.masks import bare_weights
-from ppbench.adapters.flower.mechanism import EMPTY, Mechanism, Mod, Worker, seed_of
+from ppbench.adapters.flower.mechanism import EMPTY, Mechanism, Mod, Worker
 from ppbench.adapters.flower.records import Asked, Content, Note, array_record, content, records, text
+from ppbench.adapters.running import seed_of
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.cohort import cohort_evidence
@@ -74,19 +75,6 @@ class _Relay(Nodes):
         if self.replies is None:
             raise _Sent(list(messages))
         return self.replies
-
-
-class _Proxy(ClientProxy):
-    """A client by its number, which does nothing: the workflow sends by the grid."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(str(number))
-        self.node_id = number
-
-    get_properties = get_parameters = fit = evaluate = reconnect = None  # type: ignore[assignment]
-
-
-_Proxy.__abstractmethods__ = frozenset()
 
 
 @dataclass(frozen=True)
@@ -156,7 +144,7 @@ class Secure(Mechanism):
     def _place(self, ctx: Context, server: Server) -> LegacyContext:
         manager = SimpleClientManager()
         for client in range(ctx.plan.clients):
-            manager.register(_Proxy(node_of(client)))
+            manager.register(GridClientProxy(node_of(client), Nodes(ctx.plan.clients), RUN))
         state = RecordDict()
         state[flower.MAIN_CONFIGS_RECORD] = ConfigRecord({flower.WorkflowKey.CURRENT_ROUND: ctx.round})
         arrays = array_record(server.params).values()

@@ -15,6 +15,7 @@ from ppbench.base.errors import ProtocolError
 
 CLIENTS = "clients"
 SEVERAL = 10
+"""Clients, of which the function is asked what it gives."""
 
 
 def defense(address: str, name: str) -> type[Mechanism]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,10 +18,11 @@ from nvflare.apis.dxo import MetaKey
 from nvflare.apis.filter import Filter
 from torch import Tensor
 
+from ppbench.adapters.framework import check_plan
 from ppbench.adapters.held import kept, restored
 from ppbench.adapters.nvflare.inside import SERVER, Passed, aggregated, context, filtered, running, site, started
 from ppbench.adapters.nvflare.seen import Cut, seen
-from ppbench.adapters.running import seed_of
+from ppbench.adapters.running import refused, seed_of, words_of
 from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
@@ -68,22 +69,12 @@ class Mechanism(Defense):
     def check(self, plan: Plan) -> None:
         """As its base; also refuse what NVFlare's rounds have no place for, and parameters that the code refuses."""
         super().check(plan)
-        for fits, option, right in (
-            (plan.schedule == "parallel", "schedule", "parallel: clients train side by side"),
-            (plan.local.upload == "delta", "upload", "delta: clients send changes of weights"),
-            (plan.local.opt.name == "sgd", "optimizer", "sgd: one step then tells a gradient"),
-        ):
-            if not fits:
-                raise UsageError(f"Defense {self.name!r} needs --{option} {right}.")
+        check_plan(self.name, plan, "changes of weights")
         self._made()
 
     def _made(self) -> list[Filter]:
-        told = ", ".join(f"{name}={value}" for name, value in asdict(self).items()) or "no parameters"
-        try:
-            with running(f"Defense {self.name!r}, made of {told},", 0):
-                filters = self.filters()
-        except ProtocolError as cause:
-            raise UsageError(str(cause)) from cause
+        with refused(), running(words_of(self), 0):
+            filters = self.filters()
         if not isinstance(filters, list | tuple) or not all(isinstance(one, Filter) for one in filters):
             found = next((one for one in filters if not isinstance(one, Filter)), None) if _listed(filters) else filters
             held = "a list with " if _listed(filters) else ""

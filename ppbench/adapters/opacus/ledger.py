@@ -14,8 +14,8 @@ from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor
 
-from ppbench.adapters.flower.steps import watched
 from ppbench.adapters.opacus.private import Private
+from ppbench.adapters.steps import watched
 
 History = list[tuple[float, float, int]]
 """An accountant's: noise multiplier, sample rate, steps."""

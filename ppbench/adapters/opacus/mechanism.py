@@ -9,7 +9,7 @@ by its size, which is the expected one. Engines are made anew each round too; a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -18,10 +18,12 @@ from opacus.optimizers import DPPerLayerOptimizer
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ppbench.adapters.flower.steps import watched
+from ppbench.adapters.framework import check_plan
 from ppbench.adapters.opacus.ledger import Spent, counted, epsilon, joined, kept, noise_of
 from ppbench.adapters.opacus.private import Private, Public, blank, checked, public, running, weights_of
-from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.adapters.running import refused, words_of
+from ppbench.adapters.steps import watched
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.contract import Context, Defense, Job, Server
 from ppbench.federation.messages import Hello, Model
@@ -72,12 +74,7 @@ class Mechanism(Defense):
                 "makes depend on the others, and Opacus refuses it with running statistics too; use group norm, which "
                 "ModuleValidator.fix makes of it in the function that gives the model."
             )
-        for fits, option, right in (
-            (plan.local.upload == "delta", "upload", "delta: clients send the change of their weights"),
-            (plan.local.opt.name == "sgd", "optimizer", "sgd: one step then tells a gradient"),
-        ):
-            if not fits:
-                raise UsageError(f"Defense {self.name!r} needs --{option} {right}.")
+        check_plan(self.name, plan, "the change of their weights", parallel=False)
         with watched() as steps:
             self.trained_on_one(plan, 0)
         steps.told(self.name, plan.local.epochs)
@@ -96,17 +93,9 @@ class Mechanism(Defense):
 
     def trained_on_one(self, plan: Plan, seed: int) -> Params:
         """Return the weights after a local part on one example (UsageError: the code raises)."""
-        try:
+        with refused():
             start, lr = initial(plan.spec, 0), plan.local.opt.rate(1)
-            return self._trained(plan, start, blank(plan, 1), lr, self.words, seed)[0]
-        except ProtocolError as cause:
-            raise UsageError(str(cause)) from cause
-
-    @property
-    def words(self) -> str:
-        """The defense and its parameters, for sentences about what its code raises."""
-        told = ", ".join(f"{name}={value}" for name, value in asdict(self).items())
-        return f"Defense {self.name!r}, made of {told}," if told else f"Defense {self.name!r}"
+            return self._trained(plan, start, blank(plan, 1), lr, words_of(self), seed)[0]
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, 1/examples) of an example by the engine's own accountant, for the steps of all rounds."""
@@ -186,12 +175,9 @@ class Mechanism(Defense):
 @lru_cache(maxsize=2)  # a network each
 def _made(defense: Mechanism, plan: Plan, count: int) -> Private:
     """Return what is made private of a client with `count` examples; UsageError: the code raises, or gives no such."""
-    try:
-        with running(defense.words, 0):
-            given = public(plan, initial(plan.spec, 0), blank(plan, count), plan.local.opt.rate(1))
-            return checked(defense.parts(given), defense.name)
-    except ProtocolError as cause:
-        raise UsageError(str(cause)) from cause
+    with refused(), running(words_of(defense), 0):
+        given = public(plan, initial(plan.spec, 0), blank(plan, count), plan.local.opt.rate(1))
+        return checked(defense.parts(given), defense.name)
 
 
 @lru_cache(maxsize=1024)

@@ -92,18 +92,10 @@ def module_of(net: Net, params: Params) -> nn.Module:
     return inner
 
 
-def own_name(net: Net, name: str) -> str:
-    """Return what a parameter is called in what `module_of` returns."""
-    part, _, rest = name.partition(".")
-    if not isinstance(net.module, Given):
-        return name
-    return ".".join(filter(None, (net.module.head_name, rest))) if part == "head" else rest
-
-
 def weights_of(model: nn.Module, net: Net, like: Mapping[str, Tensor], name: str) -> Params:
     """Return copies of a private network's weights by the bench's names; UsageError: it is another network."""
     found = {n.removeprefix(BEFORE): value for n, value in model.named_parameters() if value.requires_grad}
-    names = {n: own_name(net, n) for n in like}
+    names = {n: net.module.own_name(n) if isinstance(net.module, Given) else n for n in like}
     if {n: v.shape for n, v in found.items()} != {names[n]: v.shape for n, v in like.items()}:
         raise UsageError(
             f"Defense {name!r} trains a network of other parameters than it was given; it must keep their names and "
