@@ -288,7 +288,7 @@ def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(framework.metadata, "version", lambda _: version)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"flwr>=1.23,<1.43"' in text and (flower.OLDEST, flower.NEWEST) == ((1, 23), (1, 42))
+    assert '"flwr>=1.23,<1.43"' in text and (flower.FRAMEWORK.oldest, flower.FRAMEWORK.newest) == ((1, 23), (1, 42))
     with pytest.raises(UsageError, match=f"is known to work with Flower 1.23 to 1.42; {version} is installed"):
         flower.defense("stock/fedavg", "flower:stock/fedavg")
 

@@ -423,7 +423,7 @@ def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(framework.metadata, "version", lambda _: version)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"nvflare>=2.3,<2.10"' in text and (nvflare.OLDEST, nvflare.NEWEST) == ((2, 3), (2, 9))
+    assert '"nvflare>=2.3,<2.10"' in text and (nvflare.FRAMEWORK.oldest, nvflare.FRAMEWORK.newest) == ((2, 3), (2, 9))
     with pytest.raises(UsageError, match=f"is known to work with NVFlare 2.3 to 2.9; {version} is installed"):
         nvflare.defense("stock/fedavg", "nvflare:stock/fedavg")
 

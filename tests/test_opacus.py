@@ -494,7 +494,7 @@ def test_other_versions_are_refused_by_name(
 
     monkeypatch.setattr(framework.metadata, "version", told)
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"opacus>=1.4,<1.7"' in text and (opacus.OLDEST, opacus.NEWEST) == ((1, 4), (1, 6))
+    assert '"opacus>=1.4,<1.7"' in text and (opacus.FRAMEWORK.oldest, opacus.FRAMEWORK.newest) == ((1, 4), (1, 6))
     words = f"is known to work with Opacus 1.4 to 1.6; {version} is installed"
     with pytest.raises(UsageError, match=words if version else r"needs Opacus; pip install 'ppbench-fl\[opacus\]'"):
         opacus.defense("stock/dp_sgd", "opacus:stock/dp_sgd")
