@@ -7,8 +7,9 @@ reaches it from above, which is exact too once the layer above is solved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -19,10 +20,11 @@ from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.peeling.image import images_of
 from ppbench.attacks.reconstruction.peeling.layer import Known, Layer, cut, inner
 from ppbench.attacks.reconstruction.peeling.traced import Block, Chain, chain_of
-from ppbench.attacks.reconstruction.search.starts import Victim, posed, usable
+from ppbench.attacks.reconstruction.search.starts import posed, usable
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.base.tree import Params
 from ppbench.federation.bounds import Count
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial
@@ -47,41 +49,52 @@ class Peel(Attack):
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network begins with convolutions, each with a ReLU, and a linear layer behind them."""
-        return super().suits(plan) and chain_of(plan, initial(plan.spec, 0)) is not None
+        return super().suits(plan) and _begins_with_blocks(plan)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; of more than one example, or of nothing, a grey image with its labels."""
         victims = posed(view.defense.evidence(view), view.plan, challenges, generator)
-        labels = [guessed_labels(victim).cpu() for victim in victims]
-        guesses = [Guess(x=v.image("grey"), y=told, evaluations=1) for v, told in zip(victims, labels, strict=True)]
-        groups: dict[int, list[int]] = {}
+        guesses = [Guess(x=victim.image("grey"), y=guessed_labels(victim).cpu(), evaluations=1) for victim in victims]
+        groups: dict[int, list[tuple[int, Evidence]]] = {}
         for i, victim in enumerate(victims):
             evidence = victim.evidence
             if evidence is not None and evidence.params is not None and victim.size[0] == 1 and usable(evidence):
-                groups.setdefault(id(evidence.params), []).append(i)
+                groups.setdefault(id(evidence.params), []).append((i, evidence))
         for group in groups.values():
-            found = self._images([victims[i] for i in group], view.plan, generator)
-            for i, (image, spent) in zip(group, found, strict=True):
-                guesses[i] = _judged(victims[i], image, labels[i], spent)
+            some = [evidence for _, evidence in group]
+            for (i, evidence), (image, spent) in zip(group, self._images(some, view.plan, generator), strict=False):
+                label = guesses[i].y
+                mismatch = None if label is None else batch_mismatch(evidence, view.plan, image, label)
+                guesses[i] = Guess(x=image, y=label, confidence=mismatch, evaluations=spent + 1)
         return guesses
 
-    def _images(self, victims: Sequence[Victim], plan: Plan, generator: torch.Generator) -> list[tuple[Tensor, int]]:
-        """Return an image [1, *shape] for each victim, which share weights, and the evaluations spent on it."""
-        first = victims[0].evidence
-        assert first is not None and first.params is not None  # `run` asks
-        params = {name: value.detach().double() for name, value in first.params.items()}
-        observed = [{n: v.detach().double() for n, v in w.evidence.observed.items()} for w in victims if w.evidence]
+    def _images(
+        self, group: Sequence[Evidence], plan: Plan, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, int]]:
+        """Yield an image [1, *shape] on the CPU for each evidence, which share weights, and the evaluations spent.
+
+        Nothing where the layers are not all observed.
+        """
+        params = {name: value.detach().double() for name, value in (group[0].params or {}).items()}
+        observed = [{name: value.detach().double() for name, value in one.observed.items()} for one in group]
         chain = chain_of(plan, params)
         if chain is None or not all(_holds(chain, seen) for seen in observed):
-            return [(victim.image("grey"), 0) for victim in victims]
-        known, spent = _features(chain, params, observed), torch.zeros(len(victims), dtype=torch.int64)
+            return
+        known, spent = _features(chain, params, observed), torch.zeros(len(group), dtype=torch.int64)
         for block in reversed(chain.blocks[1:]):
             layer = _layer(block, params, observed, known)
             inputs, seen, used = inner(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
             known, spent = layer.below(inputs, seen), spent + used
         layer = _layer(chain.blocks[0], params, observed, known)
         images, used = images_of(layer, plan.data_range, generator, self.budget // 2)
-        return [(image[None].float(), int(n)) for image, n in zip(images, spent + used, strict=True)]
+        for image, count in zip(images, spent + used, strict=True):
+            yield image[None].float().cpu(), int(count)
+
+
+@lru_cache(maxsize=64)
+def _begins_with_blocks(plan: Plan) -> bool:
+    """Return whether a plan's network is such a chain; kept, since it is asked for each cell, and runs the network."""
+    return chain_of(plan, initial(plan.spec, 0)) is not None
 
 
 def _holds(chain: Chain, seen: Params) -> bool:
@@ -105,11 +118,3 @@ def _layer(block: Block, params: Params, observed: Sequence[Params], known: Know
     bias = params[block.bias] if block.bias is not None else weight.new_zeros(len(weight))
     slope = torch.stack([seen[block.name].flatten(1) for seen in observed])
     return Layer(block, weight, bias, known, slope)
-
-
-def _judged(victim: Victim, image: Tensor, label: Tensor, spent: int) -> Guess:
-    """Return the guess with the attacker's own figure of merit: the relative mismatch of the whole gradient."""
-    image = image.cpu()
-    assert victim.evidence is not None  # asked before
-    confidence = batch_mismatch(victim.evidence, victim.plan, image, label)
-    return Guess(x=image, y=label, confidence=confidence, evaluations=spent + 1)

@@ -73,7 +73,7 @@ class _Recorder(TorchFunctionMode):
         out = func(*args, **kwargs)
         first = args[0] if args else kwargs.get("input")
         name = getattr(func, "__name__", "").strip("_")
-        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):
+        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):  # an attribute, a copy
             named = dict(zip(_ORDER.get(name, ()), args, strict=False)) | dict(kwargs)
             self.calls.append(_Call(name, named, out))
             self.last = out
