@@ -73,7 +73,7 @@ BOARDS = {
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("bank-marketing"),
-        Board("deployed", "cifar10"),  # with Flower beside ppbench
+        Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
     )
 }
 

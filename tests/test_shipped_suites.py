@@ -61,9 +61,10 @@ def downloads(tmp_path_factory):
 
 
 def needs(name):
-    """Skip a suite of another framework's defenses where that is not installed; `.ci/run` asks beside it."""
+    """Skip a suite of other frameworks' defenses where one is not installed; `.ci/run` asks beside them."""
     if name == "deployed":
-        pytest.importorskip("flwr")
+        for framework in ("flwr", "nvflare", "opacus"):
+            pytest.importorskip(framework)
 
 
 @pytest.mark.parametrize(("name", "preset"), [(n, p) for n in sorted(shipped()) for p in ("", *presets(n))])
