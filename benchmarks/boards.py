@@ -4,7 +4,7 @@ Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [-
 FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz. Results grow in OUT/NAME, where a killed
 run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
 has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
-published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
+published. --grown: published seeds too, of a suite that lists more defenses than it did. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
 time) no other is begun.
 """
 
@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--until", type=lambda text: datetime.strptime(text, "%H:%M").time())
     parser.add_argument("--cpu-hours", type=float, default=0.0, help="what OUT took before this call")
+    parser.add_argument("--grown", action="store_true", help="published seeds too: the suite lists more than it did")
     parser.add_argument("--machine", default="two shared CPU cores, x86_64")
     args = parser.parse_args()
     shared = os.environ.get("PPBENCH_SHARED")
@@ -171,7 +172,7 @@ def main() -> int:
             if args.until is not None and datetime.now().time() >= args.until:
                 return 0
             board, folder = BOARDS[name], args.out.resolve() / name / str(seed)
-            if is_published(board, seed):
+            if is_published(board, seed) and not args.grown:
                 continue
             folder.parent.mkdir(parents=True, exist_ok=True)
             hours = swept(board, seed, folder, data, args.workers) + args.cpu_hours
