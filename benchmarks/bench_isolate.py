@@ -19,10 +19,11 @@ from torch import Tensor
 from ppbench.adversary.apart import isolated
 from ppbench.adversary.attack import Guess
 from ppbench.base.confine import in_force
+from ppbench.run.cells import Group
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.run.group import Group, victims_of
+from ppbench.run.scene import victims_of
 from ppbench.run.train import federation
 
 

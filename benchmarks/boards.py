@@ -4,8 +4,8 @@ Run: PPBENCH_SHARED=FOLDER python benchmarks/boards.py OUT [--board NAME ...] [-
 FOLDER holds data/cifar10, data/mnist (parquet) and data/bank-marketing.csv.gz. Results grow in OUT/NAME, where a killed
 run goes on; leaderboards/results/NAME gets records.zip, worst_case.csv and manifest.toml, and keeps the seeds that it
 has of the same state of the suite, computed here or on another machine. What `ppbench baseline accept` refuses is not
-published. --grown: published seeds too, of a suite that lists more defenses than it did. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
-time) no other is begun.
+published. Without --board: all of `BOARDS`, each seed that is not published yet, seed by seed; after --until (local
+time) no other is begun. --grown: published seeds too, of a suite that lists more defenses than it did.
 """
 
 from __future__ import annotations

@@ -23,11 +23,12 @@ from ppbench.base.tree import save
 from ppbench.records import sources
 from ppbench.records.salt import commitment, keep_salt, salt_of
 from ppbench.report.verify import examine
+from ppbench.run.cells import Group
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.run.group import Group, victims_of
 from ppbench.run.recheck import recheck
+from ppbench.run.scene import victims_of
 from ppbench.run.suite import load_suite, salted
 from ppbench.run.train import federation
 

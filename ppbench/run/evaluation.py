@@ -37,9 +37,9 @@ from ppbench.run.cells import Group, groups
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.group import victims_of
 from ppbench.run.jobs import Executor
 from ppbench.run.looks import foremost
+from ppbench.run.scene import victims_of
 from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
 from ppbench.run.tuning import tuning_victims

@@ -16,19 +16,17 @@ from torch import Tensor
 from ppbench.adversary.apart import Apart, Unread
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.reading import read, silent
-from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
+from ppbench.adversary.victims import choose_candidates
 from ppbench.base.blame import guard
 from ppbench.base.confine import in_force
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.version import __version__
-from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import TARGET, View
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.base import question_of
-from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored, Yardstick
+from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Environment, Flag, Record, Tuned
 from ppbench.records.store import Store
@@ -39,7 +37,8 @@ from ppbench.run.cells import Cell, Group, cells, finished
 from ppbench.run.detection import detected
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import noticed
-from ppbench.run.train import Trained, federation, train, untrained
+from ppbench.run.scene import attacked, draws_of, probed, yardstick_of
+from ppbench.run.train import Trained, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
 Status = Literal["complete", "diverged", "failed"]
@@ -96,16 +95,12 @@ class Bench:
             self._answered(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
-        group, config, task = self.group, self.experiment.config, self.experiment.task
-        victims = victims_of(self.experiment, group)
-        acting, noticed_by = acting_of(self.experiment, group, victims), dict[Slot, float]()
-        transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+        group, task = self.group, self.experiment.task
+        transcript, view, victims, acting = probed(self.experiment, group, fed)
+        noticed_by = dict[Slot, float]()
         if acting is not None:
             asked = {slot: victims.data[slot] for unit in victims.units for slot in unit}
             noticed_by = detected(fed, acting, transcript, asked)
-        view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
-        if group.role:
-            victims = victims.playing(group.role, transcript.roles(), config.victims_at(group.batch))
         if not victims.units:
             self.keep_without_figures(missing, "failed", f"no probed client acted as {group.role}")
             return
@@ -165,8 +160,7 @@ class Bench:
     def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
         """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
         group, attack = self.group, cell.attack
-        label = attack.name, cell.follows or "", group.threat, group.stage, group.batch
-        generator = self.experiment.task.seeds.generator("attack", *label)
+        generator = torch.Generator().manual_seed(draws_of(self.experiment, group, attack.name, cell.follows or ""))
         try:
             with guard("attacks", attack.name):
                 return self._attacked(cell, view, inquiry, generator)
@@ -223,30 +217,6 @@ class Bench:
         self.store.save(record, seconds=seconds, tensors=_images(scored))
 
 
-def victims_of(experiment: Experiment, group: Group) -> Victims:
-    """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
-    task, defense, batch = experiment.task, experiment.points[group.point].defense, group.batch
-    roles, count = len(defense.roles) if group.role or group.acting else 1, experiment.config.victims_at(batch)
-    return choose_victims(task.shards, group.threat, batch, count, task.seeds, sums=defense.sums, roles=roles)
-
-
-def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:
-    """Return how the server of a group acts, None where it does not; after one client where only that one is asked."""
-    attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
-    if attack is None:
-        return None
-    asked = sum(map(len, victims.units))
-    return Acting(attack.crafted, TARGET if asked < len(victims.data) else None, experiment.task.public)
-
-
-def yardstick_of(experiment: Experiment) -> Yardstick:
-    """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
-    task = experiment.task
-    seen = task.test if task.public is None else task.public
-    known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
-    return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
-
-
 def _images(scored: Scored) -> dict[str, Tensor] | None:
     if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
         return None
@@ -274,14 +244,11 @@ def run_group(experiment: Experiment, group: Group, out: Path, only: Collection[
     missing = [c for c in every if c.id in only and not finished(store, c)]
     if not missing:
         return
-    point = experiment.points[group.point]
     if group.stage == "audit":
-        _run_audit(Audit.of(experiment, point, out / "cache"), group, store, missing)
+        audit = Audit.of(experiment, experiment.points[group.point], out / "cache")
+        _run_audit(audit, group, store, missing)
         return
-    fed, trained = train(experiment, point, out / "cache")
-    if group.stage == "init":
-        fed = federation(experiment, point)
-        fed.start(experiment.task.params)
+    fed, trained = attacked(experiment, group, out)
     Bench(experiment, group, store, trained).run(fed, missing)
 
 
