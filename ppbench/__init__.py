@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
     from ppbench.federation.evidence import Evidence
     from ppbench.federation.view import View
+    from ppbench.ledger.transcript import load_transcript
     from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
 
-__all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate", "load", "plot"]
+__all__ = [
+    "Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate", "load", "load_transcript",
+    "plot",
+]  # fmt: skip
 
 _HOME = {
     "Attack": "ppbench.adversary.attack",
@@ -33,6 +37,7 @@ _HOME = {
     # Not evaluate.py and load.py: submodules of these names would hide the functions.
     "evaluate": "ppbench.run.evaluation",
     "load": "ppbench.report.tidy",
+    "load_transcript": "ppbench.ledger.transcript",
 }
 
 

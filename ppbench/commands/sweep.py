@@ -66,7 +66,7 @@ def sweep(
 
     where = resolve_device(device)
     asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights, isolate=isolate)
-    chosen = _filters(only or [])
+    chosen = filters(only or [])
     if dry_run:
         planned_report(plan(asked, out or default_out(asked), chosen))
         return
@@ -87,7 +87,7 @@ def sweep(
         raise typer.Exit(code)
 
 
-def _filters(words: list[str]) -> dict[str, tuple[str, ...]]:
+def filters(words: list[str]) -> dict[str, tuple[str, ...]]:
     """Return key=a,b words as {key: (a, b)}. Raises UsageError where one has another form."""
     found: dict[str, tuple[str, ...]] = {}
     for word in words:

@@ -35,6 +35,14 @@ class Scored:
     truth: Tensor | None = field(default=None, repr=False)
     blind: Tensor | None = field(default=None, repr=False)
 
+    @property
+    def images(self) -> dict[str, Tensor] | None:
+        """What is kept beside a record: matched images with their originals; None where answers are none."""
+        if self.guess is None or self.truth is None or self.guess.dim() != 4:
+            return None
+        seen = {"guess": self.guess, "truth": self.truth}
+        return seen if self.blind is None else {**seen, "blind": self.blind.unsqueeze(0)}
+
 
 @dataclass(frozen=True)
 class Inquiry:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ppbench.adversary.apart import Apart, Unread
 from ppbench.adversary.attack import Guess
@@ -214,14 +213,7 @@ class Bench:
             reason=reason,
             environment=_environment(config.device, isinstance(cell.attack, Apart)),
         )
-        self.store.save(record, seconds=seconds, tensors=_images(scored))
-
-
-def _images(scored: Scored) -> dict[str, Tensor] | None:
-    if scored.guess is None or scored.truth is None or scored.guess.dim() != 4:
-        return None
-    seen = {"guess": scored.guess, "truth": scored.truth}
-    return seen if scored.blind is None else {**seen, "blind": scored.blind.unsqueeze(0)}
+        self.store.save(record, seconds=seconds, tensors=scored.images)
 
 
 def _environment(device: str, apart: bool) -> Environment:

@@ -164,8 +164,12 @@ def load_suite(
 
 def salted(suite: Suite, salt: str) -> Suite:
     """Return a suite whose draws a secret takes part in, where strangers' attacks run apart; others as they are."""
-    if not any(config.isolate and not config.salt for config in suite.configs):
-        return suite
+    apart = any(config.isolate and not config.salt for config in suite.configs)
+    return drawn_with(suite, salt) if apart else suite
+
+
+def drawn_with(suite: Suite, salt: str) -> Suite:
+    """Return a suite whose draws a secret takes part in: nobody without it finds its victims."""
     places = {resolve(one.config.model_copy(update={"salt": salt})): place for one, place in suite.places.items()}
     return replace(suite, places=places)
 

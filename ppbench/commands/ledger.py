@@ -1,0 +1,85 @@
+"""`ppbench publish` and `ppbench score`: what an adversary saw goes out, guesses of others come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppbench.base.errors import UsageError
+from ppbench.base.exits import Exit
+from ppbench.commands.sweep import Only, Place, Preset, Weights, Workers, filters
+
+WHAT = "A shipped suite, a TOML file of one, or the folder that `publish --truth` made before."
+TRUTH = "The organizer's folder: results of the same cells, the secret of their draws, the truth. Never give it away."
+Trust = Annotated[bool, typer.Option("--trust", help="Import networks and defenses that are code at an address.")]
+Truth = Annotated[Path, typer.Option(help=TRUTH)]
+
+
+def publish(
+    what: Annotated[str, typer.Argument(help=WHAT)],
+    out: Annotated[Path, typer.Option(help="Folder for the transcripts, which anybody may have.")],
+    truth: Annotated[Path | None, typer.Option(help=f"{TRUTH} WHAT itself where that is such a folder.")] = None,
+    preset: Preset = "",
+    only: Only = None,
+    dataset: Place = None,
+    weights: Weights = None,
+    workers: Workers = None,
+) -> None:
+    """Freeze what the adversary of each cell saw, so that others can attack it; the truth stays in TRUTH.
+
+    A suite is computed first, on victims that a new secret chooses: its cells are the worst case that guesses must
+    beat. Exit code 0: published; 2: input that cannot be used, or a transcript would give the truth away.
+    """
+    from ppbench.base.bars import Bars
+    from ppbench.base.files import kind_of
+    from ppbench.commands.terminal import typed
+    from ppbench.ledger.publish import LARGEST, computed
+    from ppbench.ledger.publish import publish as run
+
+    folder = kind_of(Path(what)) == "folder"
+    if folder == (truth is not None):
+        raise UsageError(f"{what}: give --truth FOLDER with a suite, and with a folder of results none: it is that.")
+    home = truth or Path(what)
+    if not folder:
+        with Bars() as bars:
+            computed(what, home, preset, filters(only or []), dataset, weights, workers, bars, typed())
+    found = run(home, out, dataset, weights)
+    for about in found.transcripts:
+        typer.echo(f"{about.id}  {about.title}")
+    typer.echo(f"{len(found.transcripts)} transcripts, {found.bytes / 1e6:.1f} MB, in {out}; the truth is in {home}.")
+    for sentence in (*found.left_out, *found.remarks):
+        typer.echo(f"note: {sentence}", err=True)
+    if found.bytes > LARGEST:
+        typer.echo(f"note: people fetch this; more than {LARGEST / 1e6:.0f} MB is a lot.", err=True)
+
+
+def score(
+    transcript: Annotated[Path, typer.Argument(help="A published transcript: a folder.")],
+    guesses: Annotated[Path, typer.Argument(help="NAME.json, beside NAME.safetensors.")],
+    truth: Truth,
+    weights: Weights = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import networks and defenses that are code at an address.")
+    ] = False,
+) -> None:
+    """Score somebody's guesses as our own cells are, and say whether the worst case of their row moves.
+
+    The record is kept in TRUTH/external, the decision in TRUTH/ledger.jsonl. The last line alone is for the submitter:
+    figures of what did not move would lead to the truth. Exit code 0: the worst case moves; 1: it stands; 2: input that
+    cannot be used, of which nothing is kept.
+    """
+    from ppbench.ledger.score import score as run
+    from ppbench.ledger.transcript import load_transcript
+
+    found = run(load_transcript(transcript, trust=trust), guesses, truth, weights)
+    config, before = found.record.config, found.before
+    stands = "nothing" if before is None else before.name
+    typer.echo(f"{config.attack.id} {config.attack.version} on {found.scene}: {found.decision.reason}.")
+    typer.echo(
+        f"{found.decision.metric}: {found.decision.after:.4g}; before, by {stands}: {found.decision.before or 0:.4g}."
+    )
+    typer.echo(f"For the submitter: {found.receipt}.")
+    if not found.decision.moved:
+        raise typer.Exit(Exit.FOUND)

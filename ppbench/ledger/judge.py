@@ -1,0 +1,105 @@
+"""Whether a guess moves the worst case of a row: better than what stands, and than a blind guess, beyond its interval.
+
+Each victim is compared with itself, by the rules and the statistics of `ppbench compare`. Whoever may try often is
+right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)): over all
+tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that tries may
+depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to have: N
+units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
+hears that alone (Blum and Hardt 2015, the Ladder): see `Score.receipt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from ppbench.questions.base import question_for
+from ppbench.records.schema import Record
+from ppbench.report.compare.paired import Change, change
+from ppbench.report.compare.samples import rules_for
+from ppbench.report.worst import Measured
+
+ALPHA = 0.05
+"""Probability that a row ever moves without reason."""
+POWER = 1.5
+_WHOLE = float(stats.zipf(POWER).pmf(1)) ** -1  # zeta(3/2)
+DECIDING = ("mean", "median", "decision")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the worst case moves. tries: this one counted; level: at which it was judged; p: of the rule that shows
+    most, by its `metric`; before, after: that figure; reason: in a clause."""
+
+    moved: bool
+    tries: int
+    level: float
+    p: float
+    metric: str
+    before: float | None
+    after: float
+    reason: str
+
+
+def level_of(tries: int) -> float:
+    """Return the level at which the `tries`-th submission to a transcript is judged; they sum to ALPHA."""
+    return float(ALPHA / (_WHOLE * tries**POWER))
+
+
+def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: int) -> Decision:
+    """Return whether `new` moves a row.
+
+    now: the worst case that stands, None for none. blind: what guesses that see nothing score on the same victims; ()
+    where the question knows the chance of a right answer instead.
+    """
+    rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
+    level, key = level_of(tries), new.cell_id
+    floor = 2.0 ** -len({score.unit for score in new.victims})  # of an exact one-sided test of signs
+    best: Decision | None = None
+    for rule in rules:
+        against = [change([side], [new], rule, key) for side in (now, *blind) if side is not None]
+        shown = against[0] if now is not None else None
+        p = max((_p(one) for one in against), default=0.0)  # better than all of them
+        p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
+        after = against[0].new if against else _figure(new, rule.metric)
+        reason = _reason(p, level, len(rules) * floor, shown is not None)
+        one = Decision(p <= level, tries, level, p, rule.name, shown.base if shown else None, after, reason)
+        best = one if best is None or one.p < best.p else best
+    if best is None:
+        raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
+    return best
+
+
+def _p(found: Change) -> float:
+    """Return the one-sided p of no gain for the attacker."""
+    if found.certain or found.worse <= 0:
+        return 1.0
+    return found.p / 2
+
+
+def _by_chance(new: Record) -> float:
+    """Return the p of so many right answers by chance, 1 where chance is not known."""
+    told = question_for(new).blind(new.victims, new.config)
+    if told is None:
+        return 1.0
+    share, units, chance = told
+    return float(stats.binom.sf(round(share * units) - 1, units, chance))
+
+
+def _figure(new: Record, metric: str) -> float:
+    found = new.metric(metric)
+    return 0.0 if found is None or found.value is None else found.value
+
+
+def _reason(p: float, level: float, floor: float, stands: bool) -> str:
+    if p <= level:
+        return f"better, victim by victim (p = {p:.2g}, judged at {level:.2g})"
+    if floor > level:
+        return (
+            f"so few victims tell no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
+            "this transcript is spent; publish others"
+        )
+    than = "than the worst case that stands, or than a blind guess" if stands else "than a blind guess"
+    return f"not better {than} beyond chance (p = {p:.2g}, judged at {level:.2g})"

@@ -1,0 +1,136 @@
+"""Publishing: the view of every cell in a folder of results whose draws are secret becomes a transcript.
+
+Results that were drawn from a seed alone are refused: who knows the seed draws the same victims. What leaves is looked
+through before it does, as an object (`adversary.leaks`) and as bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import make_folder, write_atomic
+from ppbench.federation.view import acts
+from ppbench.ledger.form import About
+from ppbench.ledger.freeze import Scene, frozen
+from ppbench.questions.base import question_of
+from ppbench.records.salt import salt_of
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.store import Store
+from ppbench.run.again import again
+from ppbench.run.complete import at_hand
+from ppbench.run.schedule import Progress
+from ppbench.run.suite import drawn_with, load_suite
+from ppbench.run.sweep import EVERYTHING, Swept, sweep
+
+PUBLIC = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn")
+"""Data sets that everybody has."""
+LARGEST = 200_000_000
+"""Bytes that a board's transcripts should not exceed together: people fetch them."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published: transcripts, their bytes together, sentences on what was left out, and on what to know."""
+
+    transcripts: tuple[About, ...]
+    bytes: int
+    left_out: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def computed(
+    suite: str,
+    out: Path,
+    preset: str = "",
+    only: Mapping[str, Sequence[str]] = EVERYTHING,
+    dataset: str | None = None,
+    weights: str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> Swept:
+    """Sweep a suite into `out` on draws that a secret takes part in, a new one where `out` has none.
+
+    Arguments as of `run.sweep.sweep`. Raises UsageError: see there.
+    """
+    asked = drawn_with(load_suite(suite, preset, dataset=dataset, weights=weights), salt_of(out))
+    return sweep(asked, out=out, only=only, workers=workers, progress=progress, command=command)
+
+
+def publish(results: Path, out: Path, dataset: str | None = None, weights: str | None = None) -> Published:
+    """Publish the views of the cells in `results` into the folder `out`; the truth goes to results/truth.
+
+    dataset: what opens the data here where `run.complete.at_hand` cannot know. The same results give the same files.
+    Raises UsageError: the results were not drawn with a secret, or nothing in them can be published.
+    """
+    store, salt = Store(results), salt_of(results, fresh=False)
+    if not salt:
+        raise UsageError(
+            f"The draws of {results} derive from its seeds alone, which anybody can repeat; publish a suite into a new "
+            "folder of results, or evaluate with --isolate."
+        )
+    make_folder(out)
+    made, left_out = [], []
+    for scene, some in sorted(_scenes(store.load_all()).items()):
+        why = _obstacle(some[0].config)
+        if why:
+            left_out.append(f"{scene}: {why}")
+            continue
+        config = some[0].config
+        data = dataset or at_hand(config.data.name)
+        if data is None:
+            raise UsageError(
+                f"Where the data {config.data.name} lie cannot be known; name them, as --dataset parquet:F."
+            )
+        experiment, group, _ = again(config, data, salt, weights)
+        made.append(frozen(Scene(store, experiment, group, some, scene, salt), out))
+    if not made:
+        raise UsageError(f"Nothing in {results} can be published: {'; '.join(left_out) or 'it holds no cells'}.")
+    index = [{"id": a.id, "title": a.title, "kinds": list(a.kinds), "bytes": _size(a)} for a in made]
+    write_atomic(out / "index.json", (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
+    return Published(tuple(made), sum(map(_size, made)), tuple(left_out), tuple(_remarks(made)))
+
+
+def _remarks(made: Sequence[About]) -> Iterator[str]:
+    """Yield what an organizer must know of what he publishes."""
+    for name in sorted({about.data.name for about in made}):
+        if name.partition(":")[0] in PUBLIC:
+            yield (
+                f"whoever has {name} can look victims up in it, by what their gradients would be: a guess of such a "
+                "dictionary is no reconstruction; warped:DATA makes victims that stand in no data set"
+            )
+
+
+def _size(about: About) -> int:
+    return sum(file.bytes for file in about.files.values())
+
+
+def _scenes(records: Sequence[Record]) -> Mapping[str, list[Record]]:
+    """Return the cells that read uploads by what they look at: all but the attack is the same."""
+    found = defaultdict(list)
+    for record in records:
+        config, question = record.config, question_of(record.config.attack.kind)
+        if record.status == "complete" and question.source == "probe" and not question.follows:
+            found[_title(config)].append(record)
+    return {scene: sorted(some, key=lambda r: r.cell_id) for scene, some in found.items()}
+
+
+def _title(config: CellConfig) -> str:
+    control = config.defense.control
+    at = "" if control is None else f" {control.name}={control.value:g}"
+    parts = [config.threat_model.id, config.stage, f"batch {config.batch_size}", config.role, f"seed {config.seed}"]
+    return f"{config.defense.id}{at}, {config.data.name}, {config.model.id}: {', '.join(filter(None, parts))}"
+
+
+def _obstacle(config: CellConfig) -> str:
+    """Return why nobody else could attack such a view, "" where one can."""
+    if acts(config.threat_model.id):
+        return "its server chose what clients were sent, and nobody can choose again"
+    if any(str(value).startswith("sha256:") for value in config.model.options.values()):
+        return "its network has weights in a file"
+    return ""

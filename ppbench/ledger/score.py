@@ -1,0 +1,231 @@
+"""Scoring somebody's answers as our own cells are, and the decision whether a worst case moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.victims import Victims
+from ppbench.base.blame import guard
+from ppbench.base.errors import UsageError, because
+from ppbench.base.locks import locked
+from ppbench.base.seeds import Seeds
+from ppbench.federation.plan import Data
+from ppbench.federation.view import View
+from ppbench.federation.wire import Slot
+from ppbench.ledger.book import EXTERNAL, Entry, add, entries, tries_at
+from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commitment, parsed
+from ppbench.ledger.guesses import read_guesses
+from ppbench.ledger.judge import Decision, decide
+from ppbench.ledger.transcript import Frozen
+from ppbench.metrics.perceptual import identity, measurable, network
+from ppbench.metrics.recognition import Gallery
+from ppbench.questions.base import question_for, question_of
+from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
+from ppbench.records.aggregate import aggregate
+from ppbench.records.schema import AttackInfo, CellConfig, Record
+from ppbench.records.store import Store
+from ppbench.report.worst import WorstCase, worst_case
+
+PREFIX = "external:"
+"""Begins the names of attacks that are known by their answers alone; no plugin is called so."""
+
+
+@dataclass(frozen=True)
+class Outside(Attack):
+    """Stands for an attack of which only answers are known: what it matches is taken to be the defense's evidence."""
+
+    name: ClassVar[str] = "external"
+    kind: ClassVar[str] = ""
+    reads_alone: ClassVar[bool] = False
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Refuse: its answers came in a file."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a submission came to: its record, the worst case that stood, the decision."""
+
+    about: GuessAbout
+    scene: str
+    record: Record
+    before: WorstCase | None
+    decision: Decision
+
+    @property
+    def receipt(self) -> str:
+        """What a submitter may be told: figures only of what moved, to a tenth. More would lead to the truth."""
+        d = self.decision
+        if not d.moved:
+            return f"try {d.tries}: not better than what stands, at level {d.level:.2g}"
+        was = "nothing" if d.before is None else f"{d.before:.1f}"
+        return f"try {d.tries}: the worst case moves, {d.metric} from {was} to {d.after:.1f}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """The organizer's half, opened. victims: of each question, in order; mean, gallery: what answers meet beside."""
+
+    record: Record
+    victims: Victims
+    yardstick: Yardstick
+    perceptual: str
+
+
+def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str | None = None) -> Score:
+    """Score a file of guesses, keep its record in TRUTH/external and the decision in TRUTH's book.
+
+    truth: the folder of results whose cells were published. weights: of AlexNet, for LPIPS. Raises UsageError: the
+    guesses have not the form asked for, or were scored before, or the truth is another's; nothing is kept then.
+    """
+    home = Path(truth)
+    about, answers, digest = read_guesses(guesses, frozen)
+    known = opened(frozen, home, weights)
+    with locked(home, "scoring"):
+        book = entries(home)
+        for old in book:
+            if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
+                raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
+        record, scored, blind = _scored(frozen, known, about, answers, digest)
+        before = standing(home, record, frozenset(e.cell for e in book if e.moved))
+        decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1)
+        Store(home / EXTERNAL).save(record, tensors=scored.images)
+        add(home, _entry(frozen, about, record, digest, before, decision))
+    return Score(about, frozen.about.title, record, before, decision)
+
+
+def standing(truth: Path, like: Record, moved: frozenset[str]) -> WorstCase | None:
+    """Return the worst case of a row: over our cells of the same view and question, and what has moved it."""
+    row = _row(like.config)
+    ours = [r for r in Store(truth).load_all() if _row(r.config) == row and question_for(r) is question_for(like)]
+    outside = Store(truth / EXTERNAL)
+    theirs = [outside.load(cell) for cell in sorted(moved) if outside.has(cell)]
+    counted = [*ours, *(r for r in theirs if _row(r.config) == row and r.config.attack.kind == like.config.attack.kind)]
+    return worst_case(counted, question_for(like).headline(like.config))
+
+
+def _row(config: CellConfig) -> str:
+    """Return what the cells of a row share: everything but the attack, and how it was tuned."""
+    told = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": None}
+    said = config.model_dump(mode="json", by_alias=True) | told
+    return f"{config.threat_model.id} {sorted(said.items())}"
+
+
+def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
+    """Return the organizer's half of a transcript; UsageError: it is not there, or not what was committed to."""
+    stem, about = truth / "truth" / frozen.about.id, frozen.about
+    told = parsed(Truth, stem.with_suffix(".json"))
+    path = stem.with_suffix(".safetensors")
+    try:
+        found = load(bounded(path, TENSOR_BYTES))
+        x, y = found["x"], found["y"]
+    except (SafetensorError, KeyError) as cause:
+        raise UsageError(f"{path} does not hold the truth ({because(cause)}); publish again.") from cause
+    if told.id != about.id or commitment(told.nonce, x, y) != about.commitment:
+        raise UsageError(f"{path} is not the truth that transcript {about.id} was published with; give its folder.")
+    units, data = tuple(c.unit for c in frozen.challenges), dict[Slot, Data]()
+    for unit, *parts in zip(units, x, y, strict=True):
+        batches = zip(*(part.split(about.batch) for part in parts), strict=True)
+        data |= {slot: Data(*batch) for slot, batch in zip(unit, batches, strict=True)}
+    known = network(weights) if measurable(frozen.view.plan.spec.shape) else None
+    gallery = None
+    if "gallery" in found:
+        gallery = Gallery(found["gallery"], found.get("classes"), frozen.view.plan.data_range, known)
+    victims = Victims(data, units, frozen.view.data, about.batch)
+    perceptual = identity(weights) if known is not None else ""
+    return Known(Store(truth).load(told.cell), victims, Yardstick(found.get("mean"), known, gallery), perceptual)
+
+
+def _scored(
+    frozen: Frozen, known: Known, about: GuessAbout, answers: list[Guess], digest: str
+) -> tuple[Record, Scored, list[Record]]:
+    config = _config(known, about, digest)
+    inquiry = _inquiry(frozen, known, about.kind)
+    with guard("questions", about.kind):
+        scored = inquiry.score(answers)
+        blind = [inquiry.score(one) for one in _blind(frozen, known)] if question_of(about.kind).inputs else []
+    record = _record(known, config, scored, inquiry.digest)
+    return record, scored, [_record(known, config, one, inquiry.digest) for one in blind]
+
+
+def _inquiry(frozen: Frozen, known: Known, kind: str) -> Inquiry:
+    held = known.yardstick.gallery
+    test = Data(torch.zeros(0), torch.zeros(0)) if held is None else Data(held.x, torch.zeros(len(held.x)))
+    probe = Probe(Outside(), frozen.view, known.victims, Seeds(0), test, lambda: known.yardstick)
+    return question_of(kind).of_probe(probe)
+
+
+def _blind(frozen: Frozen, known: Known) -> list[list[Guess]]:
+    """Return what who sees nothing answers: the mean of public examples, and mid-grey."""
+    shape, (low, high) = frozen.view.plan.spec.shape, frozen.view.plan.data_range
+    grey = torch.full(shape, (low + high) / 2)
+    pictures = [grey] if known.yardstick.mean is None else [grey, known.yardstick.mean.float()]
+    counts = [len(c.unit) * c.batch for c in frozen.challenges]
+    return [[Guess(x=one.expand(n, *shape).clone()) for n in counts] for one in pictures]
+
+
+def _config(known: Known, about: GuessAbout, digest: str) -> CellConfig:
+    base = known.record.config
+    attack = AttackInfo(
+        id=f"{PREFIX}{about.name}",
+        version=about.version,
+        kind=about.kind,
+        parameters=about.parameters(digest),
+        adaptive=about.knows,
+    )
+    threat = base.threat_model.model_copy(update={"knows_defense": about.knows, "auxiliary": about.auxiliary})
+    seen = known.perceptual if question_of(about.kind).inputs else ""
+    return base.model_copy(update={"attack": attack, "threat_model": threat, "tuning": 0, "perceptual": seen})
+
+
+def _record(known: Known, config: CellConfig, scored: Scored, asked: str) -> Record:
+    base, victims = known.record, scored.victims
+    return Record(
+        cell_id=config.cell_id(),
+        config=config,
+        victims=victims,
+        metrics=aggregate(victims, classes=config.model.classes, seed=config.seed, delta=base.privacy.delta),
+        utility=base.utility,
+        cost=base.cost,
+        privacy=base.privacy,
+        played=base.played,
+        asked=asked,
+        flags=list(scored.flags),
+        status="complete",
+        environment=base.environment,
+    )
+
+
+def _entry(
+    frozen: Frozen, about: GuessAbout, record: Record, digest: str, before: WorstCase | None, d: Decision
+) -> Entry:
+    return Entry(
+        day=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        transcript=frozen.about.id,
+        scene=frozen.about.title,
+        kind=about.kind,
+        attack=record.config.attack.id,
+        version=about.version,
+        reference=about.reference,
+        guesses=digest,
+        cell=record.cell_id,
+        tries=d.tries,
+        level=d.level,
+        p=min(1.0, d.p),
+        metric=d.metric,
+        before=d.before,
+        after=d.after,
+        holder="" if before is None else before.name,
+        moved=d.moved,
+        reason=d.reason,
+    )

@@ -1,0 +1,96 @@
+"""A cell asked for again by its record alone: what is computed is what has its name, or nothing is."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load
+from ppbench.base.seeds import Seeds
+from ppbench.records.salt import commitment
+from ppbench.records.schema import CellConfig, Scalar
+from ppbench.report.controls import CONTROLS
+from ppbench.run.cells import Cell, Group, cells, groups
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment, resolve
+from ppbench.task.opening import open_dataset
+
+
+def again(config: CellConfig, data: str, salt: str = "", weights: str | None = None) -> tuple[Experiment, Group, Cell]:
+    """Return the evaluation, the group and the cell that `config` is of.
+
+    data: what opens its data set here (`run.complete.at_hand`). salt: the secret of its draws, "" where there was none.
+    weights: of AlexNet. Raises UsageError where no cell of this name comes out: other code or data, a secret that is
+    not at hand, a stand-in for a stranger's attack, a network whose weights lie in a file.
+    """
+    name = config.cell_id()
+    if commitment(salt) != config.data.salt:
+        raise UsageError(f"Cell {name} was drawn with a secret; give the folder of results whose file `salt` holds it.")
+    experiment = resolve(_asked(config, data, salt, weights))
+    for group in groups(experiment):
+        for cell in cells(experiment, group):
+            if cell.id == name:
+                return experiment, group, cell
+    raise UsageError(
+        f"Cell {name} ({config.defense.id}, {config.attack.id}) cannot be asked for again: with the code, data and "
+        "packages that are here no cell has its name; check it out where it was made."
+    )
+
+
+def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
+    about, fed, model, audit = config.data, config.federation, config.model, config.audit
+    defense, chosen = config.defense, config.attack
+    built = {name for one in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", one).targets or ()}
+    if defense.id in CONTROLS and built and defense.id not in built:  # it ran beside one of these
+        asked, own, grid = min(built), dict[str, Scalar](), cast(Any, "quick")
+    else:
+        control = defense.control
+        asked, grid = defense.id, "quick" if control is None else (control.value,)
+        own = {name: v for name, v in defense.parameters.items() if control is None or name != control.name}
+    named = {n if "." in n else f"{chosen.id}.{n}": v for n, v in chosen.parameters.items()}
+    named.pop(f"{chosen.follows}.version", None)
+    held = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if about.public else 1
+    options: dict[str, Any] = {
+        "references": audit.references, "canaries": audit.canaries, "canary_clients": audit.canary_clients,
+    } if audit is not None else {}  # fmt: skip
+    return EvaluateConfig(
+        defense=asked,
+        dataset=data,
+        model=model.id,
+        model_options=cast(Any, model.options),
+        attacks=(chosen.id, *filter(None, [chosen.follows])),
+        grid=grid,
+        settings={**own, **named},
+        train=about.train,
+        public=(about.public + 0.5) / held if about.public else 0.0,
+        clients=fed.clients,
+        rounds=fed.rounds,
+        local_epochs=fed.local_epochs,
+        batch_size=fed.batch,
+        schedule=cast(Any, fed.schedule),
+        loss=cast(Any, model.loss),
+        upload=cast(Any, fed.upload),
+        optimizer=cast(Any, fed.optimizer),
+        lr=fed.lr,
+        momentum=fed.momentum,
+        beta2=fed.beta2,
+        decay_at=tuple(fed.decay_at),
+        decay=fed.decay,
+        partition=fed.partition,
+        attack_batch=(config.batch_size,),
+        probe=config.probe,
+        probe_rounds=config.probe_rounds,
+        victims=config.victims,
+        candidates=max(4, config.victims),
+        tuning=config.tuning,
+        stages=(config.stage,),
+        threats=(config.threat_model.id,),
+        weights=weights,
+        seed=config.seed,
+        device=fed.device,
+        backend=cast(Any, fed.backend),
+        salt=salt,
+        suite=config.suite,
+        suite_digest=config.suite_digest,
+        **options,
+    )
