@@ -107,6 +107,7 @@ def choose_victims(
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
+    skip: int | None = None,
 ) -> Victims:
     """Draw `count` victim images from the clients' own data, in batches: as many probes as that takes, from `first` on.
 
@@ -114,7 +115,8 @@ def choose_victims(
     one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
     `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
     client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
-    drawn depends on (master seed, batch, client, probe) only.
+    drawn depends on (master seed, batch, client, probe) only. skip: examples of each client to pass over, in an order
+    that is the same for all sizes of batches: whose skips lie far enough apart have no victim in common.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
@@ -123,18 +125,19 @@ def choose_victims(
     if count > held:  # asked before as many places are made
         raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
     slots, units = asked_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
-    data = {slot: _batch(shards[slot.client], slot, slot.probe - first, batch, count, seeds) for slot in slots}
+    data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
     mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
     return Victims(data, units, tuple((s.probe, data[s]) for s in mine), batch)
 
 
-def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds) -> Data:
+def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
     """Return the examples of a slot: those at its place among its client's batches."""
-    order = torch.randperm(len(shard.x), generator=seeds.generator("victims", batch, slot.client))
-    pick = order[place * batch : (place + 1) * batch].to(shard.x.device)
+    draws = ("victims", batch, slot.client) if skip is None else ("victims apart", slot.client)
+    order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + place * batch
+    pick = order[start : start + batch].to(shard.x.device)
     if len(pick) < batch:
         raise UsageError(
-            f"Client {slot.client} has {len(order)} examples, fewer than the {(place + 1) * batch} that "
+            f"Client {slot.client} has {len(order)} examples, fewer than the {start + batch} that "
             f"{count} victims in batches of {batch} need of it; use fewer --victims or another partition."
         )
     return Data(shard.x[pick].cpu(), shard.y[pick].cpu())

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of, read_regular
-from ppbench.records.schema import DataInfo, DefenseInfo, FederationInfo, ModelInfo
+from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
 from ppbench.records.scores import Amount, Count, Scalar, Some, Strict, Whole
 
 SCHEMA: Literal["ppbench.transcript/1"] = "ppbench.transcript/1"
@@ -162,6 +162,13 @@ def commitment(nonce: str, *truth: Tensor) -> str:
         found.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
         found.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return found.hexdigest()
+
+
+def row_of(config: CellConfig) -> str:
+    """Return what the cells of one view share: all but the attack, what it knows, and how it was tuned and measured."""
+    said = config.model_dump(mode="json", by_alias=True)
+    told = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": config.threat_model.id}
+    return json.dumps(said | told, sort_keys=True)
 
 
 def bounded(path: Path, most: int) -> bytes:

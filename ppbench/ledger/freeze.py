@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ppbench.records.store import Store
 from ppbench.run.cells import Group
 from ppbench.run.choice import Point
 from ppbench.run.experiment import Experiment
-from ppbench.run.scene import attacked, draws_of, probed, yardstick_of
+from ppbench.run.scene import attacked, draws_of, probed, victims_of, yardstick_of
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,22 @@ class Scene:
     salt: str
 
     @property
+    def victims(self) -> Tensor:
+        """The images [N, *shape] that are asked about."""
+        found = victims_of(self.experiment, self.group)
+        return torch.cat([found.truth(unit).x for unit in found.units])
+
+    @property
     def config(self) -> CellConfig:
         """That of its first record."""
         return self.records[0].config
 
 
-def frozen(scene: Scene, out: Path) -> About:
-    """Write the transcript of a scene below `out`, its truth into the results; UsageError: it gives that away."""
+def frozen(scene: Scene, out: Path, secrets: Sequence[Tensor]) -> About:
+    """Write the transcript of a scene below `out`, its truth into the results; UsageError: it gives that away.
+
+    secrets: the victims [N, *shape] of all views that are published beside it.
+    """
     fed, _ = attacked(scene.experiment, scene.group, scene.store.out)
     _, view, victims, _ = probed(scene.experiment, scene.group, fed)
     x, y = (torch.stack([getattr(victims.truth(unit), part) for unit in victims.units]) for part in ("x", "y"))
@@ -65,7 +74,7 @@ def frozen(scene: Scene, out: Path) -> About:
         (draft / ABOUT).write_bytes(written(about))
         for name, data in files.items():
             (draft / name).write_bytes(data)
-        _look(draft, victims, scene.salt)
+        _look(draft, secrets, scene.salt)
 
     publish_folder(home, write)
     _keep_truth(scene, Truth(id=about.id, nonce=nonce, cell=scene.config.cell_id()), x, y)
@@ -153,9 +162,8 @@ def _kinds(scene: Scene, view: View, victims: Victims) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _look(draft: Path, victims: Victims, salt: str) -> None:
+def _look(draft: Path, secrets: Sequence[Tensor], salt: str) -> None:
     """Refuse what gives the truth, or what it was drawn from, away (UsageError): nothing of it is published then."""
-    secrets = [part for unit in victims.units for part in (victims.truth(unit).x,)]
     back = load_transcript(draft, trust=True)
     found = leaks((back.view, back.challenges), secrets)
     data = b"".join((draft / name).read_bytes() for name in (ABOUT, VIEW, GRADIENTS))

@@ -15,8 +15,9 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, write_atomic
 from ppbench.federation.view import acts
-from ppbench.ledger.form import About
+from ppbench.ledger.form import About, row_of
 from ppbench.ledger.freeze import Scene, frozen
+from ppbench.ledger.scenes import apart, shared
 from ppbench.questions.base import question_of
 from ppbench.records.salt import salt_of
 from ppbench.records.schema import CellConfig, Record
@@ -54,12 +55,12 @@ def computed(
     progress: Progress | None = None,
     command: str = "",
 ) -> Swept:
-    """Sweep a suite into `out` on draws that a secret takes part in, a new one where `out` has none.
+    """Compute a suite's views, each on victims of its own that a secret chooses, a new one where `out` has none.
 
     Arguments as of `run.sweep.sweep`. Raises UsageError: see there.
     """
     asked = drawn_with(load_suite(suite, preset, dataset=dataset, weights=weights), salt_of(out))
-    return sweep(asked, out=out, only=only, workers=workers, progress=progress, command=command)
+    return sweep(apart(asked), out=out, only=only, workers=workers, progress=progress, command=command)
 
 
 def publish(results: Path, out: Path, dataset: str | None = None, weights: str | None = None) -> Published:
@@ -74,23 +75,33 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
             f"The draws of {results} derive from its seeds alone, which anybody can repeat; publish a suite into a new "
             "folder of results, or evaluate with --isolate."
         )
-    make_folder(out)
-    made, left_out = [], []
-    for scene, some in sorted(_scenes(store.load_all()).items()):
-        why = _obstacle(some[0].config)
-        if why:
-            left_out.append(f"{scene}: {why}")
+    every, left_out = list[Scene](), list[str]()
+    for some in _views(store.load_all()):
+        if why := _obstacle(some[0].config):
+            left_out.append(f"{title_of(some[0].config)}: {why}")
             continue
-        config = some[0].config
-        data = dataset or at_hand(config.data.name)
+        data = dataset or at_hand(some[0].config.data.name)
         if data is None:
-            raise UsageError(
-                f"Where the data {config.data.name} lie cannot be known; name them, as --dataset parquet:F."
-            )
-        experiment, group, _ = again(config, data, salt, weights)
-        made.append(frozen(Scene(store, experiment, group, some, scene, salt), out))
-    if not made:
+            name = some[0].config.data.name
+            raise UsageError(f"Where {name} lies here cannot be known; name it, as --dataset parquet:FOLDER.")
+        experiment, group, _ = again(some[0].config, data, salt, weights)
+        every.append(Scene(store, experiment, group, some, title_of(some[0].config), salt))
+    if not every:
         raise UsageError(f"Nothing in {results} can be published: {'; '.join(left_out) or 'it holds no cells'}.")
+    return _written(every, out, left_out)
+
+
+def _written(every: Sequence[Scene], out: Path, left_out: Sequence[str]) -> Published:
+    victims = {f"{scene.title} ({place})": scene.victims for place, scene in enumerate(every)}
+    if (pair := shared(victims)) is not None:
+        raise UsageError(
+            f"The views {pair[0]} and {pair[1]} have a victim in common, so that who reads one answers the other; "
+            "publish a suite into a new folder of results, which gives each view victims of its own."
+        )
+    secrets, made = tuple(victims.values()), []
+    make_folder(out)
+    for scene in every:
+        made.append(frozen(scene, out, secrets))
     index = [{"id": a.id, "title": a.title, "kinds": list(a.kinds), "bytes": _size(a)} for a in made]
     write_atomic(out / "index.json", (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
     return Published(tuple(made), sum(map(_size, made)), tuple(left_out), tuple(_remarks(made)))
@@ -110,20 +121,22 @@ def _size(about: About) -> int:
     return sum(file.bytes for file in about.files.values())
 
 
-def _scenes(records: Sequence[Record]) -> Mapping[str, list[Record]]:
-    """Return the cells that read uploads by what they look at: all but the attack is the same."""
+def _views(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the cells that read uploads, together by what they look at."""
     found = defaultdict(list)
     for record in records:
-        config, question = record.config, question_of(record.config.attack.kind)
+        question = question_of(record.config.attack.kind)
         if record.status == "complete" and question.source == "probe" and not question.follows:
-            found[_title(config)].append(record)
-    return {scene: sorted(some, key=lambda r: r.cell_id) for scene, some in found.items()}
+            found[row_of(record.config)].append(record)
+    each = [sorted(some, key=lambda r: r.cell_id) for some in found.values()]
+    return sorted(each, key=lambda some: (title_of(some[0].config), some[0].cell_id))
 
 
-def _title(config: CellConfig) -> str:
+def title_of(config: CellConfig) -> str:
+    """Return what people call a view."""
     control = config.defense.control
     at = "" if control is None else f" {control.name}={control.value:g}"
-    parts = [config.threat_model.id, config.stage, f"batch {config.batch_size}", config.role, f"seed {config.seed}"]
+    parts = [config.threat_model.id, config.stage, f"batch {config.batch_size}", config.role]
     return f"{config.defense.id}{at}, {config.data.name}, {config.model.id}: {', '.join(filter(None, parts))}"
 
 

@@ -22,7 +22,7 @@ from ppbench.federation.plan import Data
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.ledger.book import EXTERNAL, Entry, add, entries, tries_at
-from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commitment, parsed
+from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commitment, parsed, row_of
 from ppbench.ledger.guesses import read_guesses
 from ppbench.ledger.judge import Decision, decide
 from ppbench.ledger.transcript import Frozen
@@ -106,19 +106,14 @@ def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str |
 
 def standing(truth: Path, like: Record, moved: frozenset[str]) -> WorstCase | None:
     """Return the worst case of a row: over our cells of the same view and question, and what has moved it."""
-    row = _row(like.config)
-    ours = [r for r in Store(truth).load_all() if _row(r.config) == row and question_for(r) is question_for(like)]
-    outside = Store(truth / EXTERNAL)
+    row = row_of(like.config)
+    ours, outside = Store(truth).load_all(), Store(truth / EXTERNAL)
     theirs = [outside.load(cell) for cell in sorted(moved) if outside.has(cell)]
-    counted = [*ours, *(r for r in theirs if _row(r.config) == row and r.config.attack.kind == like.config.attack.kind)]
+    counted = [
+        *ours,
+        *(r for r in theirs if row_of(r.config) == row and r.config.attack.kind == like.config.attack.kind),
+    ]
     return worst_case(counted, question_for(like).headline(like.config))
-
-
-def _row(config: CellConfig) -> str:
-    """Return what the cells of a row share: everything but the attack, and how it was tuned."""
-    told = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": None}
-    said = config.model_dump(mode="json", by_alias=True) | told
-    return f"{config.threat_model.id} {sorted(said.items())}"
 
 
 def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:

@@ -148,6 +148,7 @@ class CellConfig(Grown):
     candidates or queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: the part
     that the victims played, "" where all do the same. tuning: images on which the attack's settings were tried.
     perceptual: the feature network of LPIPS and feature errors with its digest, "" where there is none.
+    victims_from: examples of each client that were passed over before victims were drawn; None where they were not.
     suite: who asked, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.run.suite`), "" where an
     evaluation asked alone.
     """
@@ -171,9 +172,12 @@ class CellConfig(Grown):
     perceptual: str = ""
     audit: AuditInfo | None = None
     suite_digest: str = ""
+    victims_from: Count | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-    LATER: ClassVar[Mapping[str, Any]] = {"tuning": 0, "perceptual": "", "audit": None, "suite_digest": ""}
+    LATER: ClassVar[Mapping[str, Any]] = {
+        "tuning": 0, "perceptual": "", "audit": None, "suite_digest": "", "victims_from": None,
+    }  # fmt: skip
 
     @property
     def edition(self) -> str:

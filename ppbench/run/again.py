@@ -81,6 +81,7 @@ def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> Eva
         probe=config.probe,
         probe_rounds=config.probe_rounds,
         victims=config.victims,
+        victims_from=config.victims_from,
         candidates=max(4, config.victims),
         tuning=config.tuning,
         stages=(config.stage,),

@@ -154,6 +154,7 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
         stage=group.stage,
         batch_size=group.batch,
         victims=config.candidates if records else config.victims_at(group.batch),
+        victims_from=None if records else config.victims_from,
         seed=config.seed,
         probe="gradient" if records else config.probe,
         probe_rounds=1 if records else config.probe_rounds,

@@ -42,7 +42,8 @@ class EvaluateConfig(Strict):
             `decay` at the rounds `decay_at`.
         partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
         victims: victim images a cell, rounded up to whole batches; batches: at least so many of them, however large;
-            candidates: members and non-members of each kind.
+            candidates: members and non-members of each kind. victims_from: examples of each client to pass over first
+            (`adversary.victims.choose_victims`); None: all evaluations of a task have the same victims.
         tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
         budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
         references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.
@@ -90,6 +91,7 @@ class EvaluateConfig(Strict):
     probe_rounds: int = Field(default=1, ge=1, le=100)
     victims: int = Field(default=20, ge=1, le=MANY)
     batches: int = Field(default=0, ge=0, le=100_000)
+    victims_from: int | None = Field(default=None, ge=0, le=MANY)
     candidates: int = Field(default=200, ge=4, le=MANY)
     tuning: int = Field(default=4, ge=0, le=100_000)
     budget: int | None = Field(default=None, ge=1, le=MANY)

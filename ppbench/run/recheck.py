@@ -189,7 +189,9 @@ def _drawn(record: Record, defense: Defense, task: Task) -> Victims:
     config, threat = record.config, record.config.threat_model.id
     roles = len(defense.roles) if config.role or acts(threat) else 1
     count, seeds = config.victims, task.seeds
-    found = choose_victims(task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles)
+    found = choose_victims(
+        task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles, skip=config.victims_from
+    )
     if not config.role:
         return found
     mine = {score.slot for score in record.victims}

@@ -45,9 +45,12 @@ def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "
 
 def victims_of(experiment: Experiment, group: Group) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
-    task, defense, batch = experiment.task, experiment.points[group.point].defense, group.batch
-    roles, count = len(defense.roles) if group.role or group.acting else 1, experiment.config.victims_at(batch)
-    return choose_victims(task.shards, group.threat, batch, count, task.seeds, sums=defense.sums, roles=roles)
+    config, task, defense = experiment.config, experiment.task, experiment.points[group.point].defense
+    roles = len(defense.roles) if group.role or group.acting else 1
+    count, skip = config.victims_at(group.batch), config.victims_from
+    return choose_victims(
+        task.shards, group.threat, group.batch, count, task.seeds, sums=defense.sums, roles=roles, skip=skip
+    )
 
 
 def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:

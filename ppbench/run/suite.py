@@ -109,6 +109,7 @@ class Suite:
 
     digest: hash of what all cells share, but for the data's place and the lists of defenses, attacks and seeds, so that
     a suite can grow. places: one evaluation a defense and seed, and where it stands: "FILE, line 12, key defense.2".
+    alone: whether controls are asked about only where they are an evaluation's own defense.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Suite:
     title: str
     digest: str
     places: Mapping[Experiment, str]
+    alone: bool = False
 
     @property
     def configs(self) -> tuple[EvaluateConfig, ...]:

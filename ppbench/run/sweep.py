@@ -95,7 +95,7 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     places = {
         experiment: place
         for experiment, place in suite.places.items()
-        if (not named or experiment.config.defense in named) and str(experiment.config.seed) in seeds
+        if (not named or experiment.config.defense in {*named, *CONTROLS}) and str(experiment.config.seed) in seeds
     }
     if not places:
         for key in ("defense", "seed"):
@@ -104,7 +104,7 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     for key in only:
         _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
     kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
-    asked = [one for one in kept if one.cells]
+    asked = [one for one in kept if one.cells and not (suite.alone and _beside(one))]
     if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
         told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
         why = f"is left by --only {told}; take one of these away." if only else "is of a defense; list one."
@@ -136,6 +136,12 @@ def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: se
     for value in only.get(key, ()):
         if value not in known and not (key == "defense" and value in CONTROLS):
             raise unknown(f"{key} in suite {suite.id!r}", value, known)
+
+
+def _beside(one: Wanted) -> bool:
+    """Return whether cells are of a control beside the defense that is evaluated."""
+    defense = one.experiment.points[one.group.point].defense.name
+    return defense in CONTROLS and defense != one.experiment.config.defense
 
 
 def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:

@@ -1,0 +1,85 @@
+"""What of a suite can be published: one evaluation a view, no two of which share a victim.
+
+On a board all defenses are asked about the same victims, so that they compare one by one. Published side by side, what
+the undefended clients sent would answer for all others. So each view has victims of its own here, that no other has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from ppbench.adversary.victims import asked_units
+from ppbench.federation.view import acts
+from ppbench.records.schema import Scalar
+from ppbench.report.controls import CONTROLS
+from ppbench.run.cells import Group, groups
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import Experiment, resolve
+from ppbench.run.suite import Suite
+
+
+def apart(suite: Suite) -> Suite:
+    """Return a suite with an evaluation for each view that can be published, of the first seed alone.
+
+    Seeds share the data, and other seeds might draw the same victims. Views of servers that act are left out: nobody
+    can choose again what clients were sent. Controls are views like others.
+    """
+    first = min(config.seed for config in suite.configs)
+    places, seen, passed = dict[Experiment, str](), set[str](), Counter[str]()
+    for experiment, place in suite.places.items():
+        if experiment.config.seed != first:
+            continue
+        for group in groups(experiment):
+            one = _alone(experiment, group)
+            if one is None or (key := one.model_dump_json()) in seen:
+                continue
+            seen.add(key)
+            places[resolve(one.model_copy(update={"victims_from": passed[one.dataset]}))] = place
+            passed[one.dataset] += _taken(experiment, group)  # networks may differ: clients hold the same
+    return replace(suite, places=places, alone=True)
+
+
+def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
+    """Return the evaluation of a group's view alone, None where it cannot be published."""
+    config, point = experiment.config, experiment.points[group.point]
+    if group.records or acts(group.threat) or group.stage == "audit":
+        return None
+    settings: dict[str, Scalar] = {name: value for name, value in config.settings.items() if "." in name}
+    if point.defense.name == config.defense:
+        own = dataclasses.asdict(point.defense)
+        settings |= {name: value for name, value in own.items() if name != point.defense.control}
+    elif point.defense.name not in CONTROLS:
+        return None
+    return config.model_copy(
+        update={
+            "defense": point.defense.name,
+            "settings": settings,
+            "grid": "quick" if point.value is None else (point.value,),
+            "stages": (group.stage,),
+            "threats": (group.threat,),
+            "attack_batch": (group.batch,),
+        }
+    )
+
+
+def _taken(experiment: Experiment, group: Group) -> int:
+    """Return how many examples of each client a view's probes use."""
+    config, defense = experiment.config, experiment.points[group.point].defense
+    wanted, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
+    slots, _ = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    return (max(slot.probe for slot in slots) + 1) * group.batch
+
+
+def shared(victims: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Return the titles of two views that have a victim in common, None for none. victims: [N, *shape] by title."""
+    owners: dict[bytes, str] = {}
+    for title, images in victims.items():
+        for image in images.flatten(1).numpy():
+            if owners.setdefault(image.tobytes(), title) != title:
+                return owners[image.tobytes()], title
+    return None
