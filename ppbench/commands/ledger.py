@@ -83,3 +83,19 @@ def score(
     typer.echo(f"For the submitter: {found.receipt}.")
     if not found.decision.moved:
         raise typer.Exit(Exit.FOUND)
+
+
+def ledger(
+    transcripts: Annotated[Path, typer.Argument(help="The folder that `ppbench publish` made.")],
+    truth: Truth,
+    out: Annotated[Path, typer.Option(help="Folder for the site, which any static host serves.")],
+) -> None:
+    """Write the ledger as a static site: what stands in each row, who moved it when, the transcripts to fetch.
+
+    It holds no picture and no figure of a single victim. Exit code 0: written; 2: input that cannot be used.
+    """
+    from ppbench.ledger.site import build
+
+    found = build(transcripts, truth, out)
+    moved = sum(len(row.history) for row in found)
+    typer.echo(f"{len(found)} rows, {moved} moved by guesses of others: {out / 'index.html'}")

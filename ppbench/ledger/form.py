@@ -26,6 +26,7 @@ from ppbench.records.scores import Amount, Count, Scalar, Some, Strict, Whole
 SCHEMA: Literal["ppbench.transcript/1"] = "ppbench.transcript/1"
 TRUTH: Literal["ppbench.truth/1"] = "ppbench.truth/1"
 GUESSES: Literal["ppbench.guesses/1"] = "ppbench.guesses/1"
+ABOUT, VIEW, GRADIENTS = "transcript.json", "view.safetensors", "gradients.safetensors"
 JSON_BYTES = 1 << 24
 TENSOR_BYTES = 1 << 30
 """The largest files of ours; what is larger is not read."""

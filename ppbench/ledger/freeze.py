@@ -21,8 +21,8 @@ from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.version import __version__
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import THREATS, View
-from ppbench.ledger.form import About, Asked, File, Observed, Truth, commitment, written
-from ppbench.ledger.transcript import ABOUT, GRADIENTS, VIEW, load_transcript, model_code, packed, planned
+from ppbench.ledger.form import ABOUT, GRADIENTS, VIEW, About, Asked, File, Observed, Truth, commitment, written
+from ppbench.ledger.transcript import load_transcript, model_code, packed, planned
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.schema import CellConfig, Record

@@ -18,11 +18,9 @@ from ppbench.base.registry import STOCK, admit, find, plugins
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import THREATS, Mechanism, StateRecord, View
 from ppbench.federation.wire import Envelope, Slot
-from ppbench.ledger.form import TENSOR_BYTES, About, bounded, parsed
+from ppbench.ledger.form import ABOUT, TENSOR_BYTES, VIEW, About, bounded, parsed
 from ppbench.records.scores import Scalar
 from ppbench.run.choice import make_attack, make_defense
-
-ABOUT, VIEW, GRADIENTS = "transcript.json", "view.safetensors", "gradients.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
