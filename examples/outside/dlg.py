@@ -9,29 +9,35 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from labels import read
-from torch.func import functional_call
+from labels import read, write
 from torch.nn.functional import cross_entropy
 
 
-def network(channels, features, classes):
-    """Return the network that `layers` in transcript.json describes, its parameters by the same names."""
-    convs = [(channels, 2), (12, 2), (12, 1), (12, 1)]
-    parts = [part for c, s in convs for part in (torch.nn.Conv2d(c, 12, 5, s, 2), torch.nn.Sigmoid())]
-    body = torch.nn.Sequential(*parts, torch.nn.Flatten())
-    return torch.nn.Sequential(body, torch.nn.Linear(features, classes))
+class DLNet(torch.nn.Module):
+    """The network that `layers` in transcript.json describes, its parameters by the same names."""
+
+    def __init__(self, channels, features, classes):
+        super().__init__()
+        convs = [(channels, 2), (12, 2), (12, 1), (12, 1)]
+        parts = [part for c, s in convs for part in (torch.nn.Conv2d(c, 12, 5, s, 2), torch.nn.Sigmoid())]
+        self.features, self.head = torch.nn.Sequential(*parts, torch.nn.Flatten()), torch.nn.Linear(features, classes)
+
+    def forward(self, x):
+        """Return logits."""
+        return self.head(self.features(x))
 
 
-def invert(model, weights, seen, shape):
+def invert(model, seen, shape):
     """Return the image whose gradient is nearest to what was seen, and its label, read off the head's bias."""
     label, x = seen["head.bias"].argmin()[None], torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     step = torch.optim.LBFGS([x.requires_grad_()], max_iter=300, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+    names, weights = zip(*model.named_parameters(), strict=True)
 
     def closure():
         step.zero_grad()
-        gradient = torch.autograd.grad(cross_entropy(functional_call(model, weights, (x,)), label), [*weights.values()], create_graph=True)
-        loss = sum(((a - b) ** 2).sum() for a, b in zip(gradient, seen.values())) * 1000
-        loss.backward()
+        found = torch.autograd.grad(cross_entropy(model(x), label), weights, create_graph=True)
+        loss = sum(((one - seen[name]) ** 2).sum() for name, one in zip(names, found, strict=True)) * 1000
+        loss.backward(inputs=[x])
         return loss
 
     step.step(closure)
@@ -40,24 +46,20 @@ def invert(model, weights, seen, shape):
 
 def main(transcript, name):
     """Answer the question "reconstruction"."""
-    about, found = json.loads(Path(transcript, "transcript.json").read_text()), read(Path(transcript, "gradients.safetensors"))
-    shape, classes = about["model"]["shape"], about["model"]["classes"]
-    whole = {n: torch.tensor(np.array(v)) for n, v in found.items()}
-    model = network(shape[0], whole["weights.0.head.weight"].shape[1], classes)
-    theirs = lambda n: n.replace("0.", "features.", 1) if n.startswith("0.") else n.replace("1.", "head.", 1)
-    weights = {n: whole[f"weights.0.{theirs(n)}"].requires_grad_() for n, _ in model.named_parameters()}
-    x, y = np.zeros((len(about["questions"]), 1, *shape), "<f4"), np.zeros((len(about["questions"]), 1), "<i8")
+    about = json.loads(Path(transcript, "transcript.json").read_text())
+    found = {n: torch.tensor(v) for n, v in read(Path(transcript, "gradients.safetensors")).items()}
+    shape, count = about["model"]["shape"], len(about["questions"])
+    model = DLNet(shape[0], found["weights.0.head.weight"].shape[1], about["model"]["classes"])
+    names = [n for n, _ in model.named_parameters()]
+    model.load_state_dict({n: found[f"weights.0.{n}"] for n in names})
+    x, y = np.zeros((count, 1, *shape), "<f4"), np.zeros((count, 1), "<i8")
     for number, one in enumerate(about["observed"]):
-        seen = {theirs(n): whole[f"gradient.{number}.{theirs(n)}"] for n in weights}
-        image, y[one["question"], 0] = invert(model, weights, seen, shape)
-        x[one["question"], 0] = image.numpy()
-    ends = [0, x.nbytes, x.nbytes + y.nbytes]
-    header = {"x": {"dtype": "F32", "shape": x.shape, "data_offsets": ends[:2]}, "y": {"dtype": "I64", "shape": y.shape, "data_offsets": ends[1:]}}
-    text = json.dumps(header).encode()
-    Path(f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + x.tobytes() + y.tobytes())
+        seen = {n: found[f"gradient.{number}.{n}"] for n in names}
+        x[one["question"], 0], y[one["question"], 0] = invert(model, seen, shape)
+    write(f"{name}.safetensors", x=x, y=y)
     told = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "reconstruction", "name": "plain-dlg"}
-    more = {"version": "1", "reference": "arXiv:1906.08935", "licence": "Apache-2.0", "knows": False, "auxiliary": ""}
-    Path(f"{name}.json").write_text(json.dumps({**told, **more, "cost": {"seconds": 60.0}}))
+    more = {"version": "1", "reference": "arXiv:1906.08935", "licence": "Apache-2.0", "knows": False}
+    Path(f"{name}.json").write_text(json.dumps(told | more))
 
 
 if __name__ == "__main__":

@@ -21,22 +21,29 @@ def read(path):
     return {n: np.frombuffer(values[n], DTYPES[a["dtype"]]).reshape(a["shape"]) for n, a in header.items()}
 
 
-def write(path, y):
-    """Write int64 labels [questions, images] as safetensors."""
-    header = json.dumps({"y": {"dtype": "I64", "shape": y.shape, "data_offsets": [0, y.nbytes]}}).encode()
-    Path(path).write_bytes(len(header).to_bytes(8, "little") + header + y.astype("<i8").tobytes())
+def write(path, **arrays):
+    """Write little-endian arrays as safetensors."""
+    header, end = {}, 0
+    for name, array in arrays.items():
+        kind = {"f": "F", "i": "I"}[array.dtype.kind] + str(8 * array.itemsize)
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    values = b"".join(array.tobytes() for array in arrays.values())
+    Path(path).write_bytes(len(text).to_bytes(8, "little") + text + values)
 
 
 def main(transcript, name):
     """Answer the question "label"; iDLG (Zhao, Mopuri and Bilen 2020)."""
-    about, tensors = json.loads(Path(transcript, "transcript.json").read_text()), read(Path(transcript, "gradients.safetensors"))
-    y = np.zeros((len(about["questions"]), 1), np.int64)
+    about = json.loads(Path(transcript, "transcript.json").read_text())
+    tensors = read(Path(transcript, "gradients.safetensors"))
+    y = np.zeros((len(about["questions"]), 1), "<i8")
     for number, seen in enumerate(about["observed"]):
         y[seen["question"], 0] = tensors[f"gradient.{number}.head.bias"].argmin()
-    write(f"{name}.safetensors", y)
+    write(f"{name}.safetensors", y=y)
     told = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "label", "name": "idlg-labels"}
-    more = {"version": "1", "reference": "arXiv:2001.02610", "licence": "Apache-2.0", "knows": False, "auxiliary": ""}
-    Path(f"{name}.json").write_text(json.dumps({**told, **more, "cost": {"seconds": 0.1}}))
+    more = {"version": "1", "reference": "arXiv:2001.02610", "licence": "Apache-2.0", "knows": False}
+    Path(f"{name}.json").write_text(json.dumps(told | more))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,12 @@ def level_of(tries: int) -> float:
     return float(ALPHA / (_WHOLE * tries**POWER))
 
 
+def floor_of(record: Record) -> float:
+    """Return the least p that so many victims can show: by an exact one-sided test of signs, for each rule."""
+    rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
+    return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
+
+
 def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: int) -> Decision:
     """Return whether `new` moves a row.
 
@@ -56,7 +62,6 @@ def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: in
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
     level, key = level_of(tries), new.cell_id
-    floor = 2.0 ** -len({score.unit for score in new.victims})  # of an exact one-sided test of signs
     best: Decision | None = None
     for rule in rules:
         against = [change([side], [new], rule, key) for side in (now, *blind) if side is not None]
@@ -64,7 +69,7 @@ def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: in
         p = max((_p(one) for one in against), default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
         after = against[0].new if against else _figure(new, rule.metric)
-        reason = _reason(p, level, len(rules) * floor, shown is not None)
+        reason = _reason(p, level, floor_of(new), shown is not None)
         one = Decision(p <= level, tries, level, p, rule.name, shown.base if shown else None, after, reason)
         best = one if best is None or one.p < best.p else best
     if best is None:

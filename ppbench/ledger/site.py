@@ -17,9 +17,9 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, make_folder, write_atomic
 from ppbench.ledger.book import EXTERNAL, Entry, entries
 from ppbench.ledger.form import ABOUT, About, Truth, parsed, row_of
-from ppbench.ledger.judge import ALPHA, level_of
+from ppbench.ledger.judge import ALPHA, floor_of, level_of
 from ppbench.ledger.transcript import checked
-from ppbench.questions.base import question_for
+from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.knowing import Knowledge
@@ -38,6 +38,13 @@ class Figure:
     metric: str
     value: float
     by: str
+
+    @property
+    def words(self) -> str:
+        """The figure, for people."""
+        if self.metric == "psnr_median":
+            return f"median PSNR {self.value:.1f} dB"
+        return f"{self.metric.replace('_', ' ')} {self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,6 @@ def rows(every: Sequence[About], truth: Path) -> list[Row]:
 
 
 def _row(about: About, mine: Sequence[Record], leak: Leak | None, told: Sequence[Entry]) -> Row:
-    units = {score.unit for record in mine for score in record.victims}
     level = level_of(len(told) + 1)
     return Row(
         id=about.id,
@@ -132,14 +138,14 @@ def _row(about: About, mine: Sequence[Record], leak: Leak | None, told: Sequence
         figures=tuple(_figures(mine, about.kinds)),
         tries=len(told),
         next_level=level,
-        spent=2.0 ** -len(units) > level,
+        spent=min(floor_of(record) for record in mine) > level,
         history=tuple(entry for entry in told if entry.moved),
     )
 
 
 def _figures(mine: Sequence[Record], kinds: Sequence[str]) -> list[Figure]:
     found = []
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: question_of(kind).order):
         some = [r for r in mine if r.config.attack.kind == kind and r.status == "complete"]
         if not some:
             continue
