@@ -85,7 +85,7 @@ def test_labels_are_read_with_numpy_alone(published, tmp_path):
 
 def test_images_are_rebuilt_with_plain_torch(published, tmp_path):
     transcript, truth = published
-    answered("dlg.py", transcript, tmp_path / "mine", ("ppbench", "safetensors", "pandas", "scipy"))
+    answered("dlg.py", transcript, tmp_path / "mine", ("ppbench", "safetensors"))
     found = score(load_transcript(transcript), tmp_path / "mine", truth)
     assert found.record.metric("psnr_median").value > 40 and found.record.metric("label_accuracy").value == 1.0
     assert json.loads((truth / "ledger.jsonl").read_text().splitlines()[-1])["attack"] == "external:plain-dlg"

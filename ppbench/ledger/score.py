@@ -109,11 +109,8 @@ def standing(truth: Path, like: Record, moved: frozenset[str]) -> WorstCase | No
     row = row_of(like.config)
     ours, outside = Store(truth).load_all(), Store(truth / EXTERNAL)
     theirs = [outside.load(cell) for cell in sorted(moved) if outside.has(cell)]
-    counted = [
-        *ours,
-        *(r for r in theirs if row_of(r.config) == row and r.config.attack.kind == like.config.attack.kind),
-    ]
-    return worst_case(counted, question_for(like).headline(like.config))
+    same = [r for r in (*ours, *theirs) if row_of(r.config) == row and question_for(r) is question_for(like)]
+    return worst_case(same, question_for(like).headline(like.config))
 
 
 def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
