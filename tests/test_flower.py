@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import runpy
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import ppbench
 from ppbench.base import registry
@@ -31,9 +38,12 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
+from ppbench.metrics.audit import gaussian_epsilon
 from ppbench.nets.net import initial, net_spec
 
 pytest.importorskip("flwr")
+
+from ppbench.adapters.flower.inside import running  # it needs Flower
 
 LR, CLIENTS = 0.1, 3
 NORMAL = NormalDist()
@@ -291,6 +301,81 @@ def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.Mo
     assert '"flwr>=1.23,<1.43"' in text and (flower.FRAMEWORK.oldest, flower.FRAMEWORK.newest) == ((1, 23), (1, 42))
     with pytest.raises(UsageError, match=f"is known to work with Flower 1.23 to 1.42; {version} is installed"):
         flower.defense("stock/fedavg", "flower:stock/fedavg")
+
+
+# -- what was found ----------------------------------------------------------------------------------------------------
+FINDINGS = Path(__file__).parents[1] / "examples" / "findings"
+
+
+def found_by(script: str, *options: str) -> str:
+    """Return what a finding's script prints."""
+    done = subprocess.run(
+        [sys.executable, str(FINDINGS / f"{script}.py"), *options],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def unequal() -> Any:
+    return SimpleNamespace(**runpy.run_path(str(FINDINGS / "flower_unequal_counts.py")))
+
+
+@pytest.mark.parametrize("side", ["SERVER", "CLIENT"])
+def test_a_client_moves_the_aggregate_by_its_share_of_examples(unequal: Any, side: str) -> None:
+    """Without noise: by w C, whatever its update's length; noise is z C / n all the same, unless weights are equal."""
+    wrapper = getattr(unequal, side)
+    with running("The finding", 0), mock.patch.dict(unequal.wrapped.__globals__, MULTIPLIER=0.0):
+        for counts, key, share in (
+            (unequal.EQUAL, "num-examples", 1 / 10),
+            (unequal.UNEQUAL, "num-examples", 10 / 19),
+            (unequal.UNEQUAL, "one", 1 / 10),
+        ):
+            moved = unequal.released(unequal.wrapped(wrapper, key), counts, 10 * unequal.CLIP)
+            assert moved == pytest.approx(share * unequal.CLIP, rel=1e-6)
+    with running("The finding", 1):
+        noisy = [unequal.released(unequal.wrapped(wrapper), unequal.UNEQUAL, 1e-9) for _ in range(100)]
+    assert np.std(noisy) == pytest.approx(2.0 * unequal.CLIP / 10, rel=0.25)
+
+
+def test_unequal_counts_exceed_the_epsilon_of_the_multiplier_and_equal_ones_do_not(unequal: Any) -> None:
+    asked_for = gaussian_epsilon(1 / 2.0)
+    assert unequal.gaussian(1 / 2.0) == pytest.approx(asked_for, rel=1e-6) and 1.9 < asked_for < 2.1
+    with running("The finding", 2):
+        shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.UNEQUAL, 200)
+        assert shares > asked_for and law > 4 * asked_for
+        assert law < gaussian_epsilon(10 / 19 * 10 / 2.0)
+        shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.EQUAL, 80)
+        assert shares < law < asked_for
+
+
+def test_the_bounds_on_epsilon_hold_for_gaussians(unequal: Any) -> None:
+    """Of 200 pairs of samples whose epsilon is known, either bound exceeds it in about 5 % at most."""
+    draws, exact = np.random.default_rng(0), gaussian_epsilon(1.0)
+    pairs = [(draws.normal(1, 1, 400), draws.normal(0, 1, 400)) for _ in range(200)]
+    assert sum(unequal.least(*pair, 1.5) > exact for pair in pairs) <= 10
+    assert sum(unequal.least_gaussian(*pair) > exact for pair in pairs) <= 10
+    inside, outside = np.arange(20.0), np.arange(20.0) - 13  # beyond 6.5: 13 of 20, and none
+    low, high = stats.binomtest(13, 20).proportion_ci(0.95).low, stats.binomtest(0, 20).proportion_ci(0.95).high
+    assert unequal.least(inside, outside, 6.5) == pytest.approx(math.log((low - 1e-5) / high))
+    assert unequal.least(outside, inside, 30.0) == -math.inf
+
+
+def test_what_was_found_of_unequal_counts_is_told() -> None:
+    told = found_by("flower_unequal_counts", "--runs", "5")
+    assert "epsilon 1.99" in told and told.count("would be 14.09") == 2 and told.count("would be 1.99") == 3
+    version = tuple(map(int, metadata.version("flwr").split(".")[:2]))
+    wanted = "refused, Accounted aggregation requires equal client weights" if version >= (1, 42) else "cannot be asked"
+    assert f"with an accountant: {wanted}" in told
+
+
+def test_what_was_found_of_updates_of_zeros_is_told() -> None:
+    told = found_by("flower_zero_update")
+    assert len(re.findall(r"server clips.* of 0: the server raises ZeroDivisionError.*new model: \[1\]\n", told)) == 2
+    assert len(re.findall(r"clients clip.* of 0: client 1 raises ZeroDivisionError.* \[1, 3\]\n", told)) == 2
+    assert re.search(r"LocalDpMod, an update of 0: client 1 raises ZeroDivisionError.* \[1, 2, 3\]\n", told)
+    assert len(re.findall(r"of 1e-09: rounds with a new model: \[1, 2, 3\]\n", told)) == 5
 
 
 def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
