@@ -23,6 +23,9 @@ def at_hand(name: str) -> str | None:
     kind, _, argument = name.partition(":")
     if not argument:
         return name if kind == "digits" else None
+    if kind == "warped":
+        inner = None if argument.startswith("warped:") else at_hand(argument)
+        return None if inner is None else f"warped:{inner}"
     path = default_root() / argument
     return f"{kind}:{path}" if kind in _FOLDERS and "/" not in argument and path.exists() else None
 

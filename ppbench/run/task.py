@@ -24,7 +24,7 @@ from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.task.dataset import Dataset
-from ppbench.task.opening import named, open_dataset
+from ppbench.task.opening import open_dataset, plugins_of
 from ppbench.task.partition import partition
 
 TASK = (
@@ -172,7 +172,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         train=members,
         test=len(dataset.test.y),
         public=public,
-        code=code_of(("datasets", named(config.dataset)[0])),
+        code=code_of(*(("datasets", name) for name in plugins_of(config.dataset))),
         salt=commitment(config.salt),
     )
     model = ModelInfo(

@@ -21,6 +21,12 @@ def named(text: str) -> tuple[str, str]:
     return (text, "") if name not in plugins("datasets") and ADDRESS.fullmatch(text) else (name, argument)
 
 
+def plugins_of(text: str) -> tuple[str, ...]:
+    """Return the names in the registry of all that make the data set `text`: of "warped:csv:FILE" both."""
+    name, argument = named(text)
+    return (name, named(argument)[0]) if name == "warped" else (name,)
+
+
 def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     """Return the data set that `text` names. Raises UsageError: the name is unknown or the data cannot be used.
 

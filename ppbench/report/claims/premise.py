@@ -48,7 +48,7 @@ def unmet(conditions: Conditions, config: CellConfig, control: bool) -> tuple[st
 def shares(claim: Claim, config: CellConfig, need: Need) -> bool:
     """Return whether a cell has what the claim's premise says; what the paper leaves open every cell has."""
     if need == "dataset":
-        name = config.data.name.rpartition(":")[2]
+        name = data_of(config)
         return not claim.dataset or name == claim.dataset or name.startswith(f"{claim.dataset}.")
     if need == "model":
         options = {**config.model.options, "layers": _layers(config)}
@@ -68,6 +68,12 @@ def shares(claim: Claim, config: CellConfig, need: Need) -> bool:
     return theirs[need] in (None, ours[need])
 
 
+def data_of(config: CellConfig) -> str:
+    """Return what papers call a cell's data set, "mnist" of "parquet:mnist"; no paper has "warped:mnist"."""
+    name = config.data.name
+    return name if name.startswith("warped:") else name.rpartition(":")[2]
+
+
 def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
     """Return what a cell has in place of what the claim needs: "digits, not mnist", "20 of 300 epochs"."""
     if need == "epochs":
@@ -78,7 +84,7 @@ def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
         )
     fed = config.federation
     pairs: dict[Need, tuple[str, str]] = {
-        "dataset": (config.data.name.rpartition(":")[2], claim.dataset),
+        "dataset": (data_of(config), claim.dataset),
         "model": (network(config.model.id, config.model.options), ", ".join([claim.model, *equations(claim.options)])),
         "family": (config.model.id, f"a {claim.family} network"),
         "clients": (f"{fed.clients} client{'' if fed.clients == 1 else 's'}", str(claim.clients)),

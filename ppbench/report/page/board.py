@@ -23,6 +23,7 @@ from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check
+from ppbench.report.claims.premise import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
@@ -55,7 +56,7 @@ def claimed(record: Record) -> str:
     for claim in _claims(config.defense.id):
         fits = (
             claim.metric in forms
-            and claim.dataset == config.data.name.rpartition(":")[2]
+            and claim.dataset == data_of(config)
             and claim.model == config.model.id
             and claim.batch in (None, config.batch_size)
             and all(config.defense.parameters.get(name) in allowed(value) for name, value in claim.when)
