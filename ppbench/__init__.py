@@ -1,8 +1,9 @@
 """ppbench: how much private data does a federated-learning defense really let leak?
 
 The public API is `evaluate` (train, attack, score, record), `Defense` (what a defense author subclasses), `Attack`
-(what an attack author subclasses), `load` (results as a pandas table) and `plot` (figures of it). Names are loaded on
-first use, so that `import ppbench` stays light.
+(what an attack author subclasses), `load` (results as a pandas table) and `plot` (figures of it). In programs of your
+own: `invert` (an attack on a gradient), `load_defense`, `load_attack`, `federate` (your network and data under a
+defense) and `probe` (what its server sees). Names are loaded on first use, so that `import ppbench` stays light.
 """
 
 from __future__ import annotations
@@ -20,8 +21,27 @@ if TYPE_CHECKING:
     from ppbench.federation.view import View
     from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
+    from ppbench.run.invert import Inverted, invert
+    from ppbench.run.loop import federate, load_attack, load_defense, probe
 
-__all__ = ["Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate", "load", "plot"]
+__all__ = [
+    "Attack",
+    "Challenge",
+    "Defense",
+    "Evidence",
+    "Guess",
+    "Inverted",
+    "View",
+    "__version__",
+    "evaluate",
+    "federate",
+    "invert",
+    "load",
+    "load_attack",
+    "load_defense",
+    "plot",
+    "probe",
+]
 
 _HOME = {
     "Attack": "ppbench.adversary.attack",
@@ -33,6 +53,12 @@ _HOME = {
     # Not evaluate.py and load.py: submodules of these names would hide the functions.
     "evaluate": "ppbench.run.evaluation",
     "load": "ppbench.report.tidy",
+    "Inverted": "ppbench.run.invert",
+    "invert": "ppbench.run.invert",
+    "federate": "ppbench.run.loop",
+    "load_attack": "ppbench.run.loop",
+    "load_defense": "ppbench.run.loop",
+    "probe": "ppbench.run.loop",
 }
 
 
