@@ -71,10 +71,10 @@ def _up_to_head(module: nn.Module) -> nn.Module:
     """
     former = type(module)
 
-    def forward(self: nn.Module, *inputs: Tensor) -> Tensor:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:  # one input, by name: torch.fx must trace it
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                former.forward(self, *(value.contiguous() for value in inputs))
+                former.forward(self, x.contiguous())
         except _Reached as reached:
             return reached.features
         raise RuntimeError("the network has not come to its last linear layer")
