@@ -23,8 +23,10 @@ from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
 
 @dataclass(frozen=True)
 class Held:
-    """A network of somebody's. spec: names it here. names: by the name of a trained parameter of ours, its own one,
-    in the order of the module's parameters."""
+    """A network of somebody's, and its spec.
+
+    names: of its trained parameters in it, by their names here, in the order of its `parameters()`.
+    """
 
     spec: HeldSpec
     names: Mapping[str, str]
@@ -36,8 +38,8 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or is none that `nets.given` takes.
     """
     if not isinstance(module, nn.Module):
-        told = f"model is {shown(module, 60)}"
-        raise UsageError(f"The {told}; it must be a torch.nn.Module that answers a batch of inputs by logits.")
+        right = "a torch.nn.Module that answers a batch of inputs by logits"
+        raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
     name = type(module).__name__
     options = {"norms": _norms(name, module), "dropout": "off"}
     check_untied(name, module)
@@ -45,10 +47,9 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
         try:
             classes = _classes(name, copy.deepcopy(module).cpu().float().eval(), shape)
             found = given.build(name, lambda: copy.deepcopy(module).cpu().float(), shape, classes, options)
-        except (TypeError, ValueError, RuntimeError) as cause:
-            right = "shape must be that of one input, without the batch"
-            told = because(cause, 300)
-            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {told}; {right}.") from cause
+        except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as cause:
+            told = f"{because(cause, 300)}; shape must be that of one input, without the batch"
+            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {told}.") from cause
     start, net = trainable(found), Net(NetSpec(name, shape, classes), found)
     net.spec = spec = HeldSpec(name, shape, classes, net=net, start=start)
     ours = {found.own_name(n) if isinstance(found, Given) else n: n for n in start}
@@ -65,8 +66,10 @@ def _classes(name: str, module: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _norms(name: str, module: nn.Module) -> str:
-    """Return which statistics batch norm takes, a value of `given.NORMS`; UsageError: some these, some those, or
-    dropout draws."""
+    """Return which statistics batch norm takes, one of `given.NORMS`; UsageError: some these, some those; or dropout.
+
+    Without running statistics it takes the batch's in either mode.
+    """
     drawing = [n for n, m in module.named_modules() if m.training and isinstance(m, _DropoutNd) and m.p]
     drawing += [n for n, m in module.named_modules() if m.training and given.attention_draws(m)]
     if drawing:

@@ -60,10 +60,11 @@ def examples_of(client: int, examples: Examples, shape: Sequence[int], classes: 
         x, labels = examples
     except (TypeError, ValueError):
         x, labels = None, ()
-    if not isinstance(x, Tensor) or tuple(x.shape[1:]) != tuple(shape) or not bool(x.isfinite().all()):
-        told = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x, 60)
-        right = f"finite inputs [N, {', '.join(map(str, shape))}] and N labels"
-        raise UsageError(f"Client {client} holds inputs {told}; give {right}.")
+    right = isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape[1:]) == tuple(shape)
+    if x is None or not right or not bool(x.isfinite().all()):
+        told = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x, 60)
+        sizes = ", ".join(map(str, shape))
+        raise UsageError(f"Client {client} holds inputs {told}; give finite floats [N, {sizes}] and N labels.")
     y = one_hot_of(labels, classes)
     if len(y) != len(x):
         raise UsageError(f"Client {client} holds {len(x)} inputs and {len(y)} labels; give each input its label.")

@@ -80,10 +80,7 @@ def federate(
         raise unknown("option of training", other, TRAINING)
     if not isinstance(defense, Defense):
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
-    if not shards or not hasattr(shards[0][0], "shape"):
-        raise UsageError("There are no shards; give inputs and labels for each client, as [(x, y), (x, y)].")
-    network = held(model, tuple(shards[0][0].shape[1:]))
-    spec = network.spec
+    spec = held(model, _shape(shards)).spec
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(shards)}
     config = configure(defense=defense.name, clients=len(data), **training)
     plan = plan_on(config, spec, range_of(data_range))
@@ -93,6 +90,13 @@ def federate(
     with guard("defenses", defense.name):
         federation.start(spec.start)
     return federation
+
+
+def _shape(shards: Sequence[Examples]) -> tuple[int, ...]:
+    try:
+        return tuple(shards[0][0].shape[1:])
+    except (TypeError, IndexError, KeyError, AttributeError) as cause:
+        raise UsageError("There are no shards; give each client inputs and labels, as [(x, y), (x, y)].") from cause
 
 
 def probe(federation: Federation, batches: Sequence[Examples]) -> tuple[View, list[Challenge]]:
