@@ -74,7 +74,7 @@ def victim(digits: Data) -> tuple[nn.Module, Tensor, Tensor, tuple[Tensor, ...]]
 def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path: Path) -> None:
     """One victim at initial weights: the images that the cell keeps, bit for bit; by plain torch's gradient nearly."""
     options = dict(model="somebodys:LeNet", attacks=("dlg",), stages=("init",), attack_batch=(1,), victims=1, tuning=0)
-    config = configure(defense="none", clients=1, train=8, rounds=1, seed=5, settings={"dlg.budget": 300}, **options)
+    config = configure(defense="none", clients=1, train=8, rounds=1, seed=5, settings={"dlg.budget": 150}, **options)
     experiment = resolve(config)
     group = next(g for g in groups(experiment) if experiment.points[g.point].defense.name == "none")
     (cell,) = cells(experiment, group)
@@ -93,7 +93,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
     model.load_state_dict({names[n]: value for n, value in experiment.task.params.items()})
     sent = {names[n]: value for n, value in exchange.answer.params.items()}
 
-    found = ppbench.invert(model, sent, SHAPE, seed=5, budget=300)
+    found = ppbench.invert(model, sent, SHAPE, seed=5, budget=150)
     assert np.array_equal(found.x.numpy(), kept.guess)
     (score,) = record.victims
     assert found.psnr(torch.tensor(kept.truth)) == [score.psnr] and found.evaluations == score.evaluations
@@ -102,7 +102,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
     own = gradient_of(model, truth.x, truth.y.argmax(1))
     for value, name in zip(own, names.values(), strict=True):
         torch.testing.assert_close(value, sent[name], rtol=1e-4, atol=1e-6)
-    near = ppbench.invert(model, own, SHAPE, seed=5, budget=300)
+    near = ppbench.invert(model, own, SHAPE, seed=5, budget=150)
     assert near.psnr(truth.x)[0] > 25 and near.mismatch is not None and near.mismatch < 1e-6
 
 
