@@ -1,8 +1,9 @@
 """ppbench: how much private data does a federated-learning defense really let leak?
 
 The public API is `evaluate` (train, attack, score, record), `Defense` (what a defense author subclasses), `Attack`
-(what an attack author subclasses), `load` (results as a pandas table) and `plot` (figures of it). Names are loaded on
-first use, so that `import ppbench` stays light.
+(what an attack author subclasses), `load` (results as a pandas table) and `plot` (figures of it). In programs of your
+own: `invert` (an attack on a gradient), `load_defense`, `load_attack`, `federate` (your network and data under a
+defense) and `probe` (what its server sees). Names are loaded on first use, so that `import ppbench` stays light.
 """
 
 from __future__ import annotations
@@ -21,11 +22,28 @@ if TYPE_CHECKING:
     from ppbench.ledger.transcript import load_transcript
     from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
+    from ppbench.run.invert import Inverted, invert
+    from ppbench.run.loop import federate, load_attack, load_defense, probe
 
 __all__ = [
-    "Attack", "Challenge", "Defense", "Evidence", "Guess", "View", "__version__", "evaluate", "load", "load_transcript",
+    "Attack",
+    "Challenge",
+    "Defense",
+    "Evidence",
+    "Guess",
+    "Inverted",
+    "View",
+    "__version__",
+    "evaluate",
+    "federate",
+    "invert",
+    "load",
+    "load_attack",
+    "load_defense",
+    "load_transcript",
     "plot",
-]  # fmt: skip
+    "probe",
+]
 
 _HOME = {
     "Attack": "ppbench.adversary.attack",
@@ -38,6 +56,12 @@ _HOME = {
     "evaluate": "ppbench.run.evaluation",
     "load": "ppbench.report.tidy",
     "load_transcript": "ppbench.ledger.transcript",
+    "Inverted": "ppbench.run.invert",
+    "invert": "ppbench.run.invert",
+    "federate": "ppbench.run.loop",
+    "load_attack": "ppbench.run.loop",
+    "load_defense": "ppbench.run.loop",
+    "probe": "ppbench.run.loop",
 }
 
 

@@ -80,6 +80,25 @@ class Tied(Narrow):
         return self.square(flat + self.square(flat).mean())
 
 
+class LeNet(nn.Module):
+    """A LeNet as torchvision writes networks: parts by name, sigmoids."""
+
+    def __init__(self, num_classes: int = 10, shape: tuple[int, ...] = (3, 32, 32), width: int = 12) -> None:
+        super().__init__()
+        channels, rows, columns = shape
+        self.conv1, self.act = nn.Conv2d(channels, width, 5, 2, 2), nn.Sigmoid()
+        self.conv2 = nn.Conv2d(width, width, 5, 2, 2)
+        self.conv3 = nn.Conv2d(width, width, 5, 1, 2)
+        self.fc = nn.Linear(width * (rows // 4) * (columns // 4), num_classes)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)  # as the DLG release has it
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.conv3(self.act(self.conv2(self.act(self.conv1(x))))))
+        out: Tensor = self.fc(x.flatten(1))
+        return out
+
+
 def ends_in_softmax() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
 

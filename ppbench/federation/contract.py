@@ -94,6 +94,10 @@ class Defense:
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
         """Refuse, before anything runs, a parameter out of the bounds in its annotation, or a plan (UsageError)."""
+        self.check_bounds()
+
+    def check_bounds(self) -> None:
+        """Refuse a parameter out of the bounds in its annotation (UsageError); asked where there is no plan yet."""
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             self.require(bound.holds(getattr(self, name)), name, bound.right)
 

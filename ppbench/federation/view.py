@@ -20,6 +20,7 @@ from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Context, Data, Noise, Plan
 from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.nets.net import HeldSpec
 
 THREATS = {
     "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
@@ -171,7 +172,13 @@ class View:
         return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
     def save(self, folder: Path) -> None:
-        """Write the view to `folder` (created): tensors as safetensors, the rest as JSON."""
+        """Write the view to `folder` (created): tensors as safetensors, the rest as JSON.
+
+        UsageError: its network is known in this process alone, so that no file can name it.
+        """
+        if isinstance(self.plan.spec, HeldSpec):
+            told = f"A view of the network {self.plan.spec.model!r}, which is held as an object, cannot be saved"
+            raise UsageError(f"{told}; name the network by its address, as MODULE:NAME.")
         folder.mkdir(parents=True, exist_ok=True)
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]

@@ -208,6 +208,7 @@ FUNCTIONS: dict[Any, Handler] = {
     torch.mean: _mean,
 }
 METHODS: dict[str, Handler] = {
+    "contiguous": _reshape,
     "flatten": _reshape,
     "view": _reshape,
     "reshape": _reshape,

@@ -71,10 +71,10 @@ def _up_to_head(module: nn.Module) -> nn.Module:
     """
     former = type(module)
 
-    def forward(self: nn.Module, *inputs: Tensor) -> Tensor:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:  # one input, by name: torch.fx must trace it
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                former.forward(self, *(value.contiguous() for value in inputs))
+                former.forward(self, x.contiguous())
         except _Reached as reached:
             return reached.features
         raise RuntimeError("the network has not come to its last linear layer")
@@ -131,7 +131,7 @@ def _settle(module: nn.Module, norms: str, dropout: str) -> bool:
     """
     module.train()
     parts = dict(module.named_modules())
-    drawing = [n for n, m in parts.items() if (isinstance(m, _DropoutNd) and m.p) or _attention_draws(m)]
+    drawing = [n for n, m in parts.items() if (isinstance(m, _DropoutNd) and m.p) or attention_draws(m)]
     if drawing and dropout != "off":
         raise _Unfit(f"it has dropout ({drawing[0]}), which draws in every pass; take the option dropout=off")
     for part in parts.values():
@@ -150,7 +150,8 @@ def _settle(module: nn.Module, norms: str, dropout: str) -> bool:
     return norms == "batch" and any(isinstance(part, _BatchNorm) for part in parts.values())
 
 
-def _attention_draws(module: nn.Module) -> bool:
+def attention_draws(module: nn.Module) -> bool:
+    """Return whether a module is attention with dropout in it."""
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 

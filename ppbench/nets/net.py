@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -142,12 +142,17 @@ def _construct(spec: NetSpec) -> Classifier:
         raise UsageError(f"Model {spec.model!r} returned {type(module).__name__}; it must return a Classifier.")
     if isinstance(module.head, nn.Conv2d) and module.head.kernel_size != (1, 1):
         raise UsageError(f"Model {spec.model!r} has a head of {module.head.kernel_size}; on maps it must be 1x1.")
-    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
-        raise UsageError(f"Model {spec.model!r} uses one parameter under two names; give each layer its own.")
+    check_untied(spec.model, module)
     if stranger("models", spec.model):
         with guard("models", spec.model):
             refuse("models", spec.model, _faults(module, spec))
     return module
+
+
+def check_untied(name: str, module: nn.Module) -> None:
+    """Refuse a network, called `name`, that has one parameter under two names (UsageError)."""
+    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+        raise UsageError(f"Model {name!r} uses one parameter under two names; give each layer its own.")
 
 
 def _faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
@@ -185,15 +190,40 @@ def _check_size(spec: NetSpec, factory: Callable[..., Any]) -> None:
     check_room(BYTES * count, f"Model {spec.model!r} with {count:,} parameters", "use a smaller one")
 
 
-@lru_cache
+@dataclass(frozen=True)
+class HeldSpec(NetSpec):
+    """A network that somebody holds as an object (`nets.held`): it is known in this process alone, by no name.
+
+    net: the network, and what two such specs are told apart by. start: its trainable weights as it came.
+    """
+
+    net: Net = field(kw_only=True)
+    start: Params = field(kw_only=True, compare=False, repr=False)
+
+
 def build(spec: NetSpec) -> Net:
     """Return the network that `spec` names; UsageError for an unknown model, or one that refuses shape or options."""
+    return spec.net if isinstance(spec, HeldSpec) else _built(spec)
+
+
+@lru_cache
+def _built(spec: NetSpec) -> Net:
     with torch.random.fork_rng(devices=[]):
         return Net(spec, _construct(spec))
 
 
 def initial(spec: NetSpec, seed: int) -> Params:
-    """Return initial float32 values of the trainable parameters; a function of `spec` and `seed` alone."""
+    """Return initial float32 values of the trainable parameters; a function of `spec` and `seed` alone.
+
+    Of a network that somebody holds: its weights as they came, whatever the seed.
+    """
+    if isinstance(spec, HeldSpec):
+        return {name: value.clone() for name, value in spec.start.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` formats its call stack for later accelerators
-        return {name: p.detach().clone() for name, p in _construct(spec).named_parameters() if p.requires_grad}
+        return trainable(_construct(spec))
+
+
+def trainable(module: nn.Module) -> Params:
+    """Return copies of the parameters of a module that are trained."""
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import TARGET, Transcript, View
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import Group
+from ppbench.run.config import Stage
 from ppbench.run.experiment import Experiment
 from ppbench.run.train import Trained, federation, train
 
@@ -40,7 +42,12 @@ def probed(experiment: Experiment, group: Group, fed: Federation) -> Scene:
 
 def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "") -> int:
     """Return the seed of an attack's own draws on a group's view; it tells nothing of other draws."""
-    return experiment.task.seeds.seed("attack", attack, follows, group.threat, group.stage, group.batch)
+    return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
+
+
+def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int, follows: str = "") -> int:
+    """Return the seed of the draws of an attack, called so, under a threat model, at a stage, on batches of a size."""
+    return seeds.seed("attack", attack, follows, threat, stage, batch)
 
 
 def victims_of(experiment: Experiment, group: Group) -> Victims:

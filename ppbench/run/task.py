@@ -15,10 +15,10 @@ from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import NetSpec, initial, net_spec
 from ppbench.records.salt import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
@@ -68,18 +68,26 @@ class Task:
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
     """Return the public plan that `config` describes on `dataset`."""
+    spec = net_spec(config.model, dataset.shape, dataset.classes, config.model_options)
+    return plan_on(config, spec, dataset.data_range, dataset.columns)
+
+
+def plan_on(
+    config: EvaluateConfig, spec: NetSpec, data_range: tuple[float, float], columns: Columns | None = None
+) -> Plan:
+    """Return the public plan that `config` describes, of the network `spec`, on inputs in `data_range`."""
     betas = (0.9, config.beta2)
     opt = Opt(config.optimizer, config.lr, config.momentum, betas, config.decay_at, config.decay)
     local = Local(config.upload, config.local_epochs, config.batch_size, opt)
     return Plan(
-        net_spec(config.model, dataset.shape, dataset.classes, config.model_options),
+        spec,
         config.clients,
         local,
         loss=config.loss,
         server_opt=opt if config.upload == "gradient" else Opt(),
         schedule=config.schedule,
-        data_range=dataset.data_range,
-        columns=dataset.columns,
+        data_range=data_range,
+        columns=columns,
     )
 
 

@@ -1,0 +1,124 @@
+"""A defense in somebody's own loop, an attack on what it sends: plugins by name, a federation of his network and data.
+
+Nothing runs here that does not run in the bench: what `federate` gives is the bench's own `Federation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from ppbench.adversary.attack import Attack, Challenge
+from ppbench.base.blame import guard
+from ppbench.base.device import check_device
+from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.registry import admit
+from ppbench.base.seeds import Seeds
+from ppbench.federation.contract import Defense
+from ppbench.federation.engine import Federation
+from ppbench.federation.view import View
+from ppbench.federation.wire import Slot
+from ppbench.nets.held import held
+from ppbench.records.schema import Scalar
+from ppbench.run.choice import make_attack, make_defense
+from ppbench.run.config import configure
+from ppbench.run.handed import Examples, check_batch, examples_of, range_of
+from ppbench.run.task import plan_on
+
+TRAINING = (
+    *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
+    *("decay_at", "decay", "seed", "device", "backend"),
+)
+"""Options of an evaluation that say how clients train."""
+
+
+def load_defense(name: str, /, **parameters: Scalar) -> Defense:
+    """Return a defense by its name, as `--defense` takes it, with these parameters, as `--set` takes them.
+
+    UsageError: there is none, or no such parameter, or a value is of another type or out of bounds.
+    """
+    admit(name)
+    defense = make_defense(name, parameters)
+    with guard("defenses", name):
+        defense.check_bounds()
+    return defense
+
+
+def load_attack(name: str, /, **parameters: Scalar) -> Attack:
+    """Return an attack by its name, as `--attack` takes it, with these parameters; UsageError as `load_defense`."""
+    return make_attack(name, parameters)
+
+
+def federate(
+    defense: Defense,
+    model: Module,
+    shards: Sequence[Examples],
+    *,
+    data_range: tuple[float, float] = (0.0, 1.0),
+    **training: Any,
+) -> Federation:
+    """Return a federation of somebody's network and data under a defense, set up, at the network's own weights.
+
+    `run(n)` trains up to round n; `outputs(x)` are the logits that clients compute in the end; byte counts lie in
+    `wire`; `probe` below shows what the server sees. Its network is a copy: `model` is left as it is.
+
+    Args:
+        defense: as `load_defense` gives it.
+        model: as of `invert`. Batch norm in training mode takes the statistics of each batch; running ones stay.
+        shards: what each client holds: inputs [N, *shape] and classes [N]; as many clients as shards.
+        data_range: least and greatest value of an input.
+        training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
+            batch_size, loss, schedule, decay_at, decay; and seed, device, backend. Where nothing is said, as the
+            defense's paper needs it, else as in an evaluation.
+
+    Raises UsageError, one sentence: any of these cannot be used, or the defense has no use for such a network.
+    """
+    if other := next((name for name in training if name not in TRAINING), None):
+        raise unknown("option of training", other, TRAINING)
+    if not isinstance(defense, Defense):
+        raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
+    spec = held(model, _shape(shards)).spec
+    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(shards)}
+    config = configure(defense=defense.name, clients=len(data), **training)
+    plan = plan_on(config, spec, range_of(data_range))
+    check_device(config.device)
+    check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
+    federation = Federation(defense, plan, data, Seeds(config.seed), torch.device(config.device), config.backend)
+    with guard("defenses", defense.name):
+        federation.start(spec.start)
+    return federation
+
+
+def _shape(shards: Sequence[Examples]) -> tuple[int, ...]:
+    try:
+        return tuple(shards[0][0].shape[1:])
+    except (TypeError, IndexError, KeyError, AttributeError) as cause:
+        raise UsageError("There are no shards; give each client inputs and labels, as [(x, y), (x, y)].") from cause
+
+
+def probe(federation: Federation, batches: Sequence[Examples]) -> tuple[View, list[Challenge]]:
+    """Return what an honest-but-curious server sees of clients that hold these batches, and the question about each.
+
+    Client 0 holds the first batch, client 1 the second, and nothing else; each does what the bench has victims do under
+    this defense: uploads one gradient of it, or what the defense's `setting` says. A fork: nothing of the federation
+    moves. `attack.run(view, asked, torch.Generator().manual_seed(0))` then gives one `Guess` a question. Where only
+    sums can be read the question is one, about all clients.
+
+    UsageError: batches of unlike sizes, more than there are clients, or fewer where the defense needs them all.
+    """
+    plan, defense = federation.plan, federation.defense
+    data = {Slot(0, k): examples_of(k, own, plan.spec.shape, plan.spec.classes) for k, own in enumerate(batches)}
+    sizes = {len(own.x) for own in data.values()}
+    whole = defense.sums or len(defense.roles) > 1
+    if len(sizes) != 1 or len(data) > plan.clients or (whole and len(data) < plan.clients):
+        right = f"{'' if whole else 'up to '}{plan.clients}, of one size"
+        raise UsageError(f"There are {len(data)} batches of {sorted(sizes)} examples; give {right}.")
+    check_batch(plan, min(sizes))
+    setting = defense.setting.get("quick", {})
+    with guard("defenses", defense.name):
+        transcript = federation.probe(data, setting.get("probe", "gradient"), setting.get("probe_rounds", 1))
+    units = [tuple(data)] if defense.sums else [(slot,) for slot in data]
+    return transcript.view("server/1"), [Challenge(unit, min(sizes)) for unit in units]

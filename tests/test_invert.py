@@ -1,0 +1,332 @@
+"""`ppbench.invert`: somebody's own gradient, attacked as the bench attacks, or refused in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import somebodys
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import ppbench
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import leaves
+from ppbench.base.vision import importable
+from ppbench.federation.evidence import at_truth
+from ppbench.federation.plain import plain_evidence
+from ppbench.federation.plan import Data, Local, Plan
+from ppbench.nets.held import held
+from ppbench.nets.net import build, initial
+from ppbench.records.store import Store
+from ppbench.run.cells import cells, groups
+from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
+from ppbench.run.group import run_group
+from ppbench.run.invert import view_of
+from ppbench.run.scene import probed
+from ppbench.run.train import federation
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPE = (1, 8, 8)
+TINY = (1, 4, 4)
+
+
+def lenet(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return somebodys.LeNet(10, SHAPE)
+
+
+def tiny(*more: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), *more, nn.Linear(16, 3))
+
+
+def gradient_of(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return what a plain user of torch has."""
+    return torch.autograd.grad(cross_entropy(model(x), y), [p for p in model.parameters() if p.requires_grad])
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    """Return the one sentence with which `invert` refuses."""
+    with pytest.raises(UsageError) as error:
+        ppbench.invert(*arguments, **options)
+    sentence = str(error.value)
+    assert "\n" not in sentence and sentence.endswith((".", "?")) and len(sentence) < 500
+    return sentence
+
+
+@pytest.fixture(scope="module")
+def victim(digits: Data) -> tuple[nn.Module, Tensor, Tensor, tuple[Tensor, ...]]:
+    """A LeNet, a digit, its label and its gradient."""
+    model, x, y = lenet(), digits.x[:1], digits.y[:1].argmax(1)
+    return model, x, y, gradient_of(model, x, y)
+
+
+# -- the same as in the bench -----------------------------------------------------------------------------------------
+def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path: Path) -> None:
+    """One victim at initial weights: the images that the cell keeps, bit for bit; by plain torch's gradient nearly."""
+    options = dict(model="somebodys:LeNet", attacks=("dlg",), stages=("init",), attack_batch=(1,), victims=1, tuning=0)
+    config = configure(defense="none", clients=1, train=8, rounds=1, seed=5, settings={"dlg.budget": 150}, **options)
+    experiment = resolve(config)
+    group = next(g for g in groups(experiment) if experiment.points[g.point].defense.name == "none")
+    (cell,) = cells(experiment, group)
+    run_group(experiment, group, tmp_path, [cell.id])
+    store = Store(tmp_path)
+    record = store.load(cell.id)
+    kept = store.images(record)
+    assert kept is not None and record.status == "complete"
+
+    fed = federation(experiment, experiment.points[group.point])
+    fed.start(experiment.task.params)
+    scene = probed(experiment, group, fed)
+    (exchange,) = scene.view.exchanges()
+    model = lenet()
+    names = held(model, SHAPE).names
+    model.load_state_dict({names[n]: value for n, value in experiment.task.params.items()})
+    sent = {names[n]: value for n, value in exchange.answer.params.items()}
+
+    found = ppbench.invert(model, sent, SHAPE, seed=5, budget=150)
+    assert np.array_equal(found.x.numpy(), kept.guess)
+    (score,) = record.victims
+    assert found.psnr(torch.tensor(kept.truth)) == [score.psnr] and found.evaluations == score.evaluations
+    assert found.y is not None and score.label and score.psnr > 25
+    truth = scene.victims.truth(scene.victims.units[0])
+    own = gradient_of(model, truth.x, truth.y.argmax(1))
+    for value, name in zip(own, names.values(), strict=True):
+        torch.testing.assert_close(value, sent[name], rtol=1e-4, atol=1e-6)
+    near = ppbench.invert(model, own, SHAPE, seed=5, budget=150)
+    assert near.psnr(truth.x)[0] > 25 and near.mismatch is not None and near.mismatch < 1e-6
+
+
+def test_a_list_a_dictionary_and_an_attack_by_its_object_are_the_same(victim: Any) -> None:
+    model, _, _, gradient = victim
+    named = dict(zip(dict(model.named_parameters()), gradient, strict=True))
+    shuffled = dict(reversed(named.items()))
+    answers = [
+        ppbench.invert(model, gradient, SHAPE, budget=20, restarts=0),
+        ppbench.invert(model, shuffled, list(SHAPE), budget=20, restarts=0),
+        ppbench.invert(model, gradient, SHAPE, attack=ppbench.load_attack("dlg", budget=20, restarts=0)),
+    ]
+    assert all(torch.equal(answers[0].x, other.x) for other in answers)
+    assert not torch.equal(answers[0].x, ppbench.invert(model, gradient, SHAPE, seed=1, budget=20, restarts=0).x)
+
+
+# -- what is found ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("attack", ["idlg", "ig"])
+def test_attacks_that_read_plain_gradients_run(victim: Any, attack: str) -> None:
+    model, x, y, gradient = victim
+    found = ppbench.invert(model, gradient, SHAPE, attack=attack, budget=100)
+    assert found.x.shape == x.shape and found.x.dtype == torch.float32 and torch.equal(found.y, y)
+    assert 0 < found.evaluations <= 100 and found.mismatch is not None and found.mismatch < 0.1
+    assert found.psnr(x)[0] > 12
+
+
+def test_a_batch_of_two_with_its_labels(digits: Data) -> None:
+    model, x, y = lenet(), digits.x[:2], digits.y[:2].argmax(1)
+    gradient = gradient_of(model, x, y)
+    found = ppbench.invert(model, gradient, SHAPE, y.tolist(), budget=400)
+    assert torch.equal(found.y, y) and min(found.psnr(x)) > 20
+    assert found.psnr(x.flip(0)) == found.psnr(x)[::-1]  # matched, in the order of the truth
+    guessed = ppbench.invert(model, gradient, SHAPE, attack="idlg", batch=2, budget=5)
+    assert guessed.x.shape == (2, *SHAPE) and sorted(guessed.y.tolist()) == sorted(y.tolist())
+
+
+def test_a_first_linear_layer_gives_its_input_away_exactly(digits: Data) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    x, y = digits.x[3:4], digits.y[3:4].argmax(1)
+    found = ppbench.invert(model, gradient_of(model, x, y), SHAPE, attack="analytic")
+    assert found.psnr(x)[0] > 80
+    alone = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert ppbench.invert(alone, gradient_of(alone, x, y), SHAPE, budget=50).psnr(x)[0] > 40
+
+
+def test_nothing_of_the_users_is_moved(victim: Any) -> None:
+    _, x, y, _ = victim
+    model = somebodys.Net().eval()
+    cross_entropy(model(x), y).backward()
+    gradient = [p.grad for p in model.parameters()]
+    before = copy.deepcopy((model.state_dict(), gradient))
+    made, state = type(model), torch.get_rng_state()
+    ppbench.invert(model, gradient, SHAPE, budget=3)
+    assert type(model) is made and not model.training and torch.equal(torch.get_rng_state(), state)
+    after = leaves((dict(model.state_dict()), gradient))
+    assert all(torch.equal(a, b) for a, b in zip(leaves((dict(before[0]), before[1])), after, strict=True))
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ["Net", "resnet18"])
+def test_modes_mean_what_they_mean_in_torch(name: str, mode: str) -> None:
+    """At the truth the simulation is the gradient that torch computed, in either mode, batch norms and all."""
+    shape, y = (3, 32, 32) if name == "resnet18" else SHAPE, torch.tensor([3, 4])
+    model = importable(lambda: getattr(somebodys, name)(10)).train(mode == "train")
+    with torch.no_grad():
+        for buffer in (b for b in model.buffers() if b.is_floating_point()):
+            buffer.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    network = held(model.double(), shape)
+    seen = dict(zip(network.names, gradient_of(model, x, y), strict=True))
+    plan = Plan(network.spec, 1, Local("gradient", batch=2))
+    (evidence,) = plain_evidence(view_of(plan, network.spec.start, seen))
+    assert at_truth(evidence, x[None], torch.eye(10)[y][None]) < 1e-12
+    assert build(plan.spec).mixes == (mode == "train")
+
+
+def test_frozen_parameters_take_no_part(digits: Data) -> None:
+    model = lenet()
+    model.conv1.requires_grad_(False)
+    x, y = digits.x[:1], digits.y[:1].argmax(1)
+    gradient = gradient_of(model, x, y)
+    assert len(gradient) == 6
+    assert ppbench.invert(model, gradient, SHAPE, budget=3).x.shape == (1, *SHAPE)
+    assert "'conv1.weight'" in refused(model, {"conv1.weight": gradient[0]}, SHAPE)
+
+
+def test_networks_that_are_held_are_told_apart_and_named_in_no_file(tmp_path: Path, victim: Any) -> None:
+    model, _, _, gradient = victim
+    one, other = held(model, SHAPE), held(lenet(1), SHAPE)
+    assert one.spec == one.spec != other.spec and hash(one.spec) != hash(other.spec) and build(one.spec) is one.spec.net
+    assert torch.equal(initial(one.spec, 7)["head.weight"], model.fc.weight)
+    view = view_of(Plan(one.spec, 1), one.spec.start, dict(zip(one.names, gradient, strict=True)))
+    with pytest.raises(UsageError, match="held as an object, cannot be saved; name the network by its address"):
+        view.save(tmp_path / "view")
+    assert not (tmp_path / "view").exists()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        ("mia_loss", "answers another question (membership)"),
+        ("label_recovery", "answers another question (label)"),
+        ("mia_upload", "answers another question (batch membership)"),
+        ("imprint", "is of a server that sends weights of its own"),
+        ("adaptive_spn", "is built for what spn sends"),
+        ("gifd", "learns from public examples"),
+        ("tableak", "has no use for a network such as 'LeNet'"),
+        ("adaptive_server", "reads more than one gradient"),  # runs the server's own code again, from its state
+        ("dgl", "There is no attack named 'dgl'; did you mean"),
+        (ppbench.load_attack, "give a name, as 'dlg', or what load_attack gives"),
+    ],
+)
+def test_attacks_that_need_more_are_refused(victim: Any, attack: Any, words: str) -> None:
+    model, _, _, gradient = victim
+    assert words in refused(model, gradient, SHAPE, attack=attack)
+
+
+class Mixed(somebodys.Net):
+    """A second batch norm, in the other mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.BatchNorm2d(4).eval()
+
+
+def broken(gradient: tuple[Tensor, ...], **others: Any) -> list[Any]:
+    return [others.get(f"at{i}", value) for i, value in enumerate(gradient)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (lambda m, g: (m, broken(g, at1=g[1] * torch.nan), SHAPE), {}, "'conv1.bias' holds a value that is not finite"),
+        (lambda m, g: (m, broken(g, at6=g[6].mT), SHAPE), {}, "of 'fc.weight' is torch.float32 (48, 10); it must be"),
+        (lambda m, g: (m, broken(g, at0=None), SHAPE), {}, "of 'conv1.weight' is None"),
+        (lambda m, g: (m, broken(g, at7=g[7].long()), SHAPE), {}, "of 'fc.bias' is torch.int64 (10,)"),
+        (lambda m, g: (m, g[:-1], SHAPE), {}, "has 7 tensors; the model has 8 trained parameters"),
+        (lambda m, g: (m, g[0], SHAPE), {}, "The gradient is a Tensor; give a tensor for each parameter"),
+        (lambda m, g: (m, None, SHAPE), {}, "The gradient is a NoneType"),
+        (lambda m, g: (m, {"fc.wieght": g[6]}, SHAPE), {}, "named 'fc.wieght'; did you mean 'fc.weight'"),
+        (lambda m, g: (m, {"fc.weight": g[6]}, SHAPE), {}, "The gradient lacks 'conv1.weight'"),
+        (lambda m, g: (m, [0 * v for v in g], SHAPE), {}, "The gradient is zero in all parameters"),
+        (lambda m, g: (m, g, (1, 1, 8, 8)), {}, "shape must be that of one input, without the batch"),
+        (lambda m, g: (m, g, (1, 9, 30)), {}, "'LeNet' cannot be run on inputs of shape (1, 9, 30)"),
+        (lambda m, g: (m, g, 64), {}, "shape=64 cannot be used"),
+        (lambda m, g: (m, g, (1, 0, 8)), {}, "shape=(1, 0, 8) cannot be used"),
+        (lambda m, g: ("lenet", g, SHAPE), {}, "The model is 'lenet'; it must be a torch.nn.Module"),
+        (lambda m, g: (nn.Conv2d(1, 2, 3), g, SHAPE), {}, "'Conv2d' answers two inputs by (2, 2, 6, 6)"),
+        (lambda m, g: (somebodys.ends_in_softmax(), g, SHAPE), {}, "its logits are not the output of an nn.Linear"),
+        (lambda m, g: (somebodys.Attention(10), g, SHAPE), {}, "has dropout in training mode (block.dropout)"),
+        (lambda m, g: (Mixed(), g, SHAPE), {}, "has batch norms in training and in eval mode"),
+        (lambda m, g: (somebodys.Draws(10), g, SHAPE), {}, "it draws in its forward pass"),
+        (lambda m, g: (m, g, SHAPE, [3, 4]), {"batch": 1}, "batch=1 cannot be used; there are 2 labels"),
+        (lambda m, g: (m, g, SHAPE, [10]), {}, "labels=[10] cannot be used; they must be classes from 0 to 9"),
+        (lambda m, g: (m, g, SHAPE, torch.eye(10)[:1]), {}, "they must be classes from 0 to 9"),
+        (lambda m, g: (m, g, SHAPE, "3"), {}, "labels='3' cannot be used"),
+        (lambda m, g: (m, g, SHAPE), {"batch": 0}, "batch=0 cannot be used; it must be a whole number from 1"),
+        (lambda m, g: (m, g, SHAPE), {"seed": -1}, "seed=-1 cannot be used"),
+        (lambda m, g: (m, g, SHAPE), {"data_range": (1, 0)}, "data_range=(1, 0) cannot be used"),
+        (lambda m, g: (m, g, SHAPE), {"device": "gpu"}, "Device 'gpu' cannot be used"),
+        (lambda m, g: (m, g, SHAPE), {"budgt": 3}, "parameter of attack 'dlg' named 'budgt'; did you mean 'budget'"),
+        (lambda m, g: (m, g, SHAPE), {"budget": 0}, "budget=0 cannot be used; it must be a whole number from 1"),
+        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "given whole"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_told_in_one_sentence(victim: Any, arguments: Any, options: Any, words: str) -> None:
+    model, _, _, gradient = victim
+    assert words in refused(*arguments(model, gradient), **options)
+
+
+def test_batch_norm_of_single_values_is_refused() -> None:
+    model = tiny(nn.BatchNorm1d(16))
+    x, y = torch.rand(2, *TINY), torch.tensor([0, 1])
+    gradient = gradient_of(model, x, y)
+    assert "give batches of 2 and more, or put it into eval mode" in refused(model, gradient, TINY)
+    assert ppbench.invert(model, gradient, TINY, batch=2, budget=3).x.shape == (2, *TINY)
+
+
+def test_truth_of_another_shape_is_refused(victim: Any) -> None:
+    model, x, _, gradient = victim
+    with pytest.raises(UsageError, match=re.escape("The truth has shape (1, 8, 8); it must be (1, 1, 8, 8).")):
+        ppbench.invert(model, gradient, SHAPE, budget=3).psnr(x[0])
+
+
+MODEL = tiny()
+GOOD = gradient_of(MODEL, torch.rand(1, *TINY), torch.tensor([1]))
+ODD = st.one_of(
+    st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.just(torch.zeros(())), st.just(GOOD[0]),
+    st.just(torch.full((3, 16), torch.inf)), st.just(torch.zeros(3, dtype=torch.complex64)), st.just(torch.zeros(0)),
+)  # fmt: skip
+LABELS = st.one_of(st.none(), ODD, st.lists(st.integers(-1, 4), max_size=3), st.lists(st.floats(), max_size=2))
+GRADIENTS = st.one_of(
+    ODD, st.lists(st.one_of(ODD, st.sampled_from(GOOD)), max_size=3), st.just(GOOD),
+    st.dictionaries(st.sampled_from(["1.weight", "1.bias", "", "weight"]), st.one_of(ODD, st.sampled_from(GOOD))),
+)  # fmt: skip
+SHAPES = st.one_of(st.just(TINY), ODD, st.lists(st.integers(-1, 17), max_size=4))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(GRADIENTS, SHAPES, LABELS, st.one_of(st.none(), ODD))
+@example(GOOD, TINY, None, None)
+@example(GOOD, TINY, [1], 1)
+def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: Any, labels: Any, batch: Any) -> None:
+    try:
+        found = ppbench.invert(MODEL, gradient, shape, labels, batch=batch, budget=2, restarts=0)
+    except UsageError as error:
+        assert str(error) and "\n" not in str(error) and "Traceback" not in str(error)
+    else:
+        assert found.x.shape[1:] == TINY and found.y is not None and len(found.y) == len(found.x)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every block as it is printed, one after another; the first one finds what it says."""
+    page = (ROOT / "docs" / "invert.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3 and len(list(filter(None, blocks[0].splitlines()))) == 10
+    scope: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for block in blocks:
+        exec(compile(block, "docs/invert.md", "exec"), scope)
+    found = scope["found"]
+    assert found.y.tolist() == [3] and 24 < found.psnr(scope["x"])[0] < 30 and found.mismatch < 1e-9
+    assert scope["guess"].y.tolist() == [3] and scope["fed"].round == 3
+    assert capsys.readouterr().out.startswith("tensor([3]) [2")
