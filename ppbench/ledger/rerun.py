@@ -134,10 +134,12 @@ def _scores(record: Record, again: Record) -> Iterator[str]:
     if [(v.place, v.truth) for v in record.victims] != [(v.place, v.truth) for v in again.victims]:
         yield "its victims are others than those computed again"
         return
-    rules = rules_for(record) if record.victims else ()
+    if record.victims == again.victims:
+        return
+    rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
     for rule in rules:
         found = change([record], [again], rule, record.cell_id)
         if not found.certain and found.p < LEVEL / len(rules):
             yield f"{rule.name} is {found.base:.6g}, computed again {found.new:.6g} (p = {found.p:.2g}, n = {found.n})"
-    if record.victims and not rules and record.victims != again.victims:
+    if not rules:
         yield f"scores of {question_for(record).name} differ, and no rule says by how much they may"
