@@ -11,14 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from ppbench.base.bars import Bars
 from ppbench.ledger.register import load_register, moved, unlike
-from ppbench.report.completeness import exit_of
-from ppbench.report.page.board import claimed
-from ppbench.report.verify import verify
-from ppbench.run.recheck import recheck
-from ppbench.run.suite import load_suite
-from ppbench.run.sweep import sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTER = ROOT / "leaderboards" / "register.toml"
@@ -30,6 +23,14 @@ def run(name, out, engine="local"):
     if told := unlike(group, entry):
         print(*told, sep="\n")
         return 1
+    from ppbench.base.bars import Bars
+    from ppbench.report.completeness import exit_of
+    from ppbench.report.page.board import claimed
+    from ppbench.report.verify import verify
+    from ppbench.run.recheck import recheck
+    from ppbench.run.suite import load_suite
+    from ppbench.run.sweep import sweep
+
     suite, defense = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite, group == "defenses"
     asked = load_suite(suite, add=[name] if defense else [])
     only = {"defense": [name]} if defense else {"attack": [name]}
