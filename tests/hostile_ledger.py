@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -294,6 +295,21 @@ def letters(whole):
     return whole["list"][0]["list"]
 
 
+def nested(depth, whole):
+    """Return the text of a tree whose public examples are a list in a list, and so on."""
+    whole["list"][3] = {"value": "deep"}
+    return json.dumps(whole).replace('{"value": "deep"}', '{"list": [' * depth + '{"value": null}' + "]}" * depth)
+
+
+def reshaped(whole):
+    """Let weights and uploads hold a tensor of another shape, the same in both."""
+    text = json.dumps(letters(whole))
+    moved = re.sub(
+        r'"features.1.bias", {"tensor": "t(\d+)"}', lambda m: m[0].replace(f"t{m[1]}", f"t{int(m[1]) + 2}"), text
+    )
+    whole["list"][0]["list"] = json.loads(moved)
+
+
 def first_letter(place, value):
     def act(whole):
         next(iter(letters(whole)[0].values()))[place] = value
@@ -308,7 +324,16 @@ def place_of(change, home, folder):
     return scored(home, folder, there)
 
 
-spec, federation = at("plan", "spec"), at("federation", "clients")
+def agreeing(**network):
+    """Return a change of the network in both places that tell of it."""
+
+    def act(said):
+        said["plan"]["spec"].update(network)
+        said["model"].update(network)
+
+    return act
+
+
 TOLD = {
     "transcript: altered": lambda said: json.dumps(said | {"title": "another"}),
     "transcript: another threat": lambda said: at("threat")("nobody/1")(said),
@@ -319,6 +344,15 @@ TOLD = {
     "transcript: -1 clients": at("plan", "clients")(-1),
     "transcript: no plan": at("plan")({}),
     "transcript: a plan of something else": at("plan", "spec")({"model": "mlp", "shape": "x", "classes": 2}),
+    "transcript: a network for 3 TB, told twice": agreeing(shape=[3, 1_000_000, 1_000_000]),
+    "transcript: a network for 4 GB, told twice": agreeing(shape=[1, 8, 8], classes=1_000_000),
+    "transcript: a network of 2^60 inputs, told twice": agreeing(shape=[1 << 20, 1 << 20, 1 << 20]),
+    "transcript: other inputs, told twice": agreeing(shape=[3, 32, 32]),
+    "transcript: other classes, told twice": agreeing(classes=11),
+    "transcript: inputs of five axes, told twice": agreeing(shape=[1, 1, 1, 8, 8]),
+    "transcript: another network, told twice": lambda said: (
+        said["plan"]["spec"].update(model="resnet20"), said["model"].update(id="resnet20")) and None,
+    "transcript: a wide network": lambda said: said["plan"]["spec"].update(options=[["hidden", 10**9]]),
     "transcript: a network for 3 TB": at("plan", "spec", "shape")([1_000_000, 1_000_000, 3]),
     "transcript: a network for 2^62 classes": at("plan", "spec", "classes")(1 << 62),
     "transcript: a network for 10^9 classes": at("plan", "spec", "classes")(10**9),
@@ -391,6 +425,11 @@ SEEN = {
     "view: a tree that is no JSON": retold(lambda tree: "{"),
     "view: a tree that is null": retold(lambda tree: "null"),
     "view: a tree nested deep": retold(lambda tree: '{"list": [' * 30_000 + "]}" * 30_000),
+    **{
+        f"view: a tree nested {depth} deep": retold(partial(nested, depth)) for depth in (150, 300, 450, 700, 950)
+    },
+    "view: a header of 90 MB": lambda data: framed(b'{"__metadata__": {"tree": "' + b"[[],[],[]]," * 8_000_000 + b'"}}'),
+    "view: gradients of another shape": retold(reshaped),
     "view: a number of 5000 digits": retold(lambda tree: '{"value": ' + "9" * 5000 + "}"),
     "view: a class that is none": retold(lambda tree: tree["list"].__setitem__(3, {"node": "os.system", "fields": []})),
     "view: a class of another shape": retold(
@@ -507,6 +546,7 @@ ORGANIZERS |= {
         "book: 10 GB": lambda truth, stem: sparse(truth / "ledger.jsonl", 10 * GIB),
         "external: a file": lambda truth, stem: (truth / "external").write_text("x"),
         "external: a link": lambda truth, stem: (truth / "external").symlink_to("/tmp"),
+        "external: a link to results": lambda truth, stem: (truth / "external").symlink_to(truth),
         "external: somebody's folder": lambda truth, stem: ((truth / "external").mkdir(), (truth / "external" / "x").touch()),
         "records: damaged": lambda truth, stem: next((truth / "records").glob("*[0-9a-f].json")).write_text("{"),
     }.items()

@@ -1,6 +1,8 @@
 """Whether a guess moves the worst case of a row: better than what stands, and than a blind guess, beyond its interval.
 
-Each victim is compared with itself, by the rules and the statistics of `ppbench compare`. Whoever may try often is
+Each victim is compared with itself, by the rules of `ppbench compare`; of its p and that of an exact test of signs the
+larger one counts, for the bootstrap of a few victims cannot vouch for a p of a millionth. Who beats the blind guesses
+need not have seen anything either: his answers must tell victims apart (`ledger.apart`). Whoever may try often is
 right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)): over all
 tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that tries may
 depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to have: N
@@ -10,15 +12,16 @@ hears that alone (Blum and Hardt 2015, the Ladder): see `Score.receipt`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 from scipy import stats
 
-from ppbench.questions.base import question_for
+from ppbench.questions.base import Rule, question_for
 from ppbench.records.schema import Record
 from ppbench.report.compare.paired import Change, change
-from ppbench.report.compare.samples import rules_for
+from ppbench.report.compare.samples import rules_for, sample_of
 from ppbench.report.worst import Measured
 
 ALPHA = 0.05
@@ -54,34 +57,49 @@ def floor_of(record: Record) -> float:
     return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
 
 
-def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: int) -> Decision:
+def decide(
+    now: Measured | None, blind: Sequence[Record], new: Record, tries: int, apart: Callable[[], float] | None = None
+) -> Decision:
     """Return whether `new` moves a row.
 
     now: the worst case that stands, None for none. blind: what guesses that see nothing score on the same victims; ()
-    where the question knows the chance of a right answer instead.
+    where the question knows the chance of a right answer instead. apart: the p of answers that do not tell victims
+    apart (`ledger.apart`), asked where all else would move the row; None: it is not asked.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
-    level, key = level_of(tries), new.cell_id
+    level = level_of(tries)
     best: Decision | None = None
     for rule in rules:
-        against = [change([side], [new], rule, key) for side in (now, *blind) if side is not None]
-        shown = against[0] if now is not None else None
-        p = max((_p(one) for one in against), default=0.0)  # better than all of them
+        against = [_gain(side, new, rule) for side in (now, *blind) if side is not None]
+        shown = against[0][0] if now is not None else None
+        p = max((p for _, p in against), default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
-        after = against[0].new if against else _figure(new, rule.metric)
+        after = against[0][0].new if against else _figure(new, rule.metric)
         reason = _reason(p, level, floor_of(new), shown is not None)
         one = Decision(p <= level, tries, level, p, rule.name, shown.base if shown else None, after, reason)
         best = one if best is None or one.p < best.p else best
     if best is None:
         raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
-    return best
+    if not best.moved or apart is None or (p := apart()) <= level:
+        return best
+    why = f"its answers fit other victims as well as their own (p = {p:.2g}, judged at {level:.2g})"
+    return replace(best, moved=False, p=p, reason=why)
 
 
-def _p(found: Change) -> float:
-    """Return the one-sided p of no gain for the attacker."""
+def _gain(side: Measured, new: Record, rule: Rule) -> tuple[Change, float]:
+    """Return what changed, and the one-sided p of no gain for the attacker."""
+    found = change([side], [new], rule, new.cell_id)
     if found.certain or found.worse <= 0:
-        return 1.0
-    return found.p / 2
+        return found, 1.0
+    return found, max(found.p / 2, signs(side, new, rule))
+
+
+def signs(side: Measured, new: Record, rule: Rule) -> float:
+    """Return the one-sided p of an exact test of signs that units leak more in `new`; equal ones do not count."""
+    sample = sample_of(side, new, rule)
+    old, now = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
+    more, less = (int((one > two).sum()) for one, two in ((now, old), (old, now)))
+    return float(stats.binom.sf((less if rule.safer else more) - 1, more + less, 0.5))
 
 
 def _by_chance(new: Record) -> float:
