@@ -103,7 +103,7 @@ def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str |
         for old in book:
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
                 raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
-        record, scored, blind = _scored(frozen, known, about, answers, digest)
+        record, scored, blind = scored_with(frozen, known, about, answers, digest)
         before = standing(home, record, frozenset(e.cell for e in book if e.moved))
         telling = partial(apart, frozen, known, about.kind, answers)
         decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1, telling)
@@ -165,11 +165,12 @@ def _truth(path: Path, frozen: Frozen) -> dict[str, torch.Tensor]:
     return found
 
 
-def _scored(
+def scored_with(
     frozen: Frozen, known: Known, about: GuessAbout, answers: list[Guess], digest: str
 ) -> tuple[Record, Scored, list[Record]]:
+    """Return the record of answers, what it was made of, and those of guesses that see nothing, on the same victims."""
     config = _config(known, about, digest)
-    inquiry = _inquiry(frozen, known, about.kind)
+    inquiry = asked(frozen, known, about.kind)
     with guard("questions", about.kind):
         scored = inquiry.score(answers)
         blind = [inquiry.score(one) for one in _blind(frozen, known)] if question_of(about.kind).inputs else []
@@ -179,7 +180,7 @@ def _scored(
 
 def apart(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]) -> float:
     """Return the p of answers that tell no victim from another, see `ledger.apart`."""
-    inquiry, question = _inquiry(frozen, replace(known, yardstick=None), kind), question_of(kind)
+    inquiry, question = asked(frozen, replace(known, yardstick=None), kind), question_of(kind)
     rule = question.rules_of(known.record.config)[0]
     places = {unit: place for place, unit in enumerate(known.victims.units)}
     owner = {slot: place for unit, place in places.items() for slot in unit}
@@ -193,7 +194,8 @@ def apart(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]) -> 
     return by_chance(len(answers), judge)
 
 
-def _inquiry(frozen: Frozen, known: Known, kind: str) -> Inquiry:
+def asked(frozen: Frozen, known: Known, kind: str) -> Inquiry:
+    """Return what a transcript asks, with the truth about it."""
     held = None if known.yardstick is None else known.yardstick.gallery
     test = Data(torch.zeros(0), torch.zeros(0)) if held is None else Data(held.x, torch.zeros(len(held.x)))
     ruler = known.yardstick
