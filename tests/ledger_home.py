@@ -1,4 +1,4 @@
-"""A small published ledger for tests: digits, an MLP, four views, eight victims each, and files of guesses on them."""
+"""A small published ledger for tests: digits, an MLP, four views, twelve victims each, and files of guesses on them."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
 SALT = "5a" * 32
-VICTIMS = 8
+VICTIMS = 12
 SUITE = f"""\
 schema = "ppbench.run.suite/1"
 id = "tiny-ledger"
@@ -100,8 +100,8 @@ def about(transcript: str, kind="reconstruction", name="somebodys", **more) -> G
     return GuessAbout(transcript=transcript, kind=kind, name=name, **said)
 
 
-def answered(folder: Path, transcript: str, x=None, y=None, name="g", **more) -> Path:
-    """Write guesses x [Q, U * B, *shape] or y [Q, U * B] to a file; return it."""
+def answered(folder: Path, transcript: str, x=None, y=None, name="g", attack="somebodys", **more) -> Path:
+    """Write guesses x [Q, U * B, *shape] or y [Q, U * B] of an attack to a file; return it."""
     kind, rows = ("label", y) if x is None else ("reconstruction", x)
     one = [Guess(y=row) if x is None else Guess(x=row.float()) for row in rows]
-    return save_guesses(folder / f"{name}.json", about(transcript, kind, **more), one)
+    return save_guesses(folder / f"{name}.json", about(transcript, kind, attack, **more), one)

@@ -110,7 +110,7 @@ class About(Strict):
     observed: Annotated[tuple[Observed, ...], Field(max_length=MANY)]
     draws: Annotated[dict[Word, Count], Field(max_length=1000)]
     commitment: Hex
-    files: Annotated[dict[Word, File], Field(max_length=10)]
+    files: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z]{1,40}\.safetensors$")], File], Field(max_length=10)]
     ppbench: Word
     torch: Word
 

@@ -1,12 +1,12 @@
 """Whether a guess moves the worst case of a row: better than what stands, and than a blind guess, beyond its interval.
 
-Each victim is compared with itself, by the rules of `ppbench compare`; of its p and that of an exact test of signs the
-larger one counts, for the bootstrap of a few victims cannot vouch for a p of a millionth. Who beats the blind guesses
-need not have seen anything either: his answers must tell victims apart (`ledger.apart`). Whoever may try often is
-right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)): over all
-tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that tries may
-depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to have: N
-units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
+Each victim is compared with itself, by the rules of `ppbench compare`: the figure must gain, and more victims leak more
+than less, by an exact test of signs, since no bootstrap of a few victims can vouch for a p of a millionth. Who beats
+the blind guesses need not have seen anything: his answers must tell victims apart, too (`ledger.apart`). Who may try
+often is right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)):
+over all tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that
+tries may depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to
+have: N units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
 hears that alone (Blum and Hardt 2015, the Ladder): see `Score.receipt`.
 """
 
@@ -20,8 +20,7 @@ from scipy import stats
 
 from ppbench.questions.base import Rule, question_for
 from ppbench.records.schema import Record
-from ppbench.report.compare.paired import Change, change
-from ppbench.report.compare.samples import rules_for, sample_of
+from ppbench.report.compare.samples import rules_for, sample_of, statistic
 from ppbench.report.worst import Measured
 
 ALPHA = 0.05
@@ -70,11 +69,11 @@ def decide(
     level = level_of(tries)
     best: Decision | None = None
     for rule in rules:
-        against = [_gain(side, new, rule) for side in (now, *blind) if side is not None]
-        shown = against[0][0] if now is not None else None
-        p = max((p for _, p in against), default=0.0)  # better than all of them
+        against = [gain(side, new, rule) for side in (now, *blind) if side is not None]
+        shown = against[0] if now is not None else None
+        p = max((one.p for one in against), default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
-        after = against[0][0].new if against else _figure(new, rule.metric)
+        after = against[0].new if against else _figure(new, rule.metric)
         reason = _reason(p, level, floor_of(new), shown is not None)
         one = Decision(p <= level, tries, level, p, rule.name, shown.base if shown else None, after, reason)
         best = one if best is None or one.p < best.p else best
@@ -86,20 +85,25 @@ def decide(
     return replace(best, moved=False, p=p, reason=why)
 
 
-def _gain(side: Measured, new: Record, rule: Rule) -> tuple[Change, float]:
-    """Return what changed, and the one-sided p of no gain for the attacker."""
-    found = change([side], [new], rule, new.cell_id)
-    if found.certain or found.worse <= 0:
-        return found, 1.0
-    return found, max(found.p / 2, signs(side, new, rule))
+@dataclass(frozen=True)
+class Gain:
+    """A figure on both sides, and the one-sided p of no gain for the attacker: 1 where the figure does not gain."""
+
+    base: float
+    new: float
+    p: float
 
 
-def signs(side: Measured, new: Record, rule: Rule) -> float:
-    """Return the one-sided p of an exact test of signs that units leak more in `new`; equal ones do not count."""
+def gain(side: Measured, new: Record, rule: Rule) -> Gain:
+    """Return what `new` gains over `side`, by an exact test of signs on units; equal ones do not count."""
     sample = sample_of(side, new, rule)
-    old, now = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
-    more, less = (int((one > two).sum()) for one, two in ((now, old), (old, now)))
-    return float(stats.binom.sf((less if rule.safer else more) - 1, more + less, 0.5))
+    once = np.ones((1, len(sample.stratum)))
+    base, now = (float(statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
+    old, own = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
+    more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
+    gains = less if rule.safer else more
+    better = now < base if rule.safer else now > base
+    return Gain(base, now, float(stats.binom.sf(gains - 1, more + less, 0.5)) if better else 1.0)
 
 
 def _by_chance(new: Record) -> float:
