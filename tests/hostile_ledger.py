@@ -220,6 +220,7 @@ GUESSES |= {name: partial(guess_place, change) for name, change in PLACES.items(
 
 # -- transcripts ------------------------------------------------------------------------------------------------------
 def copied(home, folder):
+    folder.mkdir(exist_ok=True)
     return shutil.copytree(home.transcript("dp"), folder / "t")
 
 
@@ -310,11 +311,20 @@ def reshaped(whole):
     whole["list"][0]["list"] = json.loads(moved)
 
 
+def every_message(message, whole):
+    for one in letters(whole):
+        one["tuple"][6] = message
+
+
 def first_letter(place, value):
     def act(whole):
         next(iter(letters(whole)[0].values()))[place] = value
 
     return act
+
+
+def renamed(said):
+    said["plan"]["spec"]["model"] = said["model"]["id"] = "resnet20"
 
 
 def place_of(change, home, folder):
@@ -350,8 +360,7 @@ TOLD = {
     "transcript: other inputs, told twice": agreeing(shape=[3, 32, 32]),
     "transcript: other classes, told twice": agreeing(classes=11),
     "transcript: inputs of five axes, told twice": agreeing(shape=[1, 1, 1, 8, 8]),
-    "transcript: another network, told twice": lambda said: (
-        said["plan"]["spec"].update(model="resnet20"), said["model"].update(id="resnet20")) and None,
+    "transcript: another network, told twice": renamed,
     "transcript: a wide network": lambda said: said["plan"]["spec"].update(options=[["hidden", 10**9]]),
     "transcript: a network for 3 TB": at("plan", "spec", "shape")([1_000_000, 1_000_000, 3]),
     "transcript: a network for 2^62 classes": at("plan", "spec", "classes")(1 << 62),
@@ -407,12 +416,12 @@ TOLD = {
     "transcript: no files": at("files")({}),
     "transcript: an id that is a path": lambda said: json.dumps(said | {"id": "../../x"}),
     "transcript: a key twice": lambda said: json.dumps(said)[:-1] + ', "batch": 1}',
-    "transcript: a key twice within": lambda said: json.dumps(said).replace('"clients": 3', '"clients": 3, "clients": 3'),
+    "transcript: a key twice within": textual('"clients": 3', '"clients": 3, "clients": 3'),
     "transcript: NaN": lambda said: json.dumps(said).replace('"batch": 1', '"batch": NaN'),
     "transcript: nested deep": lambda said: '{"plan": ' + "[" * 200_000,
     "transcript: empty": lambda said: "",
     "transcript: not UTF-8": lambda said: b"\xff\xfe{}",
-    "transcript: a plan nested deep": lambda said: json.dumps(said).replace('"plan": {', '"plan": {"a": ' + "[" * 5000 + "]" * 5000 + ","),
+    "transcript: a plan nested deep": textual('"plan": {', '"plan": {"a": ' + "[" * 5000 + "]" * 5000 + ","),
     "transcript: draws of 2^63": at("draws")({"dlg": 1 << 63}),
     "transcript: draws below zero": at("draws")({"dlg": -5}),
 }  # fmt: skip
@@ -428,7 +437,7 @@ SEEN = {
     **{
         f"view: a tree nested {depth} deep": retold(partial(nested, depth)) for depth in (150, 300, 450, 700, 950)
     },
-    "view: a header of 90 MB": lambda data: framed(b'{"__metadata__": {"tree": "' + b"[[],[],[]]," * 8_000_000 + b'"}}'),
+    "view: a header of 90 MB": lambda data: framed(b'{"__metadata__": {"tree": "' + b"[[],[]]," * 11_000_000 + b'"}}'),
     "view: gradients of another shape": retold(reshaped),
     "view: a number of 5000 digits": retold(lambda tree: '{"value": ' + "9" * 5000 + "}"),
     "view: a class that is none": retold(lambda tree: tree["list"].__setitem__(3, {"node": "os.system", "fields": []})),
@@ -454,8 +463,8 @@ SEEN = {
     "view: a receiver of words": retold(first_letter(4, {"value": "me"})),
     "view: a receiver that is a list": retold(first_letter(4, {"list": []})),
     "view: sizes of words": retold(first_letter(5, {"value": "big"})),
-    "view: a message of words": retold(lambda tree: [one["tuple"].__setitem__(6, {"value": "x"}) for one in letters(tree)] and None),
-    "view: messages without tensors": retold(lambda tree: [one["tuple"].__setitem__(6, {"dict": []}) for one in letters(tree)] and None),
+    "view: a message of words": retold(partial(every_message, {"value": "x"})),
+    "view: messages without tensors": retold(partial(every_message, {"dict": []})),
     "view: states of words": retold(lambda tree: tree["list"].__setitem__(1, {"list": [{"value": "abcde"}]})),
     "view: data of two probes": retold(lambda tree: tree["list"].__setitem__(2, {"list": [{"list": [{"value": 0}]}]})),
     "view: public that is none": retold(lambda tree: tree["list"].__setitem__(3, {"value": 3})),
@@ -511,6 +520,15 @@ def kept(**tensors):
     return on("ID.safetensors", act)
 
 
+def other_cell(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cell": "0" * 32}))
+
+
+def foreign(truth, stem):
+    (truth / "external").mkdir()
+    (truth / "external" / "x").touch()
+
+
 def nonce(path):
     path.write_text(path.read_text().replace('"nonce": "', '"nonce": "0')[:-1])
 
@@ -524,7 +542,7 @@ ORGANIZERS |= {
         "truth: JSON is a link": on("ID.json", lambda p: (p.unlink(), p.symlink_to("/etc/passwd"))),
         "truth: JSON is damaged": on("ID.json", lambda p: p.write_text("{")),
         "truth: another nonce": on("ID.json", nonce),
-        "truth: another cell": on("ID.json", lambda p: p.write_text(json.dumps(json.loads(p.read_text()) | {"cell": "0" * 32}))),
+        "truth: another cell": on("ID.json", other_cell),
         "truth: tensors are a pipe": on("ID.safetensors", lambda p: (p.unlink(), os.mkfifo(p))),
         "truth: tensors are truncated": on("ID.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-10])),
         "truth: tensors are empty": on("ID.safetensors", lambda p: p.write_bytes(b"")),
@@ -547,7 +565,7 @@ ORGANIZERS |= {
         "external: a file": lambda truth, stem: (truth / "external").write_text("x"),
         "external: a link": lambda truth, stem: (truth / "external").symlink_to("/tmp"),
         "external: a link to results": lambda truth, stem: (truth / "external").symlink_to(truth),
-        "external: somebody's folder": lambda truth, stem: ((truth / "external").mkdir(), (truth / "external" / "x").touch()),
+        "external: somebody's folder": foreign,
         "records: damaged": lambda truth, stem: next((truth / "records").glob("*[0-9a-f].json")).write_text("{"),
     }.items()
 }  # fmt: skip

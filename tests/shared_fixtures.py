@@ -83,6 +83,7 @@ def forked(monkeypatch):
 def published(tmp_path_factory):
     """A small published ledger (`ledger_home.Home`), which no test may change."""
     import ledger_home
+
     from ppbench.run import sweep
 
     fork = multiprocessing.get_context("fork")
