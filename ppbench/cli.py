@@ -23,6 +23,7 @@ from ppbench.commands.boards import claims, leaderboard, pack, verify
 from ppbench.commands.compare import baseline, compare
 from ppbench.commands.evaluate import evaluate
 from ppbench.commands.ledger import ledger, publish, score
+from ppbench.commands.submit import submit
 from ppbench.commands.sweep import sweep
 from ppbench.commands.words import check_words
 
@@ -84,7 +85,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             typer.echo(f"  {name:<16} {title}")
 
 
-for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, publish, score, ledger):
+for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, publish, score, ledger, submit):
     app.command()(command)
 app.add_typer(baseline, name="baseline")
 

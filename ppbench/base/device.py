@@ -7,6 +7,8 @@ CPU. Every draw is made on the CPU, so that one seed has one result on every dev
 from __future__ import annotations
 
 import platform
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -31,3 +33,18 @@ def device_name(word: str | torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.machine() if device.type == "cpu" else str(device)
+
+
+@cache
+def processor() -> str:
+    """Return what this machine's processor is called, and which of its instructions torch uses.
+
+    Two that differ may round a sum otherwise, in its last bits.
+    """
+    name = ""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:  # another system
+        name = platform.processor()
+    return f"{name or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"

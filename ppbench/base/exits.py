@@ -26,8 +26,9 @@ class Exit(IntEnum):
 
 MEANINGS: Mapping[Exit, str] = {
     Exit.OK: "all that was asked for is there and complete, and nothing speaks against it",
-    Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); records that cannot be read "
-    "(`leaderboard`); cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
+    Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); what does not hold "
+    "(`submit`); records that cannot be read (`leaderboard`); "
+    "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
     Exit.USAGE: "input that cannot be used, also a broken plugin that was asked for, or a machine without memory, "
     "files or processes for it; one sentence says what is right",
     Exit.CONTROLS: "a control failed, changed or did not run, or nothing could have been found: conclude nothing; it "

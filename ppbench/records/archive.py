@@ -20,7 +20,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, read_regular, unwritable, write_output
 
 MEMBER = re.compile(
-    r"(?:ppbench|selftest|sources|origin)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
+    r"(?:ppbench|selftest|sources|origin|submission)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
     r"records/[0-9a-f]{32}\.(?:json|timing\.json|safetensors)|times/[0-9a-f]{32}\.json"
 )
 MEMBERS = 200_000
@@ -146,12 +146,20 @@ def files_of(path: Path) -> Files:
     return Archive(path) if kind_of(path) == "file" else Folder(path)
 
 
-def pack(folder: Path, target: Path) -> list[str]:
-    """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of what was left out."""
+SUBMISSION = "submission.json"
+"""What `ppbench submit` adds to an archive, see `ppbench.ledger.submission`."""
+
+
+def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
+    """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of what was left out.
+
+    submission: what the archive says of itself as one that is handed in, in the place of the folder's own.
+    """
     if kind_of(target, follow=False) is not None:
         raise UsageError(f"{target} is there already; give another name for the archive.")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
+    kept = sorted({*kept, SUBMISSION}) if submission else kept
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(out, "w") as made:
@@ -160,7 +168,8 @@ def pack(folder: Path, target: Path) -> list[str]:
                 member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
                 floats = name.endswith(".safetensors")
                 member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
-                made.writestr(member, read_regular(folder / name))
+                told = submission if name == SUBMISSION else b""
+                made.writestr(member, told or read_regular(folder / name))
     except OSError as cause:
         raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
     write_output(target, out.getvalue())

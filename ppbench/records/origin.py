@@ -46,13 +46,26 @@ def origin_of(store: Store) -> Origin:
         raise UsageError(f"{store.out / ORIGIN} does not say where results come from; delete it.") from cause
 
 
+def commit_of(folder: Path) -> str:
+    """Return the commit, 40 hex digits, whose files those of a folder are; "" where no git says so.
+
+    So of a folder that is in no checkout, or is not kept in it, as an environment there, or was changed since.
+    """
+    if not _git(folder, "ls-files", "--", ".") or _git(folder, "status", "--porcelain", "--", ".") != "":
+        return ""
+    return _git(folder, "rev-parse", "HEAD") or ""
+
+
 def _commit() -> str:
     """Return the commit of the checkout that this file lies in, "" where there is none or no git."""
     folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
-        return ""
-    asked = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return (_git(folder, "rev-parse", "--short", "HEAD") or "") if (folder / ".git").exists() else ""
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return what git says of a folder, None where it is not there or refuses: a line for people, worth no failure."""
     try:
+        asked = ["git", "-C", str(folder), *words]
         return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""  # a line for people: not worth a failure
+        return None

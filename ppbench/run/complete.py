@@ -83,7 +83,9 @@ def _compared(name: str, expected: Sequence[CellConfig], present: Sequence[CellC
     known = [config for config in expected if _key(config) in have]
     values = {k: {of(c) for c in known if not _free(c, k)} for k, of in FILTERS.items()}
     gone = [config for config in expected if _key(config) not in have]
+    followed = {config.attack.follows for config in known}  # controls follow attacks on defenses that may not be here
     torn = [c for c in gone if all(_free(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
+    torn = [config for config in torn if config.attack.follows in followed]
     if torn:
         first = torn[0]
         axis = "" if first.defense.control is None else f" {first.defense.control.name}={first.defense.control.value:g}"

@@ -1,0 +1,145 @@
+"""Cells of a submission computed again, drawn so that no submitter knows which, and compared record by record.
+
+What verify cannot see, answers and accuracies that fit everything else, shows here alone. One seed gives one result on
+one machine, so every score must come out bit for bit. On another processor or version of torch a sum is rounded
+otherwise and a search may take another path: there `tolerated` says what must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from ppbench.questions.base import question_for
+from ppbench.records.salt import keep_salt
+from ppbench.records.schema import Record, Strict
+from ppbench.records.store import Store
+from ppbench.report.compare.paired import change
+from ppbench.report.compare.samples import rules_for
+from ppbench.run.evaluation import compute
+from ppbench.run.executors import check_workers, default_workers, make_executor
+from ppbench.run.schedule import Progress, Wanted
+
+SHARE = 0.1
+LEVEL = 0.05
+"""How often a paired change of one cell that is none is taken for one, over all of its rules."""
+CLOSE = 1e-6
+"""Relative difference of an epsilon on two machines: accountants optimize over orders."""
+TOLERANCE = (
+    "same questions, status and bytes sent; epsilon to 1e-6; accuracy within the other's 95 % interval; by each rule "
+    "of `ppbench compare` no change shown, victim by victim, at level .05 over all rules of a cell"
+)
+UNLIKE = frozenset({"environment", "cost", "cell_id", "config"})
+"""Fields of a record that are not compared as they are: memory is the machine's, the name says the configuration."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Cells that are computed again. seed: what they were drawn with, of `all` there are."""
+
+    cells: tuple[str, ...]
+    seed: int
+    all: int
+
+
+def drawn(records: Sequence[Record], share: float, seed: int) -> Drawn:
+    """Return a share of the cells: of those that a stranger's plugin took part in and of the others, one each at least.
+
+    They are those whose names have the smallest SHA-256 behind the seed: repeated anywhere, foreseen by nobody.
+    """
+    theirs = [r.cell_id for r in records if r.config.defense.code or r.config.attack.code]
+    others = sorted({r.cell_id for r in records} - {*theirs})
+    found = list[str]()
+    for some in (theirs, others):
+        ranked = sorted(some, key=lambda cell: hashlib.sha256(f"{seed}/{cell}".encode()).digest())
+        found += ranked[: math.ceil(share * len(some) - 1e-9) or bool(some)]
+    return Drawn(tuple(sorted(found)), seed, len(records))
+
+
+def recomputed(
+    asked: Sequence[Wanted], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Progress
+) -> Store:
+    """Return a store in the new folder `out` in which these cells of `asked` were computed, with all that they need.
+
+    Raises UsageError: so many workers cannot be, or nothing can be written.
+    """
+    check_workers(workers)
+    due, chosen = list[Wanted](), {*cells}
+    for one in asked:
+        kept = tuple(cell for cell in one.cells if cell.id in chosen)
+        due += [replace(one, cells=kept, gate=frozenset())] if kept else []
+    store = Store(out)
+    store.prepare()
+    keep_salt(out, salt)
+    count = workers or default_workers(due[0].experiment.config.device if due else "cpu")
+    executor = make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+    compute(due, due, store, executor, progress, strict=False)
+    return store
+
+
+def unequal(record: Record, again: Record) -> str:
+    """Return the first thing that differs between a record and what was computed again here, "" for nothing."""
+    for place, (one, two) in enumerate(zip(record.victims, again.victims, strict=False)):
+        if type(one) is not type(two) or one != two:
+            return f"victim {place}: {_field(one, two)}"
+    fields = [name for name in Record.model_fields if name not in UNLIKE]
+    for name in fields:
+        if getattr(record, name) != getattr(again, name):
+            return _words(name, getattr(record, name), getattr(again, name))
+    costs = (one.cost.model_copy(update={"memory_peak": None}) for one in (record, again))
+    return "" if len({*map(str, costs)}) == 1 else "cost differs from what was computed again"
+
+
+def _field(one: Strict, two: Strict) -> str:
+    """Return which field of two scores differs, with both values."""
+    names = [name for name in type(one).model_fields if getattr(one, name) != getattr(two, name, None)]
+    return _words(names[0], getattr(one, names[0]), getattr(two, names[0], None)) if names else "another kind of score"
+
+
+def _words(name: str, one: object, two: object) -> str:
+    short = isinstance(one, str | float | int | bool | None) and isinstance(two, str | float | int | bool | None)
+    return f"{name} is {one}, computed again {two}" if short else f"{name} differs from what was computed again"
+
+
+def tolerated(record: Record, again: Record) -> str:
+    """Return what differs by more than another machine explains, "" for nothing; see `TOLERANCE`."""
+    for name in ("status", "asked"):
+        if getattr(record, name) != getattr(again, name):
+            return _words(name, getattr(record, name), getattr(again, name))
+    sent = [(r.cost.bytes_up, r.cost.bytes_down, r.cost.bytes_setup) for r in (record, again)]
+    if sent[0] != sent[1]:
+        return _words("bytes", *sent)
+    return next(_beyond(record, again), "")
+
+
+def _beyond(record: Record, again: Record) -> Iterator[str]:
+    one, two = record.privacy.epsilon, again.privacy.epsilon
+    if (one is None) != (two is None) or (one is not None and not math.isclose(one, two or 0.0, rel_tol=CLOSE)):
+        yield _words("epsilon", one, two)
+    for name in ("accuracy", "mse", "dice"):
+        (said, *_), (value, low, high) = record.utility.figure(name), again.utility.figure(name)
+        if (said is None) != (value is None):
+            yield _words(name, said, value)
+        elif said is not None and low is not None and high is not None and not low <= said <= high:
+            yield f"{name} is {said:.6g}, computed again {value:.6g} [{low:.6g}, {high:.6g}]"
+    yield from _scores(record, again)
+
+
+def _scores(record: Record, again: Record) -> Iterator[str]:
+    """Yield what changed in the scores of two cells beyond chance, by the rules and statistics of compare."""
+    if [(v.place, v.truth) for v in record.victims] != [(v.place, v.truth) for v in again.victims]:
+        yield "its victims are others than those computed again"
+        return
+    if record.victims == again.victims:
+        return
+    rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
+    for rule in rules:
+        found = change([record], [again], rule, record.cell_id)
+        if not found.certain and found.p < LEVEL / len(rules):
+            yield f"{rule.name} is {found.base:.6g}, computed again {found.new:.6g} (p = {found.p:.2g}, n = {found.n})"
+    if not rules:
+        yield f"scores of {question_for(record).name} differ, and no rule says by how much they may"

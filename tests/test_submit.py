@@ -1,0 +1,499 @@
+"""Submissions: an honest one is accepted, and each thing that may be wrong with one is found by the check for it."""
+
+import hashlib
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ppbench.base import registry
+from ppbench.base.errors import UsageError
+from ppbench.cli import app
+from ppbench.ledger import due, rerun
+from ppbench.ledger.case import Terms, of_archive, of_folder
+from ppbench.ledger.examine import CHECKS, examined
+from ppbench.ledger.form import written
+from ppbench.ledger.rerun import drawn, tolerated, unequal
+from ppbench.ledger.submission import Package, machine, submission_of
+from ppbench.records import sources
+from ppbench.records.aggregate import aggregate
+from ppbench.records.archive import SUBMISSION, pack, unpack
+from ppbench.records.origin import commit_of
+from ppbench.records.store import Store, canonical
+from ppbench.report.page.board import claimed
+from ppbench.report.verify import verify
+from ppbench.run import complete, suite
+from ppbench.run.recheck import recheck
+from ppbench.run.suite import drawn_with, load_suite
+from ppbench.run.sweep import sweep
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PACKAGES = (("my_defense", "sign_sgd", "defenses", "SignSGD"), ("my_attack", "row_ratio", "attacks", "RowRatio"))
+TINY = """\
+schema = "ppbench.run.suite/1"
+id = "tiny"
+version = 1
+title = "Tiny"
+
+[task]
+dataset = "digits"
+model = "mlp"
+clients = 3
+train = 120
+
+[federation]
+rounds = 2
+
+[questions]
+attacks = ["analytic", "adaptive_dp", "label_recovery", "tracing", "mia_loss"]
+attack_batch = [1]
+victims = 6
+candidates = 40
+tuning = 0
+stages = ["init", "final"]
+
+[attack.adaptive_dp]
+budget = 5
+
+[[defense]]
+id = "dp"
+grid = [0.1]
+"""
+ONLY = {"defense": ["sign_sgd"]}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder of packages, as pip leaves them, with the example's defense; `tiny` and `whole` are shipped suites."""
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, *PACKAGES[0])
+    (folder / "tiny.toml").write_text(TINY)
+    named = TINY[TINY.index("attacks =") : TINY.index("attack_batch")]
+    (folder / "whole.toml").write_text(
+        TINY.replace('"tiny"', '"whole"').replace(named, 'attacks = ["standard"]\n').replace(', "final"]', "]")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (due, suite, complete):
+            known = {**module.shipped(), **{name: folder / f"{name}.toml" for name in ("tiny", "whole")}}
+            patch.setattr(module, "shipped", lambda known=known: known)
+        patch.syspath_prepend(folder)
+        forget()
+        yield folder
+    forget()
+    sys.modules.pop("sign_sgd", None)
+
+
+def install(folder, example, module, group, name):
+    """Put an example's package into a folder as pip would."""
+    source, built = EXAMPLES / example / "src", shutil.ignore_patterns("*.egg-info", "__pycache__")
+    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
+    package = f"ppbench-{module.replace('_', '-')}"
+    info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir()
+    told = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{told}")
+    (info / "entry_points.txt").write_text(f"[ppbench.{group}]\n{module} = {module}:{name}\n")
+
+
+def forget():
+    registry.plugins.cache_clear()
+    sources.code_of.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def honest(site, tmp_path_factory, undrawn):
+    out = tmp_path_factory.mktemp("honest") / "out"
+    assert sweep(load_suite("tiny", add=["sign_sgd"]), out=out, engine="inline", only=ONLY).reliable
+    shutil.rmtree(out / "cache")
+    return out
+
+
+@pytest.fixture
+def unboarded(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("ppbench.run.sweep"), "write_board", lambda store: [])
+
+
+@pytest.fixture
+def out(honest, tmp_path):
+    return shutil.copytree(honest, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def received(honest, tmp_path_factory):
+    """The honest submission's archive, and what was said when it was handed in."""
+    path = tmp_path_factory.mktemp("received") / "mine.zip"
+    words = ["--out", path, "--licence", "Apache-2.0", "--paper", "Bernstein et al. 2018", "--workers", "1"]
+    return path, run("submit", honest, *words)
+
+
+def run(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    assert found.exception is None or isinstance(found.exception, SystemExit | UsageError), found.exception
+    code = 2 if isinstance(found.exception, UsageError) else found.exit_code
+    return code, str(found.exception or "") + found.output
+
+
+def checked(what, tmp_path, **terms):
+    """Return what the checks of a folder or an archive find, by name; of cells again, "" where all holds."""
+    home = tmp_path / f"scratch{len(list(tmp_path.iterdir()))}"
+    home.mkdir()
+    of = of_folder if what.is_dir() else of_archive
+    found = list(examined(of(what, home, Terms(workers=1, **terms))))
+    assert [one.name for one in found] == list(CHECKS)
+    return {one.name: one for one in found}
+
+
+def failed(found):
+    return {name: one.sentence for name, one in found.items() if one.ok is False}
+
+
+def rewritten(out, change):
+    """Write each record after a change, under the name of its configuration; None takes it away. Tables go."""
+    store = Store(out)
+    for record in store.load_all():
+        new = change(record)
+        if new is not record:
+            for path in (out / "records").glob(f"{record.cell_id}.*"):
+                path.unlink()
+        if new is not record and new is not None:
+            cell = new.config.cell_id()
+            (out / "records" / f"{cell}.json").write_bytes(
+                canonical(new.model_copy(update={"cell_id": cell, "artifacts": []}))
+            )
+    for name in ("leaderboard.csv", "worst_case.csv"):
+        (out / name).unlink(missing_ok=True)
+
+
+def worse_labels(record):
+    """A forgery: all labels of a defended cell are told as not found, with all that follows from it."""
+    if (record.config.defense.id, record.config.attack.id) != ("sign_sgd", "label_recovery"):
+        return record
+    victims = [victim.model_copy(update={"label": False}) for victim in record.victims]
+    made = aggregate(victims, classes=10, seed=record.config.seed, delta=record.privacy.delta)
+    return record.model_copy(update={"victims": victims, "metrics": made})
+
+
+# -- an honest one -----------------------------------------------------------------------------------------------------
+def test_an_honest_submission_is_handed_in_and_accepted(received, site):
+    path, (code, told) = received
+    assert code == 0, told
+    lines = [line.split()[:2] for line in told.splitlines() if line.startswith("pass")]
+    assert lines == [["pass", name] for name in CHECKS] and told.strip().endswith(str(path))
+    assert "agree bit for bit" in told
+    about = submission_of(Store(path).files)
+    (entry,) = about.plugins
+    assert (entry.group, entry.name, entry.package, entry.version) == (
+        "defenses",
+        "sign_sgd",
+        "ppbench-sign-sgd",
+        "0.1.0",
+    )
+    assert entry.code == sources.code_of(("defenses", "sign_sgd")) and entry.commit == ""
+    assert (about.suite, about.digest, about.licence) == ("tiny/1", load_suite("tiny").digest, "Apache-2.0")
+    assert {"numpy", "torch", "pydantic"} <= {one.name for one in about.environment.packages}
+    code, told = run("submit", "--check", path, "--workers", 1)
+    assert code == 0 and told.strip().endswith("Accepted."), told
+    seed = told.partition("--seed ")[2].partition(")")[0]
+    again = run("submit", "--check", path, "--workers", 1, "--seed", seed)[1]
+    assert again == told, "the same seed draws the same cells"
+    assert run("submit", "--check", path, "--workers", 1)[1].partition("--seed ")[2].partition(")")[0] != seed
+
+
+def test_an_archive_of_a_submission_is_one_of_results(received, honest, tmp_path):
+    path, _ = received
+    assert verify(path, claimed, recheck) == []
+    assert unpack(path, tmp_path / "back") == []
+    assert pack(tmp_path / "back", tmp_path / "again.zip") == []
+    assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
+    assert not (honest / SUBMISSION).exists(), "the submitter's folder stays as it was"
+
+
+def test_cells_of_other_defenses_of_the_suite_may_come_along(out, tmp_path, unboarded):
+    sweep(load_suite("tiny", add=["sign_sgd"]), out=out, engine="inline")
+    rewritten(out, lambda record: record)
+    found = checked(out, tmp_path)
+    assert failed(found) == {} and "of none, full_noise, sign_sgd" in found["complete"].sentence
+
+
+# -- each thing that may be wrong -------------------------------------------------------------------------------------
+def test_an_altered_score_and_an_altered_name_are_found_by_verify_and_nothing_is_written(out, tmp_path):
+    store = Store(out)
+    first, second = (out / "records" / f"{cell}.json" for cell in store.ids()[:2])
+    data = json.loads(first.read_text())
+    data["metrics"][0]["value"] += 0.25
+    first.write_text(json.dumps(data))
+    code, told = run("submit", out, "--workers", 1, "--out", tmp_path / "a.zip")
+    assert code == 1 and "FAIL     verify" in told and "not made again" in told and "Nothing was written." in told
+    assert not (tmp_path / "a.zip").exists()
+    second.rename(second.with_name("0" * 32 + ".json"))
+    assert "holds cell" in failed(checked(out, tmp_path))["verify"]
+
+
+def test_cells_of_another_state_of_the_suite_are_none_of_it(out, tmp_path):
+    rewritten(out, lambda r: r.model_copy(update={"config": r.config.model_copy(update={"suite_digest": "0" * 16})}))
+    found = failed(checked(out, tmp_path))
+    assert "ppbench comes with tiny/1" in found["suite"] and "complete" not in found
+    rewritten(out, lambda r: r.model_copy(update={"config": r.config.model_copy(update={"suite": "other/1"})}))
+    assert failed(checked(out, tmp_path))["suite"] == "No suite that comes with ppbench is called 'other'."
+
+
+def test_an_attack_that_got_a_smaller_budget_is_no_cell_of_the_suite(out, tmp_path):
+    def lamed(record):
+        attack = record.config.attack
+        if record.config.attack.id != "analytic":
+            return record
+        attack = attack.model_copy(update={"parameters": {**attack.parameters, "tolerance": 1.0}})
+        return record.model_copy(update={"config": record.config.model_copy(update={"attack": attack})})
+
+    rewritten(out, lamed)
+    assert "are none of tiny/1 as it is here" in failed(checked(out, tmp_path))["suite"]
+
+
+def test_an_attack_left_out_everywhere_is_missing_though_verify_cannot_know(out, tmp_path):
+    rewritten(out, lambda r: None if r.config.attack.id == "mia_loss" else r)
+    found = failed(checked(out, tmp_path))
+    assert set(found) <= {"complete", "verify"} and "under mia_loss" in found["complete"]
+
+
+def test_a_control_value_left_out_is_missing(out, tmp_path):
+    rewritten(out, lambda r: None if r.config.defense.control and r.config.defense.control.value == 3 else r)
+    assert "such as sign_sgd under" in failed(checked(out, tmp_path))["complete"]
+
+
+def test_controls_that_did_not_run_or_a_self_test_that_is_not_there_fail(out, tmp_path):
+    (out / "selftest.json").unlink()
+    assert "harness: Not known" in failed(checked(out, tmp_path))["controls"]
+    rewritten(out, lambda r: None if r.config.defense.id == "none" else r)
+    found = failed(checked(out, tmp_path))
+    assert "control none" in found["controls"] and "such as none under" in found["complete"]
+
+
+def test_a_plugin_that_was_edited_after_the_run_is_other_code(site, out, received, tmp_path):
+    module = site / "sign_sgd" / "__init__.py"
+    before = module.read_text()
+    try:
+        module.write_text(before.replace("digits: int = 5", "digits: int = 5  # better"))
+        forget()
+        found = checked(out, tmp_path)
+        assert "are of other code than what is installed here" in failed(found)["code"]
+        assert found["suite"].ok is None and found["again"].ok is None
+        code, told = run("submit", "--check", received[0], "--workers", 1)
+        assert code == 1 and "is handed in; here is ppbench-sign-sgd 0.1.0" in told and "Not accepted." in told
+    finally:
+        module.write_text(before)
+        forget()
+
+
+def test_what_is_handed_in_must_be_installed_where_it_is_judged(site, received, out, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(site)])
+    forget()
+    code, told = run("submit", "--check", received[0])
+    assert code == 2 and "install ppbench-sign-sgd in version 0.1.0" in told
+    code, told = run("submit", out)
+    assert code == 2 and "is no plugin of a package that is installed here" in told
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_forgery_that_verify_cannot_see_is_what_computing_again_is_for(out, tmp_path):
+    rewritten(out, worse_labels)
+    assert verify(out, claimed, recheck) == []
+    found = failed(checked(out, tmp_path, share=1.0))
+    assert set(found) == {"again"}
+    records = Store(out).load_all()
+    forged = [r.cell_id for r in records if worse_labels(r) is not r]
+    hit, missed = (
+        next(s for s in range(99) if bool({*drawn(records, 0.1, s).cells} & {*forged}) is w) for w in (True, False)
+    )
+    told = failed(checked(out, tmp_path, seed=hit))["again"]
+    assert "sign_sgd under label_recovery" in told and "label is False, computed again True" in told
+    assert failed(checked(out, tmp_path, seed=missed)) == {}, "a tenth of the cells finds a forged one in ten times"
+
+
+# -- archives that are meant to harm, and what is none -----------------------------------------------------------------
+def put(path, into, **members):
+    """Write an archive again with other members, as anyone could."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as opened, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in opened.namelist():
+            if name not in members:
+                made.writestr(name, opened.read(name))
+        for name, data in members.items():
+            if data is not None:
+                made.writestr(name, data)
+    into.write_bytes(out.getvalue())
+    return into
+
+
+def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded(received, tmp_path):
+    path, _ = received
+    evil = [
+        ({"../../evil.json": "{}"}, "is no file of results"),
+        ({"/etc/passwd": "x"}, "is no file of results"),
+        ({"records/x.py": "x"}, "is no file of results"),
+        ({"sources.json": b"0" * (1 << 25)}, "it would unfold to"),
+        ({SUBMISSION: None}, "is no submission"),
+        ({SUBMISSION: "{}"}, "is not of the form that it must have"),
+        ({SUBMISSION: written(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
+        ({SUBMISSION: b"[" * 100_000}, "is not of the form"),
+    ]
+    for place, (members, told) in enumerate(evil):
+        code, said = run("submit", "--check", put(path, tmp_path / f"{place}.zip", **members))
+        assert code == 2 and told in said, (members.keys(), said)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{place}.zip" for place in range(len(evil))]
+    (tmp_path / "0.zip").write_bytes(path.read_bytes()[:-100])
+    assert run("submit", "--check", tmp_path / "0.zip")[0] == 2
+
+
+def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "holds no records" in run("submit", tmp_path / "empty")[1]
+    assert run("submit", tmp_path / "nowhere")[0] == 2
+    assert "is an archive" in run("submit", received[0], "--out", tmp_path / "a.zip")[1]
+    assert "is there already" in run("submit", out, "--out", received[0])[1]
+    assert "for who hands in" in run("submit", "--check", received[0], "--licence", "MIT")[1]
+    assert "licence" in run("submit", out, "--licence", "x" * 101)[1]
+    assert "is no file" in run("submit", "--check", out)[1]
+    ours = shutil.copytree(honest, tmp_path / "ours")
+    rewritten(ours, lambda r: None if r.config.defense.code else r)
+    assert "another package, so there is nothing to hand in" in run("submit", ours)[1]
+    rewritten(out, lambda r: r.model_copy(update={"config": r.config.model_copy(update={"suite_digest": ""})}))
+    assert "Cells of no suite cannot be handed in" in run("submit", out)[1]
+    first = Store(out).ids()[0]
+    rewritten(
+        out,
+        lambda r: r.model_copy(
+            update={"config": r.config.model_copy(update={"suite_digest": "0" if r.cell_id == first else "1"})}
+        ),
+    )
+    code, told = run("submit", out)
+    assert code == 2 and "Cells of one suite" in told
+
+
+# -- secrets, drawing, comparing ---------------------------------------------------------------------------------------
+def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
+    out, salt = tmp_path / "secret", "ab" * 32
+    asked = drawn_with(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
+    sweep(asked, out=out, engine="inline", only=ONLY)
+    shutil.rmtree(out / "cache")
+    assert (out / "salt").read_text().strip() == salt
+    code, told = run("submit", out, "--out", tmp_path / "s.zip", "--workers", 1)
+    assert code == 0 and "salt" not in zipfile.ZipFile(tmp_path / "s.zip").namelist(), told
+    code, told = run("submit", "--check", tmp_path / "s.zip")
+    assert code == 2 and "--salt FILE" in told
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "salt").write_text("cd" * 32)
+    assert run("submit", "--check", tmp_path / "s.zip", "--salt", tmp_path / "other" / "salt")[0] == 2
+    assert "There is no file" in run("submit", "--check", tmp_path / "s.zip", "--salt", tmp_path / "x" / "salt")[1]
+    code, told = run("submit", "--check", tmp_path / "s.zip", "--salt", out / "salt", "--workers", 1)
+    assert code == 0, told
+
+
+@pytest.fixture
+def attacked(site, tmp_path, monkeypatch, unboarded):
+    """Results of the example's attack, isolated, and the folder of packages where it lies."""
+    install(tmp_path / "more", *PACKAGES[1])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "more"))
+    monkeypatch.syspath_prepend(tmp_path / "more")
+    forget()
+    out = tmp_path / "attacked"
+    sweep("whole", out=out, engine="inline", only={"attack": ["row_ratio"]})
+    yield out
+    monkeypatch.undo()
+    forget()
+
+
+def test_an_attack_is_handed_in_and_runs_apart_again(attacked, tmp_path):
+    found = checked(attacked, tmp_path, share=0.0)
+    assert failed(found) == {}, found
+
+
+def test_cells_are_drawn_of_both_kinds_by_a_seed_that_anyone_can_repeat(honest):
+    records = Store(honest).load_all()
+    theirs = {r.cell_id for r in records if r.config.defense.code}
+    for share, seed in ((0.0, 1), (0.1, 2), (0.1, 3), (1.0, 4)):
+        found = drawn(records, share, seed)
+        assert found == drawn(records[::-1], share, seed) and len({*found.cells}) == len(found.cells)
+        wanted = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
+        assert [len({*found.cells} & theirs), len({*found.cells} - theirs)] == wanted
+    draws = {drawn(records, 0.1, seed).cells for seed in range(20)}
+    assert len(draws) > 10
+    first = min(theirs, key=lambda cell: hashlib.sha256(f"2/{cell}".encode()).digest())
+    assert first in drawn(records, 0.0, 2).cells
+
+
+def test_bit_for_bit_means_every_score_and_whatever_is_computed(cell):
+    record = cell()
+    assert unequal(record, record) == ""
+    elsewhere = record.environment.model_copy(update={"python": "3.12"})
+    memory = record.cost.model_copy(update={"memory_peak": 5})
+    assert unequal(record, record.model_copy(update={"environment": elsewhere, "cost": memory})) == ""
+    victims = [*record.victims]
+    victims[3] = victims[3].model_copy(update={"psnr": victims[3].psnr + 1e-12})
+    assert unequal(record, record.model_copy(update={"victims": victims})).startswith("victim 3: psnr is ")
+    assert "status" in unequal(record, record.model_copy(update={"status": "diverged"}))
+    dearer = record.cost.model_copy(update={"bytes_up": 1.0})
+    assert "cost differs" in unequal(record, record.model_copy(update={"cost": dearer}))
+    better = record.utility.model_copy(update={"accuracy": 0.5})
+    assert "utility differs" in unequal(record, record.model_copy(update={"utility": better}))
+
+
+def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, asked):
+    record = cell()
+    assert tolerated(record, record) == "" and tolerated(record, gained(record, 1e-6)) != unequal(record, record)
+    noisy = [v.model_copy(update={"psnr": v.psnr + (-1) ** i * 0.3}) for i, v in enumerate(record.victims)]
+    assert tolerated(record, asked(record, asked=record.asked, victims=noisy)) == ""
+    found = tolerated(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
+    assert "computed again" in found and "p = " in found
+    for changes in ({"status": "diverged"}, {"asked": "0" * 32}):
+        assert tolerated(record, record.model_copy(update=changes)).startswith(next(iter(changes)))
+    dearer = record.cost.model_copy(update={"bytes_up": 1.0})
+    assert tolerated(record, record.model_copy(update={"cost": dearer})).startswith("bytes")
+    claim = record.privacy.model_copy(update={"epsilon": 1.0, "delta": 1e-5, "reason": None})
+    assert tolerated(record, record.model_copy(update={"privacy": claim})).startswith("epsilon")
+    worse = record.utility.model_copy(update={"accuracy": 0.5, "low": 0.47, "high": 0.53})
+    assert tolerated(record, record.model_copy(update={"utility": worse})).startswith("accuracy")
+
+
+def test_which_comparison_applies_is_told(received, tmp_path, monkeypatch):
+    path, _ = received
+    about = submission_of(Store(path).files)
+    other = about.environment.model_copy(update={"processor": "Other (AVX512)"})
+    new = put(path, tmp_path / "n.zip", **{SUBMISSION: written(about.model_copy(update={"environment": other}))})
+    told = checked(new, tmp_path)["again"]
+    assert told.ok and "within the tolerance of another machine (processor Other (AVX512), here " in told.sentence
+    here = machine()
+    assert here.unlike(here) == ()
+    older = [replace_version(one) for one in here.packages]
+    assert any(
+        c.startswith("numpy 0.1, here ") for c in here.model_copy(update={"packages": tuple(older)}).unlike(here)
+    )
+    assert rerun.TOLERANCE in told.sentence
+
+
+def replace_version(one):
+    return Package(name=one.name, version="0.1") if one.name == "numpy" else one
+
+
+def test_the_commit_is_that_of_unchanged_files_alone(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "__init__.py").write_text("")
+    assert commit_of(tmp_path / "p") == ""
+    git("init", "-q")
+    assert commit_of(tmp_path / "p") == "", "files that are not kept are of no commit"
+    git("add", ".")
+    git("commit", "-qm", "one")
+    assert len(commit_of(tmp_path / "p")) == 40
+    (tmp_path / "p" / "__init__.py").write_text("# changed")
+    assert commit_of(tmp_path / "p") == ""
+    assert commit_of(tmp_path / "nowhere") == ""
