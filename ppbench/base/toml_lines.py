@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, because
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+LARGEST = 1_000_000
+"""Bytes of a file that people write: a larger one is something else."""
 
 Loc = tuple[str | int, ...]
 _HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
@@ -83,3 +92,22 @@ def _indexed(names: list[str], count: Counter[str]) -> Loc:
         if (seen := count[".".join(names[:n])]) > 0:
             place.append(seen - 1)
     return tuple(place)
+
+
+def source_of(path: Path, what: str) -> Source:
+    """Return a TOML file; UsageError: it cannot be read as `what` ("suite"), is too large for one, or no TOML."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path} has more than {LARGEST:,} bytes, so it is no {what}; give a TOML file of one.")
+        text = path.read_text(encoding="utf-8")
+        return Source(path, text, tomllib.loads(text))
+    except OSError as cause:
+        raise UsageError(
+            f"{path} cannot be read as a {what} ({cause.strerror}); give a file that you may read."
+        ) from cause
+    except UnicodeDecodeError as cause:
+        raise UsageError(f"{path} cannot be read as a {what} ({because(cause)}); it must be text in UTF-8.") from cause
+    except RecursionError as cause:
+        raise UsageError(f"{path} is nested too deep for a {what}, whose tables nest three levels at most.") from cause
+    except ValueError as cause:  # a TOML error, or a number of more digits than Python reads
+        raise UsageError(f"{path} is no TOML: {because(cause)}.") from cause

@@ -17,6 +17,7 @@ from ppbench.ledger.submission import entry_of, machine, strangers
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.sources import code_of
+from ppbench.records.store import Store
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.controls import check_harness
 from ppbench.report.page.board import claimed
@@ -117,12 +118,20 @@ def _again(case: Case, asked: Sequence[Wanted]) -> Outcome:
     how = f"within the tolerance of another machine ({'; '.join(unlike)}): {TOLERANCE}" if unlike else "bit for bit"
     have, wrong = {record.cell_id: record for record in case.records}, list[str]()
     for cell in chosen.cells:
-        what = (tolerated if unlike else unequal)(have[cell], new.load(cell)) if new.has(cell) else "it did not run"
+        what = _differing(have[cell], new, len(chosen.cells) if unlike else 0)
         about = have[cell].config
         wrong += [f"{cell} ({about.defense.id} under {about.attack.id}, {about.stage}): {what}"] if what else []
     if wrong:
         return Outcome("again", False, f"{head}; {len(wrong)} of them do not agree {how}: {first_of(wrong)}.")
     return Outcome("again", True, f"{head} and agree {how}.")
+
+
+def _differing(record: Record, new: Store, cells: int) -> str:
+    """Return what of a cell does not agree, "" for nothing; cells: how many are compared with tolerance, 0: exactly."""
+    if not new.has(record.cell_id):
+        return "it did not run"
+    again = new.load(record.cell_id)
+    return tolerated(record, again, cells) if cells else unequal(record, again)
 
 
 def _unlike(case: Case) -> tuple[str, ...]:

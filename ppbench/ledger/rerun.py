@@ -26,12 +26,12 @@ from ppbench.run.schedule import Progress, Wanted
 
 SHARE = 0.1
 LEVEL = 0.05
-"""How often a paired change of one cell that is none is taken for one, over all of its rules."""
+"""How often a change that is none is taken for one, over all cells that are compared and all of their rules."""
 CLOSE = 1e-6
 """Relative difference of an epsilon on two machines: accountants optimize over orders."""
 TOLERANCE = (
     "same questions, status and bytes sent; epsilon to 1e-6; accuracy within the other's 95 % interval; by each rule "
-    "of `ppbench compare` no change shown, victim by victim, at level .05 over all rules of a cell"
+    "of `ppbench compare` no change shown, victim by victim, at level .05 over all rules and cells"
 )
 UNLIKE = frozenset({"environment", "cost", "cell_id", "config"})
 """Fields of a record that are not compared as they are: memory is the machine's, the name says the configuration."""
@@ -105,18 +105,18 @@ def _words(name: str, one: object, two: object) -> str:
     return f"{name} is {one}, computed again {two}" if short else f"{name} differs from what was computed again"
 
 
-def tolerated(record: Record, again: Record) -> str:
-    """Return what differs by more than another machine explains, "" for nothing; see `TOLERANCE`."""
+def tolerated(record: Record, again: Record, cells: int = 1) -> str:
+    """Return what differs by more than another machine explains, "" for nothing; cells: compared; see `TOLERANCE`."""
     for name in ("status", "asked"):
         if getattr(record, name) != getattr(again, name):
             return _words(name, getattr(record, name), getattr(again, name))
     sent = [(r.cost.bytes_up, r.cost.bytes_down, r.cost.bytes_setup) for r in (record, again)]
     if sent[0] != sent[1]:
         return _words("bytes", *sent)
-    return next(_beyond(record, again), "")
+    return next(_beyond(record, again, LEVEL / max(1, cells)), "")
 
 
-def _beyond(record: Record, again: Record) -> Iterator[str]:
+def _beyond(record: Record, again: Record, level: float) -> Iterator[str]:
     one, two = record.privacy.epsilon, again.privacy.epsilon
     if (one is None) != (two is None) or (one is not None and not math.isclose(one, two or 0.0, rel_tol=CLOSE)):
         yield _words("epsilon", one, two)
@@ -126,10 +126,10 @@ def _beyond(record: Record, again: Record) -> Iterator[str]:
             yield _words(name, said, value)
         elif said is not None and low is not None and high is not None and not low <= said <= high:
             yield f"{name} is {said:.6g}, computed again {value:.6g} [{low:.6g}, {high:.6g}]"
-    yield from _scores(record, again)
+    yield from _scores(record, again, level)
 
 
-def _scores(record: Record, again: Record) -> Iterator[str]:
+def _scores(record: Record, again: Record, level: float) -> Iterator[str]:
     """Yield what changed in the scores of two cells beyond chance, by the rules and statistics of compare."""
     if [(v.place, v.truth) for v in record.victims] != [(v.place, v.truth) for v in again.victims]:
         yield "its victims are others than those computed again"
@@ -139,7 +139,7 @@ def _scores(record: Record, again: Record) -> Iterator[str]:
     rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
     for rule in rules:
         found = change([record], [again], rule, record.cell_id)
-        if not found.certain and found.p < LEVEL / len(rules):
+        if not found.certain and found.p < level / len(rules):
             yield f"{rule.name} is {found.base:.6g}, computed again {found.new:.6g} (p = {found.p:.2g}, n = {found.n})"
     if not rules:
         yield f"scores of {question_for(record).name} differ, and no rule says by how much they may"

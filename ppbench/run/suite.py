@@ -21,19 +21,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from ppbench.adversary.apart import Apart
-from ppbench.base.errors import UsageError, because, shown, unknown
+from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
-from ppbench.base.toml_lines import Loc, Source
+from ppbench.base.toml_lines import Loc, Source, source_of
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import LISTED, EvaluateConfig, configure
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.suites import shipped, tomllib
+from ppbench.suites import shipped
 
 SCHEMA = "ppbench.run.suite/1"
-LARGEST = 1_000_000
-"""Bytes of a suite file: a larger one is something else."""
 Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
@@ -149,7 +147,7 @@ def load_suite(
         device, weights: as in `EvaluateConfig`.
         isolate: whether attacks of other packages run in processes of their own; by default where there are any.
     """
-    source = _source(_path(suite))
+    source = source_of(_path(suite), "suite")
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
@@ -174,24 +172,6 @@ def drawn_with(suite: Suite, salt: str) -> Suite:
     """Return a suite whose draws a secret takes part in: nobody without it finds its victims."""
     places = {resolve(one.config.model_copy(update={"salt": salt})): place for one, place in suite.places.items()}
     return replace(suite, places=places)
-
-
-def _source(path: Path) -> Source:
-    try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path} has more than {LARGEST:,} bytes, so it is no suite; give a TOML file of one.")
-        text = path.read_text(encoding="utf-8")
-        return Source(path, text, tomllib.loads(text))
-    except OSError as cause:
-        raise UsageError(
-            f"{path} cannot be read as a suite ({cause.strerror}); give a file that you may read."
-        ) from cause
-    except UnicodeDecodeError as cause:
-        raise UsageError(f"{path} cannot be read as a suite ({because(cause)}); it must be text in UTF-8.") from cause
-    except RecursionError as cause:
-        raise UsageError(f"{path} is nested too deep for a suite, whose tables nest three levels at most.") from cause
-    except ValueError as cause:  # a TOML error, or a number of more digits than Python reads
-        raise UsageError(f"{path} is no TOML: {because(cause)}.") from cause
 
 
 def _validated(source: Source) -> SuiteFile:

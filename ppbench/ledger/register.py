@@ -1,0 +1,149 @@
+"""The register: defenses and attacks of other packages, pinned, and what computing them again must give.
+
+leaderboards/register.toml has an entry for each. `.github/workflows/register.yml` installs every one as pinned, and
+computes its suite again, once a week.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.registry import KINDS, Group, find
+from ppbench.base.toml_lines import Loc, Source, source_of
+from ppbench.ledger.form import Word
+from ppbench.ledger.submission import Code, entry_of
+from ppbench.records.schema import CellConfig, Record
+from ppbench.records.scores import Strict
+from ppbench.suites import shipped
+
+SCHEMA: Literal["ppbench.register/1"] = "ppbench.register/1"
+CLOSE = 1e-6
+"""Difference of a figure that no interval is known of."""
+_COMMIT = re.compile(r"git\+https://\S+@[0-9a-f]{40}")
+Argument = Annotated[str, Field(pattern=r"^[^-\s]\S*$", max_length=500)]
+GROUPS: tuple[tuple[Literal["defense", "attack"], Group], ...] = (("defense", "defenses"), ("attack", "attacks"))
+
+
+class Figure(Strict):
+    """A metric of one cell at random weights: of `attack` on `defense`, at `control` where it has a parameter."""
+
+    defense: Word
+    control: float | None = None
+    attack: Word
+    metric: Word
+    value: float
+
+    @property
+    def words(self) -> str:
+        """For sentences: "psnr_median of analytic on dp at 0.1"."""
+        at = "" if self.control is None else f" at {self.control:g}"
+        return f"{self.metric} of {self.attack} on {self.defense}{at}"
+
+    def fits(self, config: CellConfig) -> bool:
+        """Return whether it is of a cell."""
+        control = None if config.defense.control is None else config.defense.control.value
+        named = (config.defense.id, control, config.attack.id, config.stage)
+        return named == (self.defense, self.control, self.attack, "init")
+
+
+class Entry(Strict):
+    """A plugin of somebody's package, pinned.
+
+    install: what pip installs: PACKAGE==VERSION, git+https://...@COMMIT, or a folder of the repository that the
+    register lies in. code: digest of its source as installed. suite: a shipped one, or a TOML file of that repository.
+    """
+
+    name: Word
+    package: Argument
+    version: Argument
+    install: Argument
+    code: Code
+    paper: Annotated[str, Field(min_length=1, max_length=2000)]
+    licence: Annotated[str, Field(min_length=1, max_length=100)]
+    suite: Argument
+    figure: tuple[Figure, ...] = ()
+
+
+class Register(Strict):
+    """The register as it is written. root: the repository that it lies in."""
+
+    schema_: Literal["ppbench.register/1"] = Field(alias="schema")
+    defense: tuple[Entry, ...] = ()
+    attack: tuple[Entry, ...] = ()
+
+    def entries(self) -> Iterator[tuple[Group, Entry]]:
+        """Yield all entries, each with the group of its plugin."""
+        for kind, group in GROUPS:
+            yield from ((group, entry) for entry in getattr(self, kind))
+
+    def named(self, name: str) -> tuple[Group, Entry]:
+        """Return the entry called so; UsageError: there is none."""
+        for group, entry in self.entries():
+            if entry.name == name:
+                return group, entry
+        raise UsageError(f"The register has no entry {shown(name)}; see leaderboards/register.toml.")
+
+
+def load_register(path: Path) -> Register:
+    """Return a register; UsageError: anything in it is not as it must be, by file, line and key."""
+    source = source_of(path, "register")
+    try:
+        register = Register.model_validate(source.raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{found}.") from error
+    names = Counter(entry.name for _, entry in register.entries())
+    for kind, _ in GROUPS:
+        for place, entry in enumerate(getattr(register, kind)):
+            _check(source, (kind, place), entry)
+            if names[entry.name] > 1:
+                raise source.error((kind, place, "name"), f"{shown(entry.name)} is there twice.")
+    return register
+
+
+def _check(source: Source, loc: Loc, entry: Entry) -> None:
+    """Refuse an entry that pins nothing or whose suite is not there (UsageError)."""
+    root = source.path.resolve().parent.parent
+    pinned = entry.install == f"{entry.package}=={entry.version}" or _COMMIT.fullmatch(entry.install)
+    if not pinned and not (_inside(root, entry.install) and (root / entry.install).is_dir()):
+        right = f"{entry.package}=={entry.version}, git+https://...@COMMIT or a folder of this repository"
+        raise source.error((*loc, "install"), f"{shown(entry.install)} pins nothing; give {right}.")
+    if entry.suite not in shipped() and not (_inside(root, entry.suite) and (root / entry.suite).is_file()):
+        raise source.error((*loc, "suite"), f"{shown(entry.suite)} is no suite; give a shipped one or a TOML file.")
+
+
+def _inside(root: Path, name: str) -> bool:
+    return (root / name).resolve().is_relative_to(root)
+
+
+def unlike(group: Group, entry: Entry) -> list[str]:
+    """Return how what is installed here differs from what is pinned, a sentence each."""
+    if find(group, entry.name) is None:
+        return [f"The {KINDS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
+    here = entry_of(group, entry.name)
+    pairs = (("package", entry.package, here.package), ("version", entry.version, here.version))
+    found = [*pairs, ("code", entry.code, here.code)]
+    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in found if one != two]
+
+
+def moved(entry: Entry, records: Sequence[Record]) -> list[str]:
+    """Return which figures of an entry lie outside the 95 % intervals that `records` give, a sentence each."""
+    found = []
+    for figure in entry.figure:
+        metric = next((r.metric(figure.metric) for r in records if figure.fits(r.config)), None)
+        if metric is None or metric.value is None:
+            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
+            continue
+        low, high = (metric.value if end is None else end for end in (metric.low, metric.high))
+        if not low - CLOSE <= figure.value <= high + CLOSE:
+            told = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
+            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {told}.")
+    return found
