@@ -79,6 +79,20 @@ def forked(monkeypatch):
     return fork
 
 
+@pytest.fixture(scope="session")
+def published(tmp_path_factory):
+    """A small published ledger (`ledger_home.Home`), which no test may change."""
+    import ledger_home
+
+    from ppbench.run import sweep
+
+    fork = multiprocessing.get_context("fork")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing, "get_context", lambda method: fork)
+        patch.setattr(sweep, "write_board", lambda store: None)
+        return ledger_home.made(tmp_path_factory.mktemp("ledger"))
+
+
 @pytest.fixture(scope="module")
 def undrawn():
     """Let figures be empty: to draw them takes longer than the small evaluations that they would show."""

@@ -1,14 +1,18 @@
 """Attacks from outside: the examples run without ppbench, one without torch, and their guesses are scored."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from ppbench.ledger.book import Entry, add
 from ppbench.ledger.publish import computed, publish
 from ppbench.ledger.score import score
+from ppbench.ledger.site import build
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
@@ -48,6 +52,16 @@ import runpy
 sys.argv = ["x", {transcript!r}, {name!r}]
 runpy.run_path({script!r}, run_name="__main__")
 """
+
+FILES = ("transcript.json", "view.safetensors", "gradients.safetensors")
+HISTORY = json.dumps(
+    {
+        "day": "2026-11-25", "transcript": "ID", "scene": "none", "kind": "reconstruction", "attack": "external:x",
+        "version": "1", "reference": "<script>alert(1)</script>", "guesses": "0" * 64, "cell": "0" * 32, "tries": 1,
+        "level": 0.01, "p": 0.001, "metric": "psnr_median", "before": 10.0, "after": 20.0, "holder": "dlg",
+        "moved": True, "reason": "",
+    }
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +108,28 @@ def test_images_are_rebuilt_with_plain_torch(published, tmp_path):
 @pytest.mark.parametrize("script", ["labels.py", "dlg.py"])
 def test_examples_are_short(script):
     assert len(EXAMPLES.joinpath(script).read_text().splitlines()) <= 75
+
+
+def test_the_site_holds_no_truth_and_its_rows_can_be_fetched(published, tmp_path):
+    """What the workflow of examples/ci draws: links that stay, files as they were published, nothing of a victim."""
+    transcript, truth = published
+    shutil.copytree(transcript.parent, tmp_path / "transcripts")
+    planted = Entry.model_validate_json(HISTORY.replace("ID", transcript.name))
+    book = truth / "ledger.jsonl"
+    before = book.read_bytes() if book.exists() else b""
+    try:
+        add(truth, planted)
+        found = build(tmp_path / "transcripts", truth, tmp_path / "site")
+    finally:
+        book.write_bytes(before)
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert "<script>" not in page and "&lt;script&gt;" in page and 'id="' + transcript.name in page
+    assert found[0].level == "rebuilt" and found[0].defense == "none"
+    for row in found:
+        home = tmp_path / "site" / "transcripts" / row.id
+        assert load_transcript(home).about.id == row.id and all(f'transcripts/{row.id}/{f}"' in page for f in FILES)
+    images = load_file(truth / "truth" / f"{transcript.name}.safetensors")["x"].numpy()
+    whole = b"".join(path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file())
+    assert not any(image.tobytes() in whole for unit in images for image in unit)
+    psnr = ours(truth, "dlg").victims[0].psnr
+    assert str(psnr) not in page and str(psnr) not in (tmp_path / "site" / "ledger.json").read_text()

@@ -9,7 +9,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+TWISTER = 624
+"""Words of 32 bits that are the state of torch's CPU generator."""
+PLACE = 24
+"""Byte at which they begin in `Generator.get_state()`, each in 64 bits, after the seed and two counters."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +27,28 @@ class Seeds:
 
     def seed(self, role: str, *index: int | str) -> int:
         """Return a seed in [0, 2**63) for `role` and `index` (SHA-256 of their canonical text)."""
-        text = "/".join([str(self.master), *filter(None, [self.salt]), role, *map(str, index)])
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+        return int.from_bytes(hashlib.sha256(self._text(role, *index)).digest()[:8], "big") >> 1
 
     def token(self, role: str, *index: int | str) -> str:
         """Return a name of 16 characters for `role` and `index` that tells nothing of them."""
         return f"{self.seed('token', role, *index):016x}"
 
     def generator(self, role: str, *index: int | str) -> torch.Generator:
-        """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device."""
-        return torch.Generator().manual_seed(self.seed(role, *index))
+        """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device.
+
+        With a secret, all of its state is drawn from it: of a seed torch keeps 32 bits, which one core tries in an
+        hour against published noise, and whoever knows the noise takes it off.
+        """
+        made = torch.Generator().manual_seed(self.seed(role, *index))
+        return made.set_state(_filled(made.get_state(), self._text(role, *index))) if self.salt else made
+
+    def _text(self, role: str, *index: int | str) -> bytes:
+        return "/".join([str(self.master), *filter(None, [self.salt]), role, *map(str, index)]).encode()
+
+
+def _filled(state: torch.Tensor, text: bytes) -> torch.Tensor:
+    """Return the state of a CPU generator, uint8, with the Mersenne twister's words drawn by SHAKE-256 from `text`."""
+    words = np.frombuffer(hashlib.shake_256(text).digest(4 * TWISTER), "<u4").astype(np.uint64)
+    filled = state.clone()
+    filled[PLACE : PLACE + 8 * TWISTER] = torch.from_numpy(words.view(np.uint8))
+    return filled

@@ -133,13 +133,19 @@ def load(path: Path) -> Tree:
         raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause
 
 
+HEADER = 1 << 24
+"""Bytes of names and structure that a stranger's tree may have: as Python's objects they take twenty times as many."""
+
+
 def unpacked(data: bytes) -> Tree:
     """Read the bytes of what `save` wrote. Raises UsageError: they are something else."""
     from safetensors import SafetensorError
     from safetensors.torch import load as tensors_of
 
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        return decode(json.loads(header["__metadata__"]["tree"]), tensors_of(data))
-    except (SafetensorError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
+        if (size := int.from_bytes(data[:8], "little")) > HEADER:
+            raise UsageError(f"their header has {size:,} bytes, more than {HEADER:,}")
+        tensors = tensors_of(data)  # before the header is read here: it is one then
+        return decode(json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"]), tensors)
+    except (SafetensorError, TypeError, KeyError, ValueError, AttributeError, RecursionError, IndexError) as cause:
         raise UsageError(f"they are no saved ppbench state ({type(cause).__name__})") from cause

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because
+from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.files import kind_of, read_regular
 from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
 from ppbench.records.scores import Amount, Count, Scalar, Some, Strict, Whole
@@ -33,8 +34,17 @@ TENSOR_BYTES = 1 << 30
 MANY = 100_000
 Hex = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-Word = Annotated[str, Field(min_length=1, max_length=200)]
-Line = Annotated[str, Field(max_length=2000)]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it holds what cannot be printed")
+    return text
+
+
+Word = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Line = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
+"""What people are shown: one line of printable characters, that a page escapes."""
 S = TypeVar("S", bound=Strict)
 
 
@@ -48,7 +58,7 @@ class File(Strict):
 class Asked(Strict):
     """One question: the (probe, client) slots whose batches are mixed in what is seen; guesses are in their order."""
 
-    unit: Annotated[tuple[tuple[Whole, Whole], ...], Field(min_length=1, max_length=MANY)]
+    unit: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1, max_length=MANY)]
 
 
 class Observed(Strict):
@@ -59,9 +69,9 @@ class Observed(Strict):
     something else, as under a mechanism that alters it. law, std: of noise on each entry.
     """
 
-    question: Whole
+    question: Count
     channel: Word
-    weights: Whole | None
+    weights: Count | None
     law: Literal["gaussian", "laplace"] | None = None
     std: Amount | None = None
 
@@ -81,7 +91,7 @@ class About(Strict):
     title: Word
     threat: Word
     sees: Line
-    party: int | None
+    party: Whole | None
     plan: dict[str, Any]
     defense: DefenseInfo
     federation: FederationInfo
@@ -96,11 +106,11 @@ class About(Strict):
     role: Annotated[str, Field(max_length=200)]
     kinds: Annotated[tuple[Word, ...], Field(min_length=1, max_length=20)]
     questions: Annotated[tuple[Asked, ...], Field(min_length=1, max_length=MANY)]
-    sessions: Annotated[tuple[tuple[int, int, str], ...], Field(max_length=MANY)]
+    sessions: Annotated[tuple[tuple[Whole, Whole, Word], ...], Field(max_length=MANY)]
     observed: Annotated[tuple[Observed, ...], Field(max_length=MANY)]
-    draws: Annotated[dict[Word, Whole], Field(max_length=1000)]
+    draws: Annotated[dict[Word, Count], Field(max_length=1000)]
     commitment: Hex
-    files: Annotated[dict[Word, File], Field(max_length=10)]
+    files: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z]{1,40}\.safetensors$")], File], Field(max_length=10)]
     ppbench: Word
     torch: Word
 
@@ -141,9 +151,9 @@ class GuessAbout(Strict):
     transcript: Id
     kind: Word
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-    version: Annotated[str, Field(min_length=1, max_length=80)]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}$")]
     reference: Line
-    licence: Annotated[str, Field(min_length=1, max_length=100)]
+    licence: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
     knows: bool
     auxiliary: Line = ""
     cost: Spent = Spent()
@@ -175,7 +185,8 @@ def row_of(config: CellConfig) -> str:
 def bounded(path: Path, most: int) -> bytes:
     """Return the bytes of a file, no link; UsageError: it is none, cannot be read, or is larger than `most` bytes."""
     if (found := kind_of(path, follow=False)) != "file":
-        what = "There is nothing at" if found is None else f"A {found}, not a file of its own, is at"
+        kind = "device, pipe or socket" if found == "special" else found
+        what = "There is nothing at" if found is None else f"A {kind}, not a file of its own, is at"
         raise UsageError(f"{what} {path}; give the file as it was written.")
     try:
         if (size := path.stat().st_size) > most:
@@ -189,13 +200,23 @@ def parsed(model: type[S], path: Path) -> S:
     """Return what a JSON file says; UsageError: it is not of this form, by its first fault."""
     data = bounded(path, JSON_BYTES)
     try:
-        return model.model_validate_json(data, strict=True)
+        found = model.model_validate_json(data, strict=True)
+        json.loads(data, object_pairs_hook=_once)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:60] for part in first["loc"][:6]) or "the whole file"
-        raise UsageError(
-            f"{path} is not of the form that it must have ({where}: {because(ValueError(first['msg']))})."
-        ) from error
+        where = ".".join(shown(part, 60).strip("'") for part in first["loc"][:6]) or "the whole file"
+        why = f"{where}: {because(ValueError(first['msg']))}"
+        raise UsageError(f"{path} is not of the form that it must have ({why}).") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not of the form that it must have ({because(error)}).") from error
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object with a name twice (ValueError): readers differ in which of the two counts."""
+    if len(pairs) != len(dict(pairs)):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(name, 40)} stands twice in one object")
 
 
 def written(model: Strict) -> bytes:

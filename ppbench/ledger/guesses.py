@@ -105,7 +105,8 @@ def _check(name: str, tensor: Tensor, frozen: Frozen, path: Path) -> None:
     images = len(frozen.challenges[0].unit) * frozen.about.batch
     right = {"x": (count, images, *frozen.view.plan.spec.shape), "y": (count, images)}.get(name, (count,))
     if tensor.dtype != DTYPES[name] or tuple(tensor.shape) != right:
-        seen = f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
+        shape = f"of {tensor.dim():,} axes" if tensor.dim() > len(right) + 1 else tuple(tensor.shape)
+        seen = f"{tensor.dtype} {shape}".removeprefix("torch.")
         raise UsageError(f"{path}: {name} is {seen}; it must be {str(DTYPES[name])[6:]} of shape {right}.")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise UsageError(f"{path}: {name} holds values that are not finite; answer with any number instead.")

@@ -1,24 +1,26 @@
 """Whether a guess moves the worst case of a row: better than what stands, and than a blind guess, beyond its interval.
 
-Each victim is compared with itself, by the rules and the statistics of `ppbench compare`. Whoever may try often is
-right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)): over all
-tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that tries may
-depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to have: N
-units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
+Each victim is compared with itself, by the rules of `ppbench compare`: the figure must gain, and more victims leak more
+than less, by an exact test of signs, since no bootstrap of a few victims can vouch for a p of a millionth. Who beats
+the blind guesses need not have seen anything: his answers must tell victims apart, too (`ledger.apart`). Who may try
+often is right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)):
+over all tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that
+tries may depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to
+have: N units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
 hears that alone (Blum and Hardt 2015, the Ladder): see `Score.receipt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 from scipy import stats
 
-from ppbench.questions.base import question_for
+from ppbench.questions.base import Rule, question_for
 from ppbench.records.schema import Record
-from ppbench.report.compare.paired import Change, change
-from ppbench.report.compare.samples import rules_for
+from ppbench.report.compare.samples import rules_for, sample_of, statistic
 from ppbench.report.worst import Measured
 
 ALPHA = 0.05
@@ -54,19 +56,22 @@ def floor_of(record: Record) -> float:
     return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
 
 
-def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: int) -> Decision:
+def decide(
+    now: Measured | None, blind: Sequence[Record], new: Record, tries: int, apart: Callable[[], float] | None = None
+) -> Decision:
     """Return whether `new` moves a row.
 
     now: the worst case that stands, None for none. blind: what guesses that see nothing score on the same victims; ()
-    where the question knows the chance of a right answer instead.
+    where the question knows the chance of a right answer instead. apart: the p of answers that do not tell victims
+    apart (`ledger.apart`), asked where all else would move the row; None: it is not asked.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
-    level, key = level_of(tries), new.cell_id
+    level = level_of(tries)
     best: Decision | None = None
     for rule in rules:
-        against = [change([side], [new], rule, key) for side in (now, *blind) if side is not None]
+        against = [gain(side, new, rule) for side in (now, *blind) if side is not None]
         shown = against[0] if now is not None else None
-        p = max((_p(one) for one in against), default=0.0)  # better than all of them
+        p = max((one.p for one in against), default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
         after = against[0].new if against else _figure(new, rule.metric)
         reason = _reason(p, level, floor_of(new), shown is not None)
@@ -74,14 +79,31 @@ def decide(now: Measured | None, blind: Sequence[Record], new: Record, tries: in
         best = one if best is None or one.p < best.p else best
     if best is None:
         raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
-    return best
+    if not best.moved or apart is None or (p := apart()) <= level:
+        return best
+    why = f"its answers fit other victims as well as their own (p = {p:.2g}, judged at {level:.2g})"
+    return replace(best, moved=False, p=p, reason=why)
 
 
-def _p(found: Change) -> float:
-    """Return the one-sided p of no gain for the attacker."""
-    if found.certain or found.worse <= 0:
-        return 1.0
-    return found.p / 2
+@dataclass(frozen=True)
+class Gain:
+    """A figure on both sides, and the one-sided p of no gain for the attacker: 1 where the figure does not gain."""
+
+    base: float
+    new: float
+    p: float
+
+
+def gain(side: Measured, new: Record, rule: Rule) -> Gain:
+    """Return what `new` gains over `side`, by an exact test of signs on units; equal ones do not count."""
+    sample = sample_of(side, new, rule)
+    once = np.ones((1, len(sample.stratum)))
+    base, now = (float(statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
+    old, own = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
+    more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
+    gains = less if rule.safer else more
+    better = now < base if rule.safer else now > base
+    return Gain(base, now, float(stats.binom.sf(gains - 1, more + less, 0.5)) if better else 1.0)
 
 
 def _by_chance(new: Record) -> float:

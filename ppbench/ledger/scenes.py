@@ -18,6 +18,7 @@ from ppbench.federation.view import acts
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import Group, groups
+from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.suite import Suite
@@ -55,9 +56,11 @@ def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
         settings |= {name: value for name, value in own.items() if name != point.defense.control}
     elif point.defense.name not in CONTROLS:
         return None
+    named = [name for name in config.attacks if name in WHOLE or built_for(make_attack(name), point.defense.name)]
     return config.model_copy(
         update={
             "defense": point.defense.name,
+            "attacks": tuple(named),
             "settings": settings,
             "grid": "quick" if point.value is None else (point.value,),
             "stages": (group.stage,),

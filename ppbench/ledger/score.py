@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load
 
@@ -16,11 +19,13 @@ from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because
+from ppbench.base.files import kind_of
 from ppbench.base.locks import locked
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
+from ppbench.ledger.apart import by_chance
 from ppbench.ledger.book import EXTERNAL, Entry, add, entries, tries_at
 from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commitment, parsed, row_of
 from ppbench.ledger.guesses import read_guesses
@@ -74,11 +79,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Known:
-    """The organizer's half, opened. victims: of each question, in order; mean, gallery: what answers meet beside."""
+    """The organizer's half, opened. victims: of each question, in order; yardstick None: nothing is measured beside."""
 
     record: Record
     victims: Victims
-    yardstick: Yardstick
+    yardstick: Yardstick | None
     perceptual: str
 
 
@@ -89,6 +94,8 @@ def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str |
     guesses have not the form asked for, or were scored before, or the truth is another's; nothing is kept then.
     """
     home = Path(truth)
+    if kind_of(home / EXTERNAL, follow=False) not in (None, "folder"):
+        raise UsageError(f"{home / EXTERNAL} is no folder of its own, where records of guesses are kept; move it away.")
     about, answers, digest = read_guesses(guesses, frozen)
     known = opened(frozen, home, weights)
     with locked(home, "scoring"):
@@ -96,9 +103,10 @@ def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str |
         for old in book:
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
                 raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
-        record, scored, blind = _scored(frozen, known, about, answers, digest)
+        record, scored, blind = scored_with(frozen, known, about, answers, digest)
         before = standing(home, record, frozenset(e.cell for e in book if e.moved))
-        decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1)
+        telling = partial(apart, frozen, known, about.kind, answers)
+        decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1, telling)
         Store(home / EXTERNAL).save(record, tensors=scored.images)
         add(home, _entry(frozen, about, record, digest, before, decision))
     return Score(about, frozen.about.title, record, before, decision)
@@ -118,11 +126,8 @@ def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
     stem, about = truth / "truth" / frozen.about.id, frozen.about
     told = parsed(Truth, stem.with_suffix(".json"))
     path = stem.with_suffix(".safetensors")
-    try:
-        found = load(bounded(path, TENSOR_BYTES))
-        x, y = found["x"], found["y"]
-    except (SafetensorError, KeyError) as cause:
-        raise UsageError(f"{path} does not hold the truth ({because(cause)}); publish again.") from cause
+    found = _truth(path, frozen)
+    x, y = found["x"], found["y"]
     if told.id != about.id or commitment(told.nonce, x, y) != about.commitment:
         raise UsageError(f"{path} is not the truth that transcript {about.id} was published with; give its folder.")
     units, data = tuple(c.unit for c in frozen.challenges), dict[Slot, Data]()
@@ -138,11 +143,34 @@ def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
     return Known(Store(truth).load(told.cell), victims, Yardstick(found.get("mean"), known, gallery), perceptual)
 
 
-def _scored(
+def _truth(path: Path, frozen: Frozen) -> dict[str, torch.Tensor]:
+    """Return the tensors beside `Truth`; UsageError: they are not those of such a transcript."""
+    spec, count, images = frozen.view.plan.spec, len(frozen.challenges), len(frozen.challenges[0].unit)
+    try:
+        found = load(bounded(path, TENSOR_BYTES))
+        held = len(found["gallery"]) if "gallery" in found else 0
+        right = {
+            "x": (count, images * frozen.about.batch, *spec.shape),
+            "y": (count, images * frozen.about.batch, *found["y"].shape[2:]),
+            "mean": spec.shape,
+            "gallery": (held, *spec.shape),
+            "classes": (held,),
+        }
+        for name in ("x", *found):
+            kind = torch.int64 if name == "classes" else torch.float32
+            if found[name].dtype != kind or tuple(found[name].shape) != right[name]:
+                raise ValueError(f"{name} is {found[name].dtype} of shape {tuple(found[name].shape)}")
+    except (SafetensorError, KeyError, ValueError, TypeError) as cause:
+        raise UsageError(f"{path} does not hold the truth ({because(cause)}); publish again.") from cause
+    return found
+
+
+def scored_with(
     frozen: Frozen, known: Known, about: GuessAbout, answers: list[Guess], digest: str
 ) -> tuple[Record, Scored, list[Record]]:
+    """Return the record of answers, what it was made of, and those of guesses that see nothing, on the same victims."""
     config = _config(known, about, digest)
-    inquiry = _inquiry(frozen, known, about.kind)
+    inquiry = asked(frozen, known, about.kind)
     with guard("questions", about.kind):
         scored = inquiry.score(answers)
         blind = [inquiry.score(one) for one in _blind(frozen, known)] if question_of(about.kind).inputs else []
@@ -150,10 +178,28 @@ def _scored(
     return record, scored, [_record(known, config, one, inquiry.digest) for one in blind]
 
 
-def _inquiry(frozen: Frozen, known: Known, kind: str) -> Inquiry:
-    held = known.yardstick.gallery
+def apart(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]) -> float:
+    """Return the p of answers that tell no victim from another, see `ledger.apart`."""
+    inquiry, question = asked(frozen, replace(known, yardstick=None), kind), question_of(kind)
+    rule = question.rules_of(known.record.config)[0]
+    places = {unit: place for place, unit in enumerate(known.victims.units)}
+    owner = {slot: place for unit, place in places.items() for slot in unit}
+
+    def judge(order: NDArray[np.intp]) -> NDArray[np.float64]:
+        with guard("questions", kind):
+            found = inquiry.score([answers[place] for place in order]).victims
+        each = np.array([question.judged(score, rule.metric) for score in found]) * (-1.0 if rule.safer else 1.0)
+        return np.asarray(np.bincount([owner[Slot(*score.slot)] for score in found], each), dtype=np.float64)
+
+    return by_chance(len(answers), judge)
+
+
+def asked(frozen: Frozen, known: Known, kind: str) -> Inquiry:
+    """Return what a transcript asks, with the truth about it."""
+    held = None if known.yardstick is None else known.yardstick.gallery
     test = Data(torch.zeros(0), torch.zeros(0)) if held is None else Data(held.x, torch.zeros(len(held.x)))
-    probe = Probe(Outside(), frozen.view, known.victims, Seeds(0), test, lambda: known.yardstick)
+    ruler = known.yardstick
+    probe = Probe(Outside(), frozen.view, known.victims, Seeds(0), test, None if ruler is None else lambda: ruler)
     return question_of(kind).of_probe(probe)
 
 
@@ -161,7 +207,8 @@ def _blind(frozen: Frozen, known: Known) -> list[list[Guess]]:
     """Return what who sees nothing answers: the mean of public examples, and mid-grey."""
     shape, (low, high) = frozen.view.plan.spec.shape, frozen.view.plan.data_range
     grey = torch.full(shape, (low + high) / 2)
-    pictures = [grey] if known.yardstick.mean is None else [grey, known.yardstick.mean.float()]
+    mean = None if known.yardstick is None else known.yardstick.mean
+    pictures = [grey] if mean is None else [grey, mean.float()]
     counts = [len(c.unit) * c.batch for c in frozen.challenges]
     return [[Guess(x=one.expand(n, *shape).clone()) for n in counts] for one in pictures]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from ppbench.base import tree
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import STOCK, admit, find, plugins
-from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import THREATS, Mechanism, StateRecord, View
-from ppbench.federation.wire import Envelope, Slot
+from ppbench.federation.contract import Defense
+from ppbench.federation.plan import Plan
+from ppbench.federation.view import View
+from ppbench.federation.wire import Slot
 from ppbench.ledger.form import ABOUT, TENSOR_BYTES, VIEW, About, bounded, parsed
+from ppbench.ledger.sound import faults, fitting, view_of
 from ppbench.records.scores import Scalar
 from ppbench.run.choice import make_attack, make_defense
 
@@ -64,14 +69,26 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
     about = parsed(About, home / ABOUT)
     if about.id != about.name():
         raise UsageError(f"{home / ABOUT} was altered: its id is {about.id}, what it says has {about.name()}.")
-    data = checked(home, about, VIEW)
     plan, defense = _plan(about, home, trust), _defense(about, home, trust)
-    try:
-        view = _view(about, plan, defense, tree.moved(tree.unpacked(data), torch.device(device)))
-    except (UsageError, TypeError, ValueError, AttributeError, IndexError) as cause:
-        raise UsageError(f"{home / VIEW} does not hold a view ({because(cause)}); publish it again.") from cause
+    with _named(home / ABOUT):
+        for fault in chain(faults(about, plan), fitting(about, plan)):
+            raise UsageError(fault)
+        defense.check(plan)
+    data = checked(home, about, VIEW)
+    with _named(home / VIEW):
+        view = view_of(about, plan, defense, tree.moved(tree.unpacked(data), torch.device(device)))
     asked = [Challenge(tuple(Slot(*slot) for slot in one.unit), about.batch) for one in about.questions]
     return Frozen(about, view, tuple(asked))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file of a transcript that is none (UsageError)."""
+    try:
+        yield
+    except (UsageError, RecursionError) as cause:
+        why = "nested too deep" if isinstance(cause, RecursionError) else because(cause, 240)
+        raise UsageError(f"{path} is not what a transcript holds ({why}); fetch it again.") from cause
 
 
 def checked(home: Path, about: About, name: str) -> bytes:
@@ -89,12 +106,12 @@ def _plan(about: About, home: Path, trust: bool) -> Plan:
         first = error.errors(include_url=False, include_input=False)[0]
         raise UsageError(f"{home / ABOUT} holds no plan ({shown(first['msg'])}); publish it again.") from error
     _permit(plan.spec.model in plugins("models"), "network", plan.spec.model, trust)
-    if any("/" in str(value) for name, value in plan.spec.options if name == "weights"):
+    if any(value for name, value in plan.spec.options if name == "weights") or plan.spec.model == "frozen_backbone":
         raise UsageError(f"{home / ABOUT} names a file of weights on another machine; such networks are not published.")
     return plan
 
 
-def _defense(about: About, home: Path, trust: bool) -> Mechanism:
+def _defense(about: About, home: Path, trust: bool) -> Defense:
     name = about.defense.id
     _permit(name in plugins("defenses") or name.partition(":")[2].startswith(STOCK), "defense", name, trust)
     if trust:
@@ -114,21 +131,6 @@ def _permit(installed: bool, what: str, name: str, trust: bool) -> None:
             f"The {what} {shown(name)} is not installed here; where it is code at an address, it is imported only "
             "where you say so: load_transcript(path, trust=True), --trust."
         )
-
-
-def _view(about: About, plan: Plan, defense: Mechanism, found: Any) -> View:
-    mail, states, data, public = found
-    if about.threat not in THREATS:
-        raise ValueError(f"no threat model is called {about.threat[:40]!r}")
-    if not (public is None or isinstance(public, Data)) or not all(isinstance(own, Data) for _, own in data):
-        raise TypeError("examples are no data")
-    letters = tuple(Envelope(*letter) for letter in mail)
-    for letter in letters:
-        if any(type(part) is not int for part in (letter.probe, letter.round, letter.step, letter.sender)):
-            raise TypeError("a message without a place")
-    kept = tuple(StateRecord(*state) for state in states)
-    own = tuple((probe, one) for probe, one in data)
-    return View(about.threat, about.party, plan, defense, letters, kept, own, public, about.sessions)
 
 
 def packed(view: View) -> list[Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ppbench.base.blame import guard, refuse, stranger
-from ppbench.base.errors import UsageError, because, unknown
+from ppbench.base.errors import UsageError, because, shown, unknown
 from ppbench.base.machine import check_room
 from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
@@ -182,12 +182,35 @@ def _check_options(spec: NetSpec, factory: Callable[..., Any]) -> None:
 
 
 def _check_size(spec: NetSpec, factory: Callable[..., Any]) -> None:
-    """Refuse a network that memory cannot hold (UsageError), counted on a device that holds no numbers."""
+    """Refuse a network that memory cannot hold (UsageError)."""
+    if (count := _counted(spec, factory)) is not None:
+        check_room(BYTES * count, f"Model {spec.model!r} with {count:,} parameters", "use a smaller one")
+
+
+def _counted(spec: NetSpec, factory: Callable[..., Any]) -> int | None:
+    """Return a network's parameters, counted on a device that holds no numbers; None where a file here decides."""
     if any(name == "weights" and value for name, value in spec.options) or spec.model == "frozen_backbone":
-        return  # its size is that of a file that lies here
+        return None
     with torch.device("meta"):
-        count = sum(value.numel() for value in factory(spec.shape, spec.classes, **dict(spec.options)).parameters())
-    check_room(BYTES * count, f"Model {spec.model!r} with {count:,} parameters", "use a smaller one")
+        made: nn.Module = factory(spec.shape, spec.classes, **dict(spec.options))
+    return sum(value.numel() for value in made.parameters())
+
+
+def parameters_of(spec: NetSpec) -> int | None:
+    """Return how many parameters a network of ours has, none of them allocated, None of a stranger's or a file's.
+
+    UsageError: it cannot be built.
+    """
+    plugin = find("models", spec.model)
+    if plugin is None or not plugin.ours:
+        return None
+    _check_options(spec, plugin.loaded)
+    try:
+        return _counted(spec, plugin.loaded)
+    except (TypeError, ValueError, RuntimeError, OverflowError, ArithmeticError, LookupError) as cause:
+        raise UsageError(
+            f"Model {spec.model!r} cannot be built for inputs {shown(spec.shape)}: {because(cause, 100)}."
+        ) from cause
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,265 @@
+"""Whether the ledger moves for who only tries often, and whether it moves for a better attack.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/bench_ledger.py [TRIALS [TRIES]]
+
+A trial has a secret, trainings and victims of its own: `dp` with so much noise that its worst case is below a blind
+guess, and `spn` under a weak attack, 24 victims each. On each view TRIES submissions that see nothing are judged one
+after another as `ppbench score` does, at the level that falls with their number: noise about grey, uniform noise,
+constants, the public mean with noise, pictures that beat the blind guesses on held-out images, means of classes chosen
+by chance, blends of held-out images. On `spn` a quarter of TRIES. Then a really better attack is submitted: to `dp` the
+truth under noise of 0.2 (its law lets nothing be read so well), to `spn` what `adaptive_spn` answers; as the first try
+and as the one after TRIES. In the first trial 25 submissions to each view, and the better one, also go through files
+and `ledger.score.score`. Beside what was decided stands how often the bootstrap's p alone would have moved a row, and
+the test of signs with it.
+Printed, and written to benchmarks/results/ledger.json where PPBENCH_KEEP is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ppbench.adversary.attack import Guess
+from ppbench.ledger.form import GuessAbout
+from ppbench.ledger.guesses import digest_of, save_guesses
+from ppbench.ledger.judge import DECIDING, decide, gain, level_of
+from ppbench.ledger.publish import computed, publish
+from ppbench.ledger.score import Known, apart, asked, opened, score, scored_with, standing
+from ppbench.ledger.transcript import Frozen, load_transcript
+from ppbench.metrics.image import psnr
+from ppbench.questions.base import Rule
+from ppbench.records.schema import Record
+from ppbench.report.compare.paired import change
+from ppbench.report.compare.samples import rules_for
+from ppbench.report.worst import Measured
+
+RESULTS = Path(__file__).parent / "results" / "ledger.json"
+VICTIMS = 24
+SUITE = f"""
+schema = "ppbench.run.suite/1"
+id = "ledger-trial"
+version = 1
+title = "A trial"
+[task]
+dataset = "digits"
+model = "dlnet"
+clients = 4
+train = 800
+[federation]
+rounds = 1
+[questions]
+attacks = ["dlg", "label_recovery"]
+attack_batch = [1]
+victims = {VICTIMS}
+candidates = 8
+tuning = 0
+stages = ["init"]
+[attack.dlg]
+restarts = 0
+budget = 60
+[[defense]]
+id = "dp"
+grid = [3]
+[[defense]]
+id = "spn"
+grid = [0.1]
+"""
+
+
+def noise(known: Known, count: int, draw: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a kind of noise and answers [Q, 1, *shape] of it, without end."""
+    ruler = known.yardstick
+    assert ruler is not None and ruler.mean is not None and ruler.gallery is not None
+    mean, held, classes = ruler.mean.float(), ruler.gallery.x, ruler.gallery.classes
+    assert classes is not None
+    shape, middle = (count, *mean.shape), held.median(0).values
+    kinds = torch.stack([held[classes == one].mean(0) for one in range(10)])
+    while True:
+        size, level = (float(one) for one in torch.rand(2, generator=draw))
+        size = 10 ** (-2.5 * size)
+        normal, uniform = torch.randn(shape, generator=draw), torch.rand(shape, generator=draw)
+        some = kinds[torch.randint(10, (count,), generator=draw)]
+        one, two = (held[torch.randint(len(held), (count,), generator=draw)] for _ in range(2))
+        yield "noise about grey", (0.5 + size * normal)[:, None]
+        yield "uniform noise", uniform[:, None]
+        yield "constants", torch.full(shape, level)[:, None]
+        yield "mean and noise", (mean + size * normal)[:, None]
+        yield "a better blind picture", best_blind(held, mean, middle, draw).expand(shape)[:, None].clone()
+        yield "classes by chance", (mean + level * (some - mean) + 0.1 * size * normal)[:, None]
+        yield "held-out images", (mean + level * ((one + two) / 2 - mean))[:, None]
+
+
+def best_blind(held: torch.Tensor, mean: torch.Tensor, middle: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Return the picture [*shape] of 50 that has the best median PSNR on held-out images: mixed of their averages."""
+    share, size = torch.rand(50, 1, 1, 1, generator=draw), 0.05 * torch.rand(50, 1, 1, 1, generator=draw)
+    several = mean + share * (middle - mean) + size * torch.randn(50, *mean.shape, generator=draw)
+    several *= 0.9 + 0.2 * torch.rand(50, 1, 1, 1, generator=draw)
+    errors = ((several.clamp(0, 1)[:, None] - held[None]) ** 2).flatten(2).mean(2)
+    return several[errors.median(1).values.argmin()]
+
+
+def submitted(frozen: Frozen, x: torch.Tensor) -> tuple[GuessAbout, list[Guess], str]:
+    """Return a submission of answers x [Q, 1, *shape]."""
+    about = GuessAbout(
+        transcript=frozen.about.id, kind="reconstruction", name="trial", version="1", reference="", licence="MIT",
+        knows=False,
+    )  # fmt: skip
+    return about, [Guess(x=row.float()) for row in x], digest_of({"x": x})
+
+
+class Trial:
+    """One secret, with its views."""
+
+    def __init__(self, home: Path, seed: int) -> None:
+        self.truth, self.out = home / "truth", home / "out"
+        suite = home / "trial.toml"
+        suite.write_text(SUITE)
+        computed(str(suite), self.truth, workers=1)
+        index = {a.defense.id: a.id for a in publish(self.truth, self.out).transcripts}
+        self.frozen = {name: load_transcript(self.out / index[name]) for name in ("dp", "spn")}
+        self.known = {name: opened(one, self.truth) for name, one in self.frozen.items()}
+        self.seed = seed
+        self.before: dict[str, Any] = {}
+        self.blind: dict[str, Any] = {}
+        self.like: dict[str, Any] = {}
+
+    def tried(self, name: str, x: torch.Tensor, tries: int) -> dict[str, float]:
+        """Return what a submission came to: moved, p, and what the bootstrap and the test of signs would say alone.
+
+        Only what decides is measured: decibels, not what the evidence says at the truth.
+        """
+        frozen, known = self.frozen[name], replace(self.known[name], yardstick=None)
+        about, answers, digest = submitted(frozen, x)
+        if name not in self.before:
+            self.like[name], _, self.blind[name] = scored_with(frozen, self.known[name], about, answers, digest)
+            self.before[name] = standing(self.truth, self.like[name], frozenset())
+        record = self.measured(name, x[:, 0], digest)
+        if tries <= 3:
+            right = asked(frozen, known, about.kind).score(answers).victims
+            assert [score.psnr for score in record.victims] == [score.psnr for score in right]
+        sides = (self.before[name], *self.blind[name])
+        told = decide(sides[0], sides[1:], record, tries, lambda: apart(frozen, known, about.kind, answers))
+        rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
+        student = min(max(by_bootstrap(side, record, rule) for side in sides) for rule in rules)
+        exact = min(max(gain(side, record, rule).p for side in sides) for rule in rules)
+        return {
+            "moved": told.moved,
+            "p": told.p,
+            "after": told.after,
+            "student": min(1.0, len(rules) * student),
+            "signs": min(1.0, len(rules) * exact),
+        }
+
+    def measured(self, name: str, x: torch.Tensor, digest: str) -> Record:
+        """Return a record of images [Q, *shape] with their decibels, all else as in another one."""
+        like, victims = self.like[name], self.known[name].victims
+        truth = [victims.truth(unit).x[0] for unit in victims.units]
+        found = [psnr(*pair) for pair in zip(x.float(), truth, strict=True)]
+        scores = [old.model_copy(update={"psnr": one}) for old, one in zip(like.victims, found, strict=True)]
+        return like.model_copy(update={"cell_id": digest[:32], "victims": scores})
+
+
+def by_bootstrap(side: Measured, record: Record, rule: Rule) -> float:
+    """Return the one-sided p that `ppbench compare` would give."""
+    found = change([side], [record], rule, record.cell_id)
+    return 1.0 if found.certain or found.worse <= 0 else found.p / 2
+
+
+def better(trial: Trial, name: str, draw: torch.Generator) -> torch.Tensor:
+    """Return what a really better attack answers [Q, 1, *shape]."""
+    frozen, known = trial.frozen[name], trial.known[name]
+    if name == "spn":
+        found = [guess.x for guess in frozen.run("adaptive_spn", joint_budget=150, inversion_budget=150)]
+        return torch.stack([x for x in found if x is not None])
+    truth = torch.stack([known.victims.truth(unit).x for unit in known.victims.units])
+    return truth + 0.2 * torch.randn(truth.shape, generator=draw)
+
+
+def ran(trial: Trial, tries: int) -> dict[str, dict[str, float]]:
+    """Return the figures of a trial, by view."""
+    told = {}
+    for name in trial.frozen:
+        draw = torch.Generator().manual_seed(trial.seed)
+        good = trial.tried(name, better(trial, name, draw), 1)
+        found, kinds, told_apart = [], Counter[str](), Counter[str]()
+        source = noise(trial.known[name], VICTIMS, draw)
+        asked_for = tries if name == "dp" else -(-tries // 4)
+        for number in range(1, asked_for + 1):
+            kind, x = next(source)
+            one = trial.tried(name, x, number)
+            found.append(one)
+            kinds[kind] += bool(one["moved"])
+            told_apart["student"] += one["student"] <= level_of(number)
+            told_apart["signs"] += one["signs"] <= level_of(number)
+        late = trial.tried(name, better(trial, name, draw), asked_for + 1)
+        now = trial.before[name]
+        told[name] = {
+            "stands": now.metric("psnr_median").value,
+            "blind": float(np.median([score.blind for score in now.victims])),
+            "tries": asked_for,
+            "moves": sum(kinds.values()),
+            "student_alone": told_apart["student"],
+            "without_apart": told_apart["signs"],
+            "least_p": min(one["p"] for one in found),
+            "least_student": min(one["student"] for one in found),
+            "best_noise": max(one["after"] for one in found),
+            "better_first": bool(good["moved"]),
+            "better_late": bool(late["moved"]),
+            "better_p": good["p"],
+            "better": good["after"],
+        }
+    return told
+
+
+def by_files(trial: Trial, home: Path, tries: int = 25) -> str:
+    """Return what the same came to through files and `score`."""
+    moves, said = 0, []
+    for name, frozen in trial.frozen.items():
+        draw = torch.Generator().manual_seed(trial.seed)
+        source = noise(trial.known[name], VICTIMS, draw)
+        for _ in range(tries):
+            about, answers, _ = submitted(frozen, next(source)[1])
+            moves += score(frozen, save_guesses(home / "g.json", about, answers), trial.truth).decision.moved
+        about, answers, _ = submitted(frozen, better(trial, name, draw))
+        found = score(frozen, save_guesses(home / "g.json", about, answers), trial.truth)
+        said.append(f"{name}: {found.receipt}")
+    return f"{moves} of {tries * len(trial.frozen)} moved; then {'; '.join(said)}"
+
+
+def main() -> None:
+    """Run the trials."""
+    torch.set_num_threads(1)
+    trials, tries = (int(word) for word in [*sys.argv[1:], "20", "1000"][: max(2, len(sys.argv) - 1)][:2])
+    begun, told = time.process_time(), []
+    for seed in range(trials):
+        with tempfile.TemporaryDirectory() as folder:
+            trial = Trial(Path(folder), seed)
+            told.append(ran(trial, tries))
+            print(seed, json.dumps(told[-1]), flush=True)
+            if seed == 0:
+                print(by_files(trial, Path(folder)), flush=True)
+    whole = {name: [one[name] for one in told] for name in ("dp", "spn")}
+    for name, each in whole.items():
+        some = {key: [float(one[key]) for one in each] for key in each[0]}
+        print(
+            f"{name}: " + ", ".join(f"{key} {min(v):.3g} to {max(v):.3g}, sum {sum(v):.3g}" for key, v in some.items())
+        )
+    print("levels:", {k: float(f"{level_of(k):.3g}") for k in (1, 2, 10, 100, 1000, tries + 1)})
+    print(f"{trials} trials of {tries} tries a view, {time.process_time() - begun:.0f} s of a core")
+    if os.environ.get("PPBENCH_KEEP"):
+        RESULTS.write_text(json.dumps({"trials": trials, "tries": tries, **whole}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Hostile files at the door of the ledger: a sentence each, nothing written, memory bounded."""
+
+import hashlib
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hostile_ledger import EVERY, GUESSES, ORGANIZERS, TRANSCRIPTS, guess_data, packed, retold, right, seen
+from ledger_home import VICTIMS
+from test_fuzz import ended
+
+from ppbench.base.errors import UsageError
+from ppbench.ledger.transcript import load_transcript
+
+LIMIT = 15
+PEAK = 250
+"""Megabytes that one such file may cost at its worst moment: the largest that is read at all has 88."""
+UNFIT = re.compile(r"Traceback|object at 0x|pydantic|NoneType|unexpected keyword|\{\}", re.I)
+
+
+def listing(folder: Path, digests: bool = True) -> dict[str, object]:
+    """Return all that lies below a folder, no link followed, with what it is: of small files a digest."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        small = digests and path.is_file() and not path.is_symlink() and about.st_size < 1 << 21
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if small else about.st_size
+        found[str(path)] = (about.st_mode, content, None if path.is_dir() else about.st_mtime_ns)
+    return found
+
+
+def peak() -> int:
+    """Return the most memory, in bytes, that this process has had since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def hung(*_):
+    raise TimeoutError("a hostile file made it wait")
+
+
+@pytest.fixture(scope="module")
+def costs(published):
+    """What each file cost, in bytes; told at the end, when what was published must be as it was."""
+    found: dict[str, int] = {}
+    before = listing(published.truth.parent)
+    yield found
+    assert listing(published.truth.parent) == before
+    if found:
+        worst = max(found, key=found.__getitem__)
+        print(f"\n{len(found)} hostile files, at most {found[worst] / 1e6:.1f} MB more than before ({worst})")
+
+
+@pytest.fixture
+def patient():
+    """Let what waits for ever fail."""
+    old = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def fit(sentence: str) -> bool:
+    """Return whether it is one sentence that a terminal can print."""
+    printable = len(sentence) < 700 and all(c.isprintable() for c in sentence)
+    return printable and sentence[-1] in ".?" and not UNFIT.search(sentence)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_hostile_file_ends_in_a_sentence(name, published, tmp_path, monkeypatch, costs, patient):
+    monkeypatch.chdir(tmp_path)
+    words, home = EVERY[name](published, tmp_path), published.truth.parent
+    before, at_home = listing(tmp_path), listing(home, digests=False)
+    forget_peak()
+    start = peak()
+    if name in TRANSCRIPTS:  # refused by itself, whatever the organizer would say of it
+        with pytest.raises(UsageError) as refused:
+            load_transcript(words[1])
+        assert fit(str(refused.value)), refused.value
+    code, out, err = ended(words)
+    costs[name] = peak() - start
+    said = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
+    assert code == 2 and out == "", (code, out, err[-1500:])
+    assert len(said) == 1 and said[0].startswith("ppbench: ") and fit(said[0]), err
+    assert listing(tmp_path) == before and listing(home, digests=False) == at_home
+    assert costs[name] < PEAK * 1e6
+
+
+def test_there_are_fifty_and_the_harmless_ones_pass(published, tmp_path):
+    assert len(GUESSES) >= 50 and len(TRANSCRIPTS) >= 50 and len(ORGANIZERS) >= 25
+    truth = shutil.copytree(published.truth, tmp_path / "truth", ignore=shutil.ignore_patterns("cache"))
+    for change in (
+        {},
+        {"confidence": torch.zeros(VICTIMS, dtype=torch.float64)},
+        {"y": torch.zeros(VICTIMS, 1).long()},
+    ):
+        words = guess_data(packed(**right(**change)), "reconstruction", replace(published, truth=truth), tmp_path)
+        code, _, err = ended(words)
+        assert (code, err) == (1, "") or "scored before" in err
+    for change in (lambda data: data, retold(lambda tree: None)):
+        words = seen(change, published, tmp_path / str(id(change)))
+        assert load_transcript(words[1]).about.id
