@@ -40,6 +40,7 @@ from ppbench.ledger.transcript import Frozen, load_transcript
 from ppbench.metrics.image import psnr
 from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
+from ppbench.report.compare import paired
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.samples import rules_for
 from ppbench.report.worst import Measured
@@ -241,6 +242,7 @@ def main() -> None:
     """Run the trials."""
     torch.set_num_threads(1)
     trials, tries = (int(word) for word in [*sys.argv[1:], "20", "1000"][: max(2, len(sys.argv) - 1)][:2])
+    paired.REPLICATES = 200  # what the bootstrap would say is beside the point, and would take most of the time
     begun, told = time.process_time(), []
     for seed in range(trials):
         with tempfile.TemporaryDirectory() as folder:
