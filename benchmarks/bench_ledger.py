@@ -1,6 +1,8 @@
 """Whether the ledger moves for who only tries often, and whether it moves for a better attack.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/bench_ledger.py [TRIALS [TRIES]]
+     python benchmarks/bench_ledger.py majority: how often who names the commonest class would move a row if answers
+     need not tell victims apart, by simulation: two thirds of the victims have it, chance is 1 / 7, what stands guesses
 
 A trial has a secret, trainings and victims of its own: `dp` with so much noise that its worst case is below a blind
 guess, and `spn` under a weak attack, 24 victims each. On each view TRIES submissions that see nothing are judged one
@@ -29,8 +31,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from ppbench.adversary.attack import Guess
+from ppbench.ledger.apart import by_chance
 from ppbench.ledger.form import GuessAbout
 from ppbench.ledger.guesses import digest_of, save_guesses
 from ppbench.ledger.judge import DECIDING, decide, gain, level_of
@@ -238,8 +242,24 @@ def by_files(trial: Trial, home: Path, tries: int = 25) -> str:
     return f"{moves} of {tries * len(trial.frozen)} moved; then {'; '.join(said)}"
 
 
+def majority(trials: int = 3000, share: float = 2 / 3, classes: int = 7) -> str:
+    """Return how often naming one class for all would move a row, with the test of answers and without."""
+    draw, moved = np.random.default_rng(0), np.zeros(2)
+    for _ in range(trials):
+        right, stands = draw.random(VICTIMS) < share, draw.random(VICTIMS) < 1 / classes
+        more, less = (right & ~stands).sum(), (stands & ~right).sum()
+        signs = stats.binom.sf(more - 1, more + less, 0.5) if more > less else 1.0
+        p = max(signs, stats.binom.sf(right.sum() - 1, VICTIMS, 1 / classes))
+        apart = by_chance(VICTIMS, lambda order, right=right: right.astype(float))
+        moved += np.array([p, max(p, apart)]) <= level_of(1)
+    return f"naming the commonest class: {moved[0]:.0f} of {trials} would move, {moved[1]:.0f} do"
+
+
 def main() -> None:
     """Run the trials."""
+    if sys.argv[1:] == ["majority"]:
+        print(majority())
+        return
     torch.set_num_threads(1)
     trials, tries = (int(word) for word in [*sys.argv[1:], "20", "1000"][: max(2, len(sys.argv) - 1)][:2])
     paired.REPLICATES = 200  # what the bootstrap would say is beside the point, and would take most of the time
