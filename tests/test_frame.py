@@ -67,6 +67,7 @@ def test_every_field_of_a_configuration_is_in_the_key_or_listed_with_a_reason(fa
     full = CellConfig.model_validate(
         config.model_dump(by_alias=True)
         | {"audit": {"references": 2, "canaries": 80, "canary_clients": 5}}
+        | {"victims_from": 3}
         | {"attack": config.attack.model_dump() | {"follows": "ig", "parameters": {"budget": 100}}}
     )
     silent = [path for path, other in altered(full) if key_of(other) == key_of(full)]

@@ -15,7 +15,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.commands.words import LONGEST, check_words
 from ppbench.federation.plan import Data
-from ppbench.nets.net import build, net_spec
+from ppbench.nets.net import _built, net_spec
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.options import numbers, scalar, sizes
 from ppbench.run.suite import SuiteFile
@@ -34,7 +34,7 @@ def test_victims_are_counted_before_places_are_made():
 def test_what_memory_cannot_hold_is_refused_with_the_estimate(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "memory", lambda: 2.0**24)
     with pytest.raises(UsageError, match=r"parameters would need 0\.\d GiB of memory or more, and there are 0\.0"):
-        build.__wrapped__(net_spec("mlp", (1, 8, 8), 10, {"hidden": "4096,4096"}))
+        _built.__wrapped__(net_spec("mlp", (1, 8, 8), 10, {"hidden": "4096,4096"}))
     with pytest.raises(UsageError, match="10,000 local epochs of a client would need"):
         evaluate(**SMALL | {"local_epochs": 10_000, "seed": 77}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -45,7 +45,7 @@ def test_counting_a_network_draws_nothing(name):
     """The initial weights are those that torch's generator gave before networks were counted."""
     spec = net_spec(name, (3, 32, 32), 10)
     torch.manual_seed(5)
-    build.__wrapped__(spec)
+    _built.__wrapped__(spec)
     with_count = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(with_count, torch.rand(3))

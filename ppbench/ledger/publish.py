@@ -92,7 +92,8 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
 
 
 def _written(every: Sequence[Scene], out: Path, left_out: Sequence[str]) -> Published:
-    victims = {f"{scene.title} ({place})": scene.victims for place, scene in enumerate(every)}
+    probes = {row_of(scene.config.model_copy(update={"role": ""})): scene for scene in every}  # of all roles
+    victims = {f"{scene.title} ({place})": scene.victims for place, scene in enumerate(probes.values())}
     if (pair := shared(victims)) is not None:
         raise UsageError(
             f"The views {pair[0]} and {pair[1]} have a victim in common, so that who reads one answers the other; "

@@ -20,6 +20,7 @@ NOT_DISTINGUISHING: Final = {
     "schema_": "there is one; records of another are not read",
     "data.name": "the digest says which data they are; a name may be another machine's",
     "attack.code": "boards take the worst of all attacks, compare those of one version; see `compare.join`",
+    "victims_from": "which examples were drawn; `Record.asked` says whether two cells asked about the same",
     "threat_model.sees": "wording of what the threat model's versioned id stands for",
 }
 """Fields of a cell's configuration that are no part of the key, and why."""
