@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, write_atomic
 from ppbench.federation.view import acts
 from ppbench.ledger.form import About, row_of
 from ppbench.ledger.freeze import Scene, frozen
-from ppbench.ledger.scenes import apart, shared
+from ppbench.ledger.scenes import apart
 from ppbench.questions.base import question_of
 from ppbench.records.salt import salt_of
 from ppbench.records.schema import CellConfig, Record
@@ -92,20 +94,35 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
 
 
 def _written(every: Sequence[Scene], out: Path, left_out: Sequence[str]) -> Published:
-    probes = {row_of(scene.config.model_copy(update={"role": ""})): scene for scene in every}  # of all roles
-    victims = {f"{scene.title} ({place})": scene.victims for place, scene in enumerate(probes.values())}
-    if (pair := shared(victims)) is not None:
-        raise UsageError(
-            f"The views {pair[0]} and {pair[1]} have a victim in common, so that who reads one answers the other; "
-            "publish a suite into a new folder of results, which gives each view victims of its own."
-        )
-    secrets, made = tuple(victims.values()), []
+    kept, secrets, clashes = _apart(every)
     make_folder(out)
-    for scene in every:
-        made.append(frozen(scene, out, secrets))
+    made = [frozen(scene, out, secrets) for scene in kept]
     index = [{"id": a.id, "title": a.title, "kinds": list(a.kinds), "bytes": _size(a)} for a in made]
     write_atomic(out / "index.json", (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
-    return Published(tuple(made), sum(map(_size, made)), tuple(left_out), tuple(_remarks(made)))
+    return Published(tuple(made), sum(map(_size, made)), (*left_out, *clashes), tuple(_remarks(made)))
+
+
+def _apart(every: Sequence[Scene]) -> tuple[list[Scene], list[Tensor], list[str]]:
+    """Return the views of which no two share a victim, their victims, and why the others are left out.
+
+    Who reads one would answer the other. Views of one evaluation's roles are of the same probes, and count once.
+    """
+    owners, secrets = dict[bytes, str](), dict[str, Tensor]()
+    clashes, refused = list[str](), set[str]()
+    for scene in every:
+        probes = row_of(scene.config.model_copy(update={"role": ""}))
+        if probes in secrets or probes in refused:
+            continue
+        images = [image.tobytes() for image in scene.victims.flatten(1).numpy()]
+        other = next((owners[image] for image in images if image in owners), None)
+        if other is not None:
+            refused.add(probes)
+            clashes.append(f"{scene.title}: it has a victim in common with {other}, whose readers would answer it")
+            continue
+        owners |= dict.fromkeys(images, scene.title)
+        secrets[probes] = scene.victims
+    kept = [s for s in every if row_of(s.config.model_copy(update={"role": ""})) in secrets]
+    return kept, list(secrets.values()), clashes
 
 
 def _remarks(made: Sequence[About]) -> Iterator[str]:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-
-from torch import Tensor
 
 from ppbench.adversary.victims import asked_units
 from ppbench.federation.view import acts
@@ -76,13 +73,3 @@ def _taken(experiment: Experiment, group: Group) -> int:
     wanted, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
     slots, _ = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
     return (max(slot.probe for slot in slots) + 1) * group.batch
-
-
-def shared(victims: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Return the titles of two views that have a victim in common, None for none. victims: [N, *shape] by title."""
-    owners: dict[bytes, str] = {}
-    for title, images in victims.items():
-        for image in images.flatten(1).numpy():
-            if owners.setdefault(image.tobytes(), title) != title:
-                return owners[image.tobytes()], title
-    return None
