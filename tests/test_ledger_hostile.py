@@ -16,7 +16,7 @@ from test_fuzz import ended
 from ppbench.base.errors import UsageError
 from ppbench.ledger.transcript import load_transcript
 
-LIMIT = 15
+LIMIT = 120
 PEAK = 250
 """Megabytes that one such file may cost at its worst moment: the largest that is read at all has 88."""
 UNFIT = re.compile(r"Traceback|object at 0x|pydantic|NoneType|unexpected keyword|\{\}", re.I)
