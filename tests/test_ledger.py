@@ -20,17 +20,21 @@ from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.ledger import freeze
-from ppbench.ledger.apart import by_chance
-from ppbench.ledger.book import entries, moved_cells
+from ppbench.ledger.book import counted, entries
+from ppbench.ledger.dealt import by_chance
 from ppbench.ledger.guesses import digest_of
 from ppbench.ledger.judge import ALPHA, decide, level_of
 from ppbench.ledger.publish import publish
-from ppbench.ledger.score import apart, asked, opened, score, scored_with, standing
+from ppbench.ledger.score import asked, dealt_anew, opened, score, scored_with, standing
 from ppbench.ledger.site import build
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
+from ppbench.report.page.board import claimed
+from ppbench.report.verify import examine
 from ppbench.run.again import again
+from ppbench.run.complete import lacking
 from ppbench.run.experiment import resolve
+from ppbench.run.recheck import recheck
 from ppbench.run.scene import victims_of
 
 HARD, EASY = "dp", "spn"
@@ -107,7 +111,7 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     with pytest.raises(UsageError, match="scored before, as try 1"):
         submit(near, "again")
     record = Store(truth / "external").load(first.record.cell_id)
-    stands = standing(truth, record, moved_cells(truth))
+    stands = standing(counted(truth, entries(truth)), record)
     assert stands.name == "external:near"
     assert stands.metric("psnr_median").value == pytest.approx(first.decision.after, abs=1e-9)
     worse = submit(near + 0.01 * torch.randn(SHAPE, generator=draw), "worse")
@@ -119,7 +123,7 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     last = submit(nearer, "nearer")
     assert last.decision.moved and last.decision.tries == 4
     assert [entry.moved for entry in entries(truth)] == [True, False, False, True]
-    assert standing(truth, record, moved_cells(truth)).name == "external:nearer"
+    assert standing(counted(truth, entries(truth)), record).name == "external:nearer"
 
 
 def test_what_stands_already_does_not_move_it(published, truth, tmp_path):
@@ -149,14 +153,14 @@ def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(publ
     told = about(frozen.about.id)
     grey = [Guess(x=row) for row in torch.full(SHAPE, 0.5)]
     like, _, blind = scored_with(frozen, known, told, grey, "0" * 64)
-    now = standing(published.truth, like, frozenset())
+    now = standing(counted(published.truth, []), like)
     light, draw = replace(known, yardstick=None), torch.Generator().manual_seed(1)
 
     def decided(x, tries):
         answers = [Guess(x=row) for row in x]
         victims = asked(frozen, light, "reconstruction").score(answers).victims
         record = like.model_copy(update={"cell_id": digest_of({"x": x})[:32], "victims": victims})
-        return decide(now, blind, record, tries, lambda: apart(frozen, light, "reconstruction", answers))
+        return decide(now, blind, record, tries, lambda: dealt_anew(frozen, light, "reconstruction", answers))
 
     mean = known.yardstick.mean
     for tries in range(1, 101):
@@ -309,3 +313,13 @@ def test_publish_and_score_at_the_command_line(published, truth, tmp_path, forke
         assert code == right, err
         if right < 2:
             assert told.splitlines()[-1].startswith("For the submitter: try ")
+
+
+def test_verify_finds_nothing_in_what_an_organizer_keeps_though_each_view_has_victims_of_its_own(published, truth):
+    submitted = answered(truth.parent, published.ids[EASY], published.images(EASY))
+    score(published.frozen(EASY), submitted, truth)
+    for folder in (truth, truth / "external"):
+        assert examine(folder, claimed, recheck).problems == ()
+    records = Store(truth).load_all()
+    assert len({record.config.victims_from for record in records}) == len(published.ids)
+    assert [told for told, problem in lacking(records) if problem] == []

@@ -40,7 +40,7 @@ class Originals:
         data = (config.data.model_dump_json(), config.seed)
         if images.blind is not None:
             self._note(("blind", *data), images.blind.tobytes(), record.cell_id)
-        dealt = (*data, federation.clients, federation.partition, config.batch_size)
+        dealt = (*data, federation.clients, federation.partition, config.batch_size, config.victims_from)
         for score, truth in zip(record.victims, images.truth, strict=False):
             self._note((*dealt, score.place), truth.tobytes(), record.cell_id)
 
