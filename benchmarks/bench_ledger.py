@@ -34,12 +34,13 @@ import torch
 from scipy import stats
 
 from ppbench.adversary.attack import Guess
-from ppbench.ledger.apart import by_chance
+from ppbench.ledger.book import counted
+from ppbench.ledger.dealt import by_chance
 from ppbench.ledger.form import GuessAbout
 from ppbench.ledger.guesses import digest_of, save_guesses
 from ppbench.ledger.judge import DECIDING, decide, gain, level_of
 from ppbench.ledger.publish import computed, publish
-from ppbench.ledger.score import Known, apart, asked, opened, score, scored_with, standing
+from ppbench.ledger.score import Known, asked, dealt_anew, opened, score, scored_with, standing
 from ppbench.ledger.transcript import Frozen, load_transcript
 from ppbench.metrics.image import psnr
 from ppbench.questions.base import Rule
@@ -148,13 +149,13 @@ class Trial:
         about, answers, digest = submitted(frozen, x)
         if name not in self.before:
             self.like[name], _, self.blind[name] = scored_with(frozen, self.known[name], about, answers, digest)
-            self.before[name] = standing(self.truth, self.like[name], frozenset())
+            self.before[name] = standing(counted(self.truth, []), self.like[name])
         record = self.measured(name, x[:, 0], digest)
         if tries <= 3:
             right = asked(frozen, known, about.kind).score(answers).victims
             assert [score.psnr for score in record.victims] == [score.psnr for score in right]
         sides = (self.before[name], *self.blind[name])
-        told = decide(sides[0], sides[1:], record, tries, lambda: apart(frozen, known, about.kind, answers))
+        told = decide(sides[0], sides[1:], record, tries, lambda: dealt_anew(frozen, known, about.kind, answers))
         rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
         student = min(max(by_bootstrap(side, record, rule) for side in sides) for rule in rules)
         exact = min(max(gain(side, record, rule).p for side in sides) for rule in rules)

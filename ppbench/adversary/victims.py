@@ -15,6 +15,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge, References
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import hashed
 from ppbench.federation.plan import Data
 from ppbench.federation.view import TARGET, acts, colludes
 from ppbench.federation.wire import Slot
@@ -23,10 +24,7 @@ from ppbench.federation.wire import Slot
 def digest(*tensors: Tensor, about: str = "") -> str:
     """Return a hash, 16 hex digits, of tensors (values, types, shapes) and a text."""
     found = hashlib.sha256(about.encode())
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
-        found.update(array.tobytes())
+    hashed(found, *tensors)
     return found.hexdigest()[:16]
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 SHOWN = 80
 """Characters of an input that a sentence repeats."""
@@ -55,6 +59,13 @@ def because(cause: BaseException, most: int = 160) -> str:
     """
     text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "it", " ".join(str(cause).split()))
     return _cut(plain(text), most).strip().rstrip(".:;, ") or type(cause).__name__
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first thing that is wrong in a form, where and what, as the inside of a sentence."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(shown(part, 60).strip("'") for part in first["loc"][:6]) or "the whole file"
+    return f"{where}: {because(ValueError(first['msg']))}"
 
 
 def _escaped(character: str) -> str:

@@ -9,15 +9,24 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as bytes_of
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import dataclass_transform
 
 from ppbench.base.errors import UsageError
+
+
+class Hash(Protocol):
+    """A digest of `hashlib`."""
+
+    def update(self, data: Any, /) -> None:
+        """Take in bytes."""
+
 
 Tree = Any
 Params = dict[str, Tensor]
@@ -115,9 +124,29 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
 
 def save(tree: Tree, path: Path) -> None:
     """Write `tree` to the safetensors file `path`, its structure as metadata."""
+    tensors, about = _flat(tree)
+    save_file(tensors, path, metadata=about)
+
+
+def packed(tree: Tree) -> bytes:
+    """Return what `save` writes."""
+    tensors, about = _flat(tree)
+    return bytes_of(tensors, metadata=about)
+
+
+def _flat(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
     store: dict[str, Tensor] = {}
     structure = encode(tree, store, {})
-    save_file(store or {"empty": torch.zeros(0)}, path, metadata={"tree": json.dumps(structure)})
+    return store or {"empty": torch.zeros(0)}, {"tree": json.dumps(structure)}
+
+
+def hashed(digest: Hash, *tensors: Tensor) -> None:
+    """Have a digest take in tensors: types, shapes and values, little-endian."""
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        little = array.dtype.newbyteorder("<")
+        digest.update(f"{little.str}{array.shape}".encode())
+        digest.update(array.astype(little, copy=False).data)
 
 
 def load(path: Path) -> Tree:

@@ -60,9 +60,7 @@ def score(
     guesses: Annotated[Path, typer.Argument(help="NAME.json, beside NAME.safetensors.")],
     truth: Truth,
     weights: Weights = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import networks and defenses that are code at an address.")
-    ] = False,
+    trust: Trust = False,
 ) -> None:
     """Score somebody's guesses as our own cells are, and say whether the worst case of their row moves.
 

@@ -171,6 +171,12 @@ class View:
         """Return the messages that this party received from the server in `probe`, in order."""
         return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
+    def parts(self) -> Tree:
+        """Return mail, states, own data and public examples as a tree, which files hold."""
+        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
+        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
+        return [mail, states, [list(pair) for pair in self.data], self.public]
+
     def save(self, folder: Path) -> None:
         """Write the view to `folder` (created): tensors as safetensors, the rest as JSON.
 
@@ -180,9 +186,7 @@ class View:
             told = f"A view of the network {self.plan.spec.model!r}, which is held as an object, cannot be saved"
             raise UsageError(f"{told}; name the network by its address, as MODULE:NAME.")
         folder.mkdir(parents=True, exist_ok=True)
-        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
-        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save((mail, states, [list(pair) for pair in self.data], self.public), folder / "view.safetensors")
+        tree.save(self.parts(), folder / "view.safetensors")
         about = {
             "threat": self.threat,
             "party": self.party,

@@ -10,10 +10,12 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from ppbench.base.errors import UsageError, because
+from ppbench.base.errors import UsageError, first_fault
 from ppbench.base.files import kind_of, write_atomic
 from ppbench.ledger.form import JSON_BYTES, Hex, Id, Line, Word, bounded
+from ppbench.records.schema import Record
 from ppbench.records.scores import Amount, Count, Share, Strict
+from ppbench.records.store import Store
 
 NAME, EXTERNAL = "ledger.jsonl", "external"
 MOST = JSON_BYTES * 4
@@ -55,11 +57,8 @@ def entries(truth: Path) -> list[Entry]:
         try:
             found.append(Entry.model_validate_json(line, strict=True))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            why = because(ValueError(first["msg"]))
-            raise UsageError(
-                f"{path}, line {number} is no entry ({why}); give back the file that was there."
-            ) from error
+            why = first_fault(error)
+            raise UsageError(f"{path}, line {number} is no entry ({why}); give back what was there.") from error
     return found
 
 
@@ -70,9 +69,10 @@ def add(truth: Path, entry: Entry) -> None:
     write_atomic(path, before + entry.model_dump_json().encode() + b"\n")
 
 
-def moved_cells(truth: Path) -> frozenset[str]:
-    """Return the names of the external cells that count: those that moved a row."""
-    return frozenset(entry.cell for entry in entries(truth) if entry.moved)
+def counted(truth: Path, book: list[Entry]) -> list[Record]:
+    """Return the records that count: all of ours, and of the external ones those that moved a row."""
+    outside, moved = Store(truth / EXTERNAL), sorted({entry.cell for entry in book if entry.moved})
+    return [*Store(truth).load_all(), *(outside.load(cell) for cell in moved if outside.has(cell))]
 
 
 def tries_at(book: list[Entry], transcript: str) -> Count:

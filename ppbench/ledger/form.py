@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.files import kind_of, read_regular
+from ppbench.base.tree import hashed
 from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
 from ppbench.records.scores import Amount, Count, Scalar, Some, Strict, Whole
 
@@ -168,10 +169,7 @@ class GuessAbout(Strict):
 def commitment(nonce: str, *truth: Tensor) -> str:
     """Return the SHA-256 of a nonce, 64 hex digits, and of tensors: dtypes, shapes and values, little-endian."""
     found = hashlib.sha256(f"{TRUTH}/{nonce}".encode())
-    for tensor in truth:
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
-        found.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    hashed(found, *truth)
     return found.hexdigest()
 
 
@@ -203,10 +201,7 @@ def parsed(model: type[S], path: Path) -> S:
         found = model.model_validate_json(data, strict=True)
         json.loads(data, object_pairs_hook=_once)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(shown(part, 60).strip("'") for part in first["loc"][:6]) or "the whole file"
-        why = f"{where}: {because(ValueError(first['msg']))}"
-        raise UsageError(f"{path} is not of the form that it must have ({why}).") from error
+        raise UsageError(f"{path} is not of the form that it must have ({first_fault(error)}).") from error
     except ValueError as error:
         raise UsageError(f"{path} is not of the form that it must have ({because(error)}).") from error
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import Victims
-from ppbench.base import tree
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.version import __version__
@@ -66,7 +64,7 @@ def frozen(scene: Scene, out: Path, secrets: Sequence[Tensor]) -> About:
     x, y = (torch.stack([getattr(victims.truth(unit), part) for unit in victims.units]) for part in ("x", "y"))
     nonce = hashlib.sha256(f"ppbench.nonce/{scene.salt}/{scene.config.cell_id()}".encode()).hexdigest()
     observed, tensors = _gradients(view, victims)
-    files = {VIEW: _packed(view), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
+    files = {VIEW: packed(view), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
     about = _about(scene, view, victims, observed, files, commitment(nonce, x, y))
     home = out / about.id
 
@@ -79,12 +77,6 @@ def frozen(scene: Scene, out: Path, secrets: Sequence[Tensor]) -> About:
     publish_folder(home, write)
     _keep_truth(scene, Truth(id=about.id, nonce=nonce, cell=scene.config.cell_id()), x, y)
     return about
-
-
-def _packed(view: View) -> bytes:
-    store: dict[str, Tensor] = {}
-    structure = tree.encode(packed(view), store, {})
-    return save(store or {"empty": torch.zeros(0)}, metadata={"tree": json.dumps(structure)})
 
 
 def _gradients(view: View, victims: Victims) -> tuple[list[Observed], dict[str, Tensor]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.files import write_output
+from ppbench.base.tree import hashed
 from ppbench.ledger.form import GuessAbout, bounded, parsed, written
 from ppbench.ledger.transcript import Frozen
 from ppbench.questions.base import question_of
@@ -79,8 +80,8 @@ def digest_of(found: dict[str, Tensor]) -> str:
     """Return the SHA-256 of answers: what counts of them, x and y, whatever else stands in the file."""
     digest = hashlib.sha256()
     for name in sorted({"x", "y"} & set(found)):
-        digest.update(f"{name}{tuple(found[name].shape)}".encode())
-        digest.update(found[name].contiguous().numpy().tobytes())
+        digest.update(name.encode())
+        hashed(digest, found[name])
     return digest.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 Each victim is compared with itself, by the rules of `ppbench compare`: the figure must gain, and more victims leak more
 than less, by an exact test of signs, since no bootstrap of a few victims can vouch for a p of a millionth. Who beats
-the blind guesses need not have seen anything: his answers must tell victims apart, too (`ledger.apart`). Who may try
+the blind guesses need not have seen anything: his answers must tell victims apart, too (`ledger.dealt`). Who may try
 often is right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)):
 over all tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that
 tries may depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to
@@ -57,13 +57,13 @@ def floor_of(record: Record) -> float:
 
 
 def decide(
-    now: Measured | None, blind: Sequence[Record], new: Record, tries: int, apart: Callable[[], float] | None = None
+    now: Measured | None, blind: Sequence[Record], new: Record, tries: int, dealt: Callable[[], float] | None = None
 ) -> Decision:
     """Return whether `new` moves a row.
 
     now: the worst case that stands, None for none. blind: what guesses that see nothing score on the same victims; ()
-    where the question knows the chance of a right answer instead. apart: the p of answers that do not tell victims
-    apart (`ledger.apart`), asked where all else would move the row; None: it is not asked.
+    where the question knows the chance of a right answer instead. dealt: the p of answers that do not tell victims
+    apart (`ledger.dealt`), asked where all else would move the row; None: it is not asked.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
     level = level_of(tries)
@@ -79,7 +79,7 @@ def decide(
         best = one if best is None or one.p < best.p else best
     if best is None:
         raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
-    if not best.moved or apart is None or (p := apart()) <= level:
+    if not best.moved or dealt is None or (p := dealt()) <= level:
         return best
     why = f"its answers fit other victims as well as their own (p = {p:.2g}, judged at {level:.2g})"
     return replace(best, moved=False, p=p, reason=why)

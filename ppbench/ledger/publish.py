@@ -19,7 +19,7 @@ from ppbench.base.files import make_folder, write_atomic
 from ppbench.federation.view import acts
 from ppbench.ledger.form import About, row_of
 from ppbench.ledger.freeze import Scene, frozen
-from ppbench.ledger.scenes import apart
+from ppbench.ledger.scenes import separated
 from ppbench.questions.base import question_of
 from ppbench.records.salt import salt_of
 from ppbench.records.schema import CellConfig, Record
@@ -62,7 +62,7 @@ def computed(
     Arguments as of `run.sweep.sweep`. Raises UsageError: see there.
     """
     asked = drawn_with(load_suite(suite, preset, dataset=dataset, weights=weights), salt_of(out))
-    return sweep(apart(asked), out=out, only=only, workers=workers, progress=progress, command=command)
+    return sweep(separated(asked), out=out, only=only, workers=workers, progress=progress, command=command)
 
 
 def publish(results: Path, out: Path, dataset: str | None = None, weights: str | None = None) -> Published:
@@ -94,7 +94,7 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
 
 
 def _written(every: Sequence[Scene], out: Path, left_out: Sequence[str]) -> Published:
-    kept, secrets, clashes = _apart(every)
+    kept, secrets, clashes = _disjoint(every)
     make_folder(out)
     made = [frozen(scene, out, secrets) for scene in kept]
     index = [{"id": a.id, "title": a.title, "kinds": list(a.kinds), "bytes": _size(a)} for a in made]
@@ -102,7 +102,7 @@ def _written(every: Sequence[Scene], out: Path, left_out: Sequence[str]) -> Publ
     return Published(tuple(made), sum(map(_size, made)), (*left_out, *clashes), tuple(_remarks(made)))
 
 
-def _apart(every: Sequence[Scene]) -> tuple[list[Scene], list[Tensor], list[str]]:
+def _disjoint(every: Sequence[Scene]) -> tuple[list[Scene], list[Tensor], list[str]]:
     """Return the views of which no two share a victim, their victims, and why the others are left out.
 
     Who reads one would answer the other. Views of one evaluation's roles are of the same probes, and count once.

@@ -21,7 +21,7 @@ from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.suite import Suite
 
 
-def apart(suite: Suite) -> Suite:
+def separated(suite: Suite) -> Suite:
     """Return a suite with an evaluation for each view that can be published, of the first seed alone.
 
     Seeds share the data, and other seeds might draw the same victims. Views of servers that act are left out: nobody

@@ -25,8 +25,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.ledger.apart import by_chance
-from ppbench.ledger.book import EXTERNAL, Entry, add, entries, tries_at
+from ppbench.ledger.book import EXTERNAL, Entry, add, counted, entries, tries_at
+from ppbench.ledger.dealt import by_chance
 from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commitment, parsed, row_of
 from ppbench.ledger.guesses import read_guesses
 from ppbench.ledger.judge import Decision, decide
@@ -104,20 +104,18 @@ def score(frozen: Frozen, guesses: Path | str, truth: Path | str, weights: str |
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
                 raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
         record, scored, blind = scored_with(frozen, known, about, answers, digest)
-        before = standing(home, record, frozenset(e.cell for e in book if e.moved))
-        telling = partial(apart, frozen, known, about.kind, answers)
+        before = standing(counted(home, book), record)
+        telling = partial(dealt_anew, frozen, known, about.kind, answers)
         decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1, telling)
         Store(home / EXTERNAL).save(record, tensors=scored.images)
         add(home, _entry(frozen, about, record, digest, before, decision))
     return Score(about, frozen.about.title, record, before, decision)
 
 
-def standing(truth: Path, like: Record, moved: frozenset[str]) -> WorstCase | None:
-    """Return the worst case of a row: over our cells of the same view and question, and what has moved it."""
+def standing(records: Sequence[Record], like: Record) -> WorstCase | None:
+    """Return the worst case of a row over those of `records` that are of the same view and question as `like`."""
     row = row_of(like.config)
-    ours, outside = Store(truth).load_all(), Store(truth / EXTERNAL)
-    theirs = [outside.load(cell) for cell in sorted(moved) if outside.has(cell)]
-    same = [r for r in (*ours, *theirs) if row_of(r.config) == row and question_for(r) is question_for(like)]
+    same = [r for r in records if row_of(r.config) == row and question_for(r) is question_for(like)]
     return worst_case(same, question_for(like).headline(like.config))
 
 
@@ -178,8 +176,8 @@ def scored_with(
     return record, scored, [_record(known, config, one, inquiry.digest) for one in blind]
 
 
-def apart(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]) -> float:
-    """Return the p of answers that tell no victim from another, see `ledger.apart`."""
+def dealt_anew(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]) -> float:
+    """Return the p of answers that tell no victim from another, see `ledger.dealt`."""
     inquiry, question = asked(frozen, replace(known, yardstick=None), kind), question_of(kind)
     rule = question.rules_of(known.record.config)[0]
     places = {unit: place for place, unit in enumerate(known.victims.units)}

@@ -15,10 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, make_folder, write_atomic
-from ppbench.ledger.book import EXTERNAL, Entry, entries
+from ppbench.ledger.book import Entry, counted, entries
 from ppbench.ledger.form import ABOUT, About, Truth, parsed, row_of
 from ppbench.ledger.judge import ALPHA, floor_of, level_of
-from ppbench.ledger.transcript import checked
+from ppbench.ledger.transcript import about_of, checked
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -91,14 +91,19 @@ def _told(row: Row) -> list[dict[str, object]]:
     return [entry.model_dump(mode="json", exclude={"cell", "guesses", "p"}) for entry in row.history]
 
 
+def rounded(value: float) -> float:
+    """Return a figure as anybody may know it: to a tenth, of a share to a hundredth."""
+    return round(value, 1 if abs(value) > 1 else 2)
+
+
 def _abouts(transcripts: Path) -> list[About]:
     if kind_of(transcripts) != "folder":
         raise UsageError(f"{transcripts} is no folder of transcripts; give the --out of `ppbench publish`.")
     homes = [home for home in listing(transcripts) if kind_of(home / ABOUT) == "file"]
-    found = [parsed(About, home / ABOUT) for home in homes]
+    found = [about_of(home) for home in homes]
     for home, about in zip(homes, found, strict=True):
-        if about.id != about.name() or home.name != about.id:
-            raise UsageError(f"{home / ABOUT} was altered, or lies in another's folder; publish again.")
+        if home.name != about.id:
+            raise UsageError(f"{home} holds the transcript {about.id}; a folder has the name of what lies in it.")
     if not found:
         raise UsageError(f"There is no transcript in {transcripts}; give the --out of `ppbench publish`.")
     return found
@@ -106,13 +111,12 @@ def _abouts(transcripts: Path) -> list[About]:
 
 def rows(every: Sequence[About], truth: Path) -> list[Row]:
     """Return what stands in each row, the worst first."""
-    book, ours = entries(truth), Store(truth).load_all()
-    moved = {entry.cell for entry in book if entry.moved}
-    counted = [*ours, *(r for r in Store(truth / EXTERNAL).load_all() if r.cell_id in moved)]
+    book = entries(truth)
+    records = counted(truth, book)
     by_row: dict[str, list[Record]] = {}
-    for record in counted:
+    for record in records:
         by_row.setdefault(row_of(record.config), []).append(record)
-    known, store = Knowledge.of(counted), Store(truth)
+    known, store = Knowledge.of(records), Store(truth)
     found, undefended = [], dict[str, Leak | None]()
     for about in sorted(every, key=lambda a: a.defense.id != "none"):
         told = parsed(Truth, truth / "truth" / f"{about.id}.json")
@@ -139,8 +143,13 @@ def _row(about: About, mine: Sequence[Record], leak: Leak | None, told: Sequence
         tries=len(told),
         next_level=level,
         spent=min(floor_of(record) for record in mine) > level,
-        history=tuple(entry for entry in told if entry.moved),
+        history=tuple(_public(entry) for entry in told if entry.moved),
     )
+
+
+def _public(entry: Entry) -> Entry:
+    before = None if entry.before is None else rounded(entry.before)
+    return entry.model_copy(update={"before": before, "after": rounded(entry.after)})
 
 
 def _figures(mine: Sequence[Record], kinds: Sequence[str]) -> list[Figure]:
@@ -154,8 +163,7 @@ def _figures(mine: Sequence[Record], kinds: Sequence[str]) -> list[Figure]:
         worst = worst_case(some, name)
         metric = None if worst is None else worst.metric(name)
         if worst is not None and metric is not None and metric.value is not None:
-            digits = 1 if abs(metric.value) > 1 else 2
-            found.append(Figure(question.title, name, round(metric.value, digits), worst.name))
+            found.append(Figure(question.title, name, rounded(metric.value), worst.name))
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from ppbench.base.device import processor
-from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.errors import UsageError, first_fault, shown
 from ppbench.base.machine import GIB, memory
 from ppbench.base.registry import ADDRESSED, KINDS, OWN, Group, Plugin, find
 from ppbench.base.version import __version__
@@ -246,9 +246,5 @@ def submission_of(files: Files) -> Submission:
     try:
         return Submission.model_validate_json(data[: LARGEST + 1], strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:60] for part in first["loc"][:6]) or "the whole file"
-        why = because(ValueError(first["msg"]))
-        raise UsageError(
-            f"{files.path}: {SUBMISSION} is not of the form that it must have ({where}: {why})."
-        ) from error
+        why = first_fault(error)
+        raise UsageError(f"{files.path}: {SUBMISSION} is not of the form that it must have ({why}).") from error

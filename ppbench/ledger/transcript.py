@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.base import tree
 from ppbench.base.blame import guard
-from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.registry import STOCK, admit, find, plugins
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Plan
@@ -66,9 +66,7 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
     or needs what is not installed.
     """
     home = Path(path)
-    about = parsed(About, home / ABOUT)
-    if about.id != about.name():
-        raise UsageError(f"{home / ABOUT} was altered: its id is {about.id}, what it says has {about.name()}.")
+    about = about_of(home)
     plan, defense = _plan(about, home, trust), _defense(about, home, trust)
     with _named(home / ABOUT):
         for fault in chain(faults(about, plan), fitting(about, plan)):
@@ -79,6 +77,14 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
         view = view_of(about, plan, defense, tree.moved(tree.unpacked(data), torch.device(device)))
     asked = [Challenge(tuple(Slot(*slot) for slot in one.unit), about.batch) for one in about.questions]
     return Frozen(about, view, tuple(asked))
+
+
+def about_of(home: Path) -> About:
+    """Return what the transcript in a folder says of itself; UsageError: it says nothing, or was altered."""
+    about = parsed(About, home / ABOUT)
+    if about.id != about.name():
+        raise UsageError(f"{home / ABOUT} was altered: its id is {about.id}, what it says has {about.name()}.")
+    return about
 
 
 @contextmanager
@@ -103,8 +109,7 @@ def _plan(about: About, home: Path, trust: bool) -> Plan:
     try:
         plan = TypeAdapter(Plan).validate_python(about.plan)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise UsageError(f"{home / ABOUT} holds no plan ({shown(first['msg'])}); publish it again.") from error
+        raise UsageError(f"{home / ABOUT} holds no plan ({first_fault(error)}); publish it again.") from error
     _permit(plan.spec.model in plugins("models"), "network", plan.spec.model, trust)
     if any(value for name, value in plan.spec.options if name == "weights") or plan.spec.model == "frozen_backbone":
         raise UsageError(f"{home / ABOUT} names a file of weights on another machine; such networks are not published.")
@@ -133,15 +138,8 @@ def _permit(installed: bool, what: str, name: str, trust: bool) -> None:
         )
 
 
-def packed(view: View) -> list[Any]:
-    """Return what view.safetensors holds: mail, states, own data, public examples; equal tensors are one object."""
-    mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in view.mail]
-    states = [(s.probe, s.round, s.step, s.party, s.state) for s in view.states]
-    return _shared([mail, states, [list(pair) for pair in view.data], view.public])
-
-
-def _shared(found: list[Any]) -> list[Any]:
-    """Return a tree in which equal tensors are the same one: every probe is sent the model anew."""
+def packed(view: View) -> bytes:
+    """Return view.safetensors: `View.parts` in which equal tensors are one, as every probe is sent the model anew."""
     known: dict[tuple[str, torch.Size, bytes], torch.Tensor] = {}
 
     def one(leaf: torch.Tensor) -> torch.Tensor:
@@ -149,7 +147,7 @@ def _shared(found: list[Any]) -> list[Any]:
         digest = hashlib.sha256(here.reshape(-1).view(torch.uint8).numpy().tobytes() if here.numel() else b"").digest()
         return known.setdefault((str(here.dtype), here.shape, digest), here)
 
-    return tree.tree_map(one, found)
+    return tree.packed(tree.tree_map(one, view.parts()))
 
 
 def planned(plan: Plan) -> dict[str, Any]:

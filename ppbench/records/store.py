@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors import numpy as safe
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, first_fault
 from ppbench.base.files import TEMPORARY, kind_of, listing, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
@@ -204,10 +204,8 @@ class Store:
         except ValidationError as cause:
             if why := _by_newer(data):
                 raise UsageError(f"{path} {why}") from cause
-            first = cause.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the whole file"
             raise UsageError(
-                f"{path} is not a whole record ({where}: {first['msg']}); delete it to have the cell evaluated again."
+                f"{path} is not a whole record ({first_fault(cause)}); delete it to have the cell evaluated again."
             ) from cause
         if record.cell_id != cell_id:
             raise UsageError(f"{path} holds cell {record.cell_id}; a record is named by its cell.")

@@ -140,13 +140,13 @@ def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Note
     fed = config.federation
     sizes = {len(shard.x) for shard in task.shards.values()} if task is not None else {config.data.train // fed.clients}
     try:
-        found = [_epsilon(defense, _plan(config), max(1, size), fed.rounds) for size in sorted(sizes)]
-        if len({*found, _epsilon(defense, _plan(config, "mlp", 2), max(1, min(sizes)), fed.rounds)}) > len({*found}):
+        plan, other = _plan(config), _plan(config, classes=2)
+        if _epsilon(defense, plan, 1, fed.rounds) != _epsilon(defense, other, 1, fed.rounds):  # networks matter
             if not _small(config):
                 notes.unchecked["epsilon (it depends on the network, which is not built here)"] += 1
                 return
-            own = _plan(config, config.model.id)
-            found = [_epsilon(defense, own, max(1, size), fed.rounds) for size in sorted(sizes)]
+            plan = _plan(config, config.model.id)
+        found = [_epsilon(defense, plan, max(1, size), fed.rounds) for size in sorted(sizes)]
     except Exception as cause:  # noqa: BLE001 - parameters of a record may be anything
         notes.wrong(record, f"its mechanism's guarantee cannot be computed ({type(cause).__name__}: {cause})")
         return
@@ -173,7 +173,7 @@ def _small(config: CellConfig) -> bool:
 
 
 def _plan(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
-    """Return a record's plan on another network, `classes` of them; a small one stands in where none is named."""
+    """Return a record's plan on `network`, a small one that stands in; classes: another number of them, if not 0."""
     fed, model = config.federation, config.model
     opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
     local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)

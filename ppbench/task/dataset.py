@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.tree import hashed
 from ppbench.federation.plan import Columns, Data
 from ppbench.task.partition import mask_strata, strata
 
@@ -104,10 +105,7 @@ class Dataset:
     def _digest(self) -> str:
         digest = hashlib.sha256()
         known = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
-        for tensor in (part for part in known if part is not None):
-            array = tensor.contiguous().numpy()
-            digest.update(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
-            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+        hashed(digest, *(part for part in known if part is not None))
         return digest.hexdigest()
 
 
