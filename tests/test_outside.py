@@ -1,6 +1,7 @@
 """Attacks from outside: the examples run without ppbench, one without torch, and their guesses are scored."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "outside"
+PAGE = Path(__file__).parent.parent / "docs" / "ledger.md"
 SUITE = """
 schema = "ppbench.run.suite/1"
 id = "outside"
@@ -95,6 +97,20 @@ def test_labels_are_read_with_numpy_alone(published, tmp_path):
     found = score(load_transcript(transcript), tmp_path / "mine.json", truth)
     assert found.record.metrics == ours(truth, "label_recovery").metrics
     assert found.record.metric("label_accuracy").value == 1.0 and not found.decision.moved
+
+
+def test_what_the_page_for_users_shows_can_be_typed(published, tmp_path, monkeypatch):
+    """The first block of docs/ledger.md, literally but for the transcript's id; its file is scored."""
+    transcript, truth = published
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(transcript.parent, tmp_path / "transcripts")
+    assert "transcripts/ID" in block
+    exec(compile(block.replace("transcripts/ID", f"transcripts/{transcript.name}"), PAGE, "exec"), {})
+    with open(tmp_path / "my-attack.json", encoding="utf-8") as file:
+        assert json.load(file)["transcript"] == transcript.name
+    found = score(load_transcript(transcript), "my-attack.json", truth)
+    assert found.record.metric("psnr_median").value > 40
 
 
 def test_images_are_rebuilt_with_plain_torch(published, tmp_path):
