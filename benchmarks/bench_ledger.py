@@ -38,7 +38,7 @@ from ppbench.ledger.book import counted
 from ppbench.ledger.dealt import by_chance
 from ppbench.ledger.form import GuessAbout
 from ppbench.ledger.guesses import digest_of, save_guesses
-from ppbench.ledger.judge import DECIDING, decide, gain, level_of
+from ppbench.ledger.judge import DECIDING, decide, level_of, p_of
 from ppbench.ledger.publish import computed, publish
 from ppbench.ledger.score import Known, asked, dealt_anew, opened, score, scored_with, standing
 from ppbench.ledger.transcript import Frozen, load_transcript
@@ -158,7 +158,7 @@ class Trial:
         told = decide(sides[0], sides[1:], record, tries, lambda: dealt_anew(frozen, known, about.kind, answers))
         rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
         student = min(max(by_bootstrap(side, record, rule) for side in sides) for rule in rules)
-        exact = min(max(gain(side, record, rule).p for side in sides) for rule in rules)
+        exact = min(max(p_of(side, record, rule) for side in sides) for rule in rules)
         return {
             "moved": told.moved,
             "p": told.p,

@@ -316,8 +316,13 @@ def test_publish_and_score_at_the_command_line(published, truth, tmp_path, forke
 
 
 def test_verify_finds_nothing_in_what_an_organizer_keeps_though_each_view_has_victims_of_its_own(published, truth):
-    submitted = answered(truth.parent, published.ids[EASY], published.images(EASY))
-    score(published.frozen(EASY), submitted, truth)
+    submitted = answered(truth.parent, published.ids[HARD], published.images(HARD))
+    found = score(published.frozen(HARD), submitted, truth)
+    assert (
+        found.decision.moved
+        and found.decision.after == found.record.metric("psnr_median").value == 100
+        and found.decision.before < 100
+    )
     for folder in (truth, truth / "external"):
         assert examine(folder, claimed, recheck).problems == ()
     records = Store(truth).load_all()

@@ -69,13 +69,12 @@ def decide(
     level = level_of(tries)
     best: Decision | None = None
     for rule in rules:
-        against = [gain(side, new, rule) for side in (now, *blind) if side is not None]
-        shown = against[0] if now is not None else None
-        p = max((one.p for one in against), default=0.0)  # better than all of them
+        against = [p_of(side, new, rule) for side in (now, *blind) if side is not None]
+        p = max(against, default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
-        after = against[0].new if against else _figure(new, rule.metric)
-        reason = _reason(p, level, floor_of(new), shown is not None)
-        one = Decision(p <= level, tries, level, p, rule.name, shown.base if shown else None, after, reason)
+        before, after = None if now is None else _figure(now, rule.metric), _figure(new, rule.metric)
+        reason = _reason(p, level, floor_of(new), now is not None)
+        one = Decision(p <= level, tries, level, p, rule.metric, before, after, reason)
         best = one if best is None or one.p < best.p else best
     if best is None:
         raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
@@ -85,17 +84,9 @@ def decide(
     return replace(best, moved=False, p=p, reason=why)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """A figure on both sides, and the one-sided p of no gain for the attacker: 1 where the figure does not gain."""
-
-    base: float
-    new: float
-    p: float
-
-
-def gain(side: Measured, new: Record, rule: Rule) -> Gain:
-    """Return what `new` gains over `side`, by an exact test of signs on units; equal ones do not count."""
+def p_of(side: Measured, new: Record, rule: Rule) -> float:
+    """Return the p of no gain of `new` over `side`: by an exact test of signs on units, of which equal ones do not
+    count; 1 where the figure does not gain. Victims count as `Question.judged` has them: what is exact is exact."""
     sample = sample_of(side, new, rule)
     once = np.ones((1, len(sample.stratum)))
     base, now = (float(statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
@@ -103,7 +94,7 @@ def gain(side: Measured, new: Record, rule: Rule) -> Gain:
     more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
     gains = less if rule.safer else more
     better = now < base if rule.safer else now > base
-    return Gain(base, now, float(stats.binom.sf(gains - 1, more + less, 0.5)) if better else 1.0)
+    return float(stats.binom.sf(gains - 1, more + less, 0.5)) if better else 1.0
 
 
 def _by_chance(new: Record) -> float:
@@ -115,8 +106,8 @@ def _by_chance(new: Record) -> float:
     return float(stats.binom.sf(round(share * units) - 1, units, chance))
 
 
-def _figure(new: Record, metric: str) -> float:
-    found = new.metric(metric)
+def _figure(side: Measured, metric: str) -> float:
+    found = side.metric(metric)
     return 0.0 if found is None or found.value is None else found.value
 
 
