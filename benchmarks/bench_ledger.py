@@ -162,7 +162,7 @@ class Trial:
         return {
             "moved": told.moved,
             "p": told.p,
-            "after": told.after,
+            "after": float(np.median([score.decibels for score in record.victims])),
             "student": min(1.0, len(rules) * student),
             "signs": min(1.0, len(rules) * exact),
         }
