@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.attack import Attack, Guess
 from ppbench.adversary.victims import Victims
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because
@@ -23,7 +23,6 @@ from ppbench.base.files import kind_of
 from ppbench.base.locks import locked
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
-from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.ledger.book import EXTERNAL, Entry, add, counted, entries, tries_at
 from ppbench.ledger.dealt import by_chance
@@ -46,15 +45,12 @@ PREFIX = "external:"
 
 @dataclass(frozen=True)
 class Outside(Attack):
-    """Stands for an attack of which only answers are known: what it matches is taken to be the defense's evidence."""
+    """Stands for an attack of which only answers are known, and which cannot be run: it is taken to match what the
+    defense's own evidence says."""
 
     name: ClassVar[str] = "external"
     kind: ClassVar[str] = ""
     reads_alone: ClassVar[bool] = False
-
-    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Refuse: its answers came in a file."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
