@@ -10,9 +10,11 @@ from observations import seeded
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction import dlg
-from ppbench.attacks.reconstruction.fastpath import affine
-from ppbench.attacks.reconstruction.fastpath.affine import Convolution, Outer
+from ppbench.attacks.reconstruction.fastpath import traced
+from ppbench.attacks.reconstruction.fastpath.affine import Full, Outer
+from ppbench.attacks.reconstruction.fastpath.back import Compact, Gathered, Summed
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
+from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.search.lbfgs import Minima, Settings
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
@@ -154,18 +156,44 @@ def test_plain_gradients_of_other_networks_are_mapped_over_victims(measure):
     check(SimulatedObjective, plan, params, 1, ["none"], measure)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "size"), [(3, 1, 1, (6, 5)), ((3, 2), (1, 2), (2, 0), (7, 9)), (5, 2, 2, (8, 9))]
+@given(
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
 )
-def test_patches_are_summed_alike_slice_by_slice_and_by_torch(kernel, stride, padding, size, monkeypatch):
-    module = nn.Conv2d(3, 4, kernel, stride, padding)
+@settings(max_examples=60, deadline=None)
+def test_every_way_back_is_the_one_of_autograd(kernel, stride, padding, size):
+    module = nn.Conv2d(2, 3, kernel, stride, padding, bias=False).double()
+    x = torch.rand(2, 2, *size, generator=seeded(), dtype=torch.float64, requires_grad=True)
+    z = module(x)
+    cotangent = torch.rand(z.shape, generator=seeded(1), dtype=torch.float64)
+    (wanted,) = torch.autograd.grad(z, x, cotangent)
     layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
-    dropped = torch.rand(2, module.weight[0].numel(), layer.out[0] * layer.out[1], generator=seeded())
-    whole = layer.fold(dropped)
-    monkeypatch.setattr(affine, "SLICED", 0)
-    sliced = layer.fold(dropped)
-    assert sliced.shape == (2, 3, *size)
-    assert torch.allclose(sliced, whole, atol=1e-5)
+    for way in (Compact(layer.form, x), Summed(layer.form), Summed(layer.form, sliced=0), Gathered(layer.form, x)):
+        weight = Full(layer.weight.rows, way.columns(layer.weight.rows))
+        assert torch.allclose(way.fold(way.drop(weight, way.cut(cotangent))), wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("measure", ["squares", "cosine", "absolute", "tensors", "poisoned"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_trace_has_the_same_bits_on_other_numbers(measure, dtype, monkeypatch):
+    """Before and after the trace is made, and on guesses and victims that it was not made of."""
+    monkeypatch.setattr(traced, "WARM", 2)
+    plan, g = Plan(net_spec("dlnet", (3, 16, 16), CLASSES), 1), seeded()
+    params = {n: v.to(dtype) for n, v in initial(plan.spec, 0).items()}
+    observed = [{n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()} for _ in range(3)]
+    weights = [{n: torch.rand((), generator=g) for n in params} for _ in range(3)]
+    chain = ChainObjective(compile_chain(plan, params, dtype), plan.loss, observed, weights, 2, measure)
+    for call in range(6):
+        x = torch.rand(2, 2, 3, 16, 16, generator=g, dtype=dtype)
+        y = torch.rand(2, 2, CLASSES, generator=g, dtype=dtype)
+        index = torch.tensor([call % 3, (call + 1) % 3])
+        found = chain(x, y, x.new_zeros(2, 0), index)[:3]
+        assert (len(chain.traced.traces) == 1) == (call >= 1)
+        with torch.inference_mode():
+            wanted = chain._slopes(x, y, index)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize(

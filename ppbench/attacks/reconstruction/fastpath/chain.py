@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo
-from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target, tensors
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo
+from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
+from ppbench.attacks.reconstruction.fastpath.distances import absolute, cosine, gap, residual, target, tensors
 from ppbench.attacks.reconstruction.fastpath.layers import (
     ACTIVATIONS,
     Activation,
@@ -26,6 +27,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
+from ppbench.attacks.reconstruction.fastpath.traced import Traced
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
@@ -149,23 +151,18 @@ class ChainObjective:
         factor = measure in ("squares", "cosine")
         targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
         self.targets = [goal.bounded() for goal in targets] if measure == "bounded" else targets
-        self.chosen: tuple[Tensor, list[Target]] | None = None
-
-    def select(self, index: Tensor) -> list[Target]:
-        """Return the targets of the victims `index` [S]; kept, because an optimizer asks for the same ones again."""
-        if self.chosen is None or not torch.equal(self.chosen[0], index):
-            self.chosen = (index.clone(), [goal.at(index) for goal in self.targets])
-        return self.chosen[1]
+        self.traced = self._slopes if measure == "bounded" else Traced(self._slopes)  # that one asks numpy
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
         with untracked(x.device):
-            return self._slopes(x, y, nuisance, index)
+            total, by_x, by_y = self.traced(x, y, index)
+        return total, by_x, by_y, nuisance
 
-    def _slopes(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _slopes(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         a, memos = forward(self.steps, x)
         pairs = backward(self.steps, memos, self.output.cotangent(a, y))
-        layers = [(*pair, goal) for pair, goal in zip(pairs, self.select(index), strict=True)]
+        layers = [(*pair, goal.at(index)) for pair, goal in zip(pairs, self.targets, strict=True)]
         if self.measure == "cosine":
             total, directions = cosine([gap(*layer) for layer in layers])
         elif self.measure in POWERS:
@@ -176,7 +173,7 @@ class ChainObjective:
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
         tangent = forward_tangent(self.steps, memos, directions)
         change = backward_tangent(self.steps, memos, directions, self.output.change(a, y, tangent))
-        return total, change.reshape(x.shape), self.output.y_gradient(a, tangent), nuisance
+        return total, change.reshape(x.shape), self.output.y_gradient(a, tangent)
 
 
 def forward(steps: Sequence[Step], x: Tensor) -> tuple[Tensor, list[Memo]]:

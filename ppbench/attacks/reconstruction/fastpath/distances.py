@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Convolution, Direction, Memo, Outer
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo, Outer
+from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import TINY, bounded, inverse_root
 

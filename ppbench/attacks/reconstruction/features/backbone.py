@@ -25,6 +25,7 @@ from ppbench.attacks.reconstruction.fastpath.chain import (
 )
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
+from ppbench.attacks.reconstruction.fastpath.traced import Traced
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -72,13 +73,15 @@ class ChainBackbone:
         self.steps, self.known = list(steps), known
         layers = [step for step in self.steps if isinstance(step, Affine)]
         self.targets = [target(layer, known.observed, known.weights, batch) for layer in layers]
+        self.traced = Traced(self._slopes)
 
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
         with untracked(x.device):
-            return self._slopes(x, w, index)
+            loss, by_x, by_w = self.traced(x, w, index)
+        return loss, by_x, by_w
 
-    def _slopes(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _slopes(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         a, memos = forward(self.steps, x)
         features, pull = self.known.feature_term(a.reshape(w.shape), index)
         distance, directions = torch.zeros_like(features), []

@@ -1,0 +1,70 @@
+"""A convolution as an affine layer on patches of images."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Full, Memo, Outer, spread, summed
+from ppbench.attacks.reconstruction.fastpath.back import COMPACT, Compact, Form, Gathered, Summed, Way, patches
+
+
+class Convolution(Affine):
+    """A convolution of images [N, C, H, W], as products with patches [N, L, K], K over (kh, kw, C)."""
+
+    def __init__(
+        self, module: nn.Conv2d, name: str, weight: Tensor, bias: Tensor | None, first: bool, size: tuple[int, int]
+    ) -> None:
+        self.form = form = Form.of(module, size)
+        self.way: Way = Summed(form) if form.gathered > form.patch else Gathered(form, weight)
+        if form.places * math.prod(size) <= COMPACT:
+            self.way = Compact(form, weight)
+        super().__init__(name, weight, bias, first)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return weights [V, O, C, kh, kw] as rows [V, O, kh * kw * C]."""
+        return weight.permute(0, 1, 3, 4, 2).flatten(2).contiguous()
+
+    def direction(self, rows: Tensor) -> Full:
+        """Return the direction [V, O, K] together with what the way back multiplies by."""
+        return Full(rows, self.way.columns(rows))
+
+    def lift(self, a: Tensor) -> Tensor:
+        """Return the patches [N, L, K] of images [N, C, H, W], L output positions."""
+        high, wide = self.form.axes
+        at, kernel, stride = (high.padding, wide.padding), (high.kernel, wide.kernel), (high.stride, wide.stride)
+        return patches(a, (high.padded, wide.padded), at, kernel, stride, (high.out, wide.out))
+
+    def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
+        """Return W a [N, O, H', W'] for patches [N, L, K]; W is written out."""
+        assert isinstance(weight, Full)
+        rows = spread(weight.rows, len(lifted))
+        z = torch.bmm(rows, lifted.transpose(1, 2))
+        return z.view(len(lifted), -1, self.form.high.out, self.form.wide.out)
+
+    def cut(self, cotangent: Tensor) -> Tensor:
+        """Return the output's cotangent arranged for the way back."""
+        return self.way.cut(cotangent)
+
+    def drop(self, weight: Full | Outer, cut: Tensor) -> Tensor:
+        """Return W^T cotangent as the way back has it, not yet images; W is written out."""
+        assert isinstance(weight, Full)
+        return self.way.drop(weight, cut)
+
+    def fold(self, dropped: Tensor) -> Tensor:
+        """Return what `drop` gave, or a sum of it, as images [N, C, H, W]."""
+        return self.way.fold(dropped)
+
+    def add(self, z: Tensor, bias: Tensor) -> Tensor:
+        """Return z [N, O, H', W'] plus a bias [V, O] or [1, O]."""
+        return z + spread(bias, len(z))[:, :, None, None]
+
+    def weight_gradient(self, memo: Memo) -> Tensor:
+        """Return the weight's gradient as rows [V, O, K]."""
+        return summed(torch.bmm(memo.cotangent.flatten(2), memo.inputs), memo.victims)
+
+    def bias_gradient(self, memo: Memo) -> Tensor:
+        """Return the bias' gradient [V, O]."""
+        return summed(memo.cotangent.flatten(2).sum(2), memo.victims)
