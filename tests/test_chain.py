@@ -10,7 +10,7 @@ from observations import seeded
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction import dlg
-from ppbench.attacks.reconstruction.fastpath import traced
+from ppbench.attacks.reconstruction.fastpath import chain, traced
 from ppbench.attacks.reconstruction.fastpath.affine import Full, Outer
 from ppbench.attacks.reconstruction.fastpath.back import Compact, Gathered, Summed
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
@@ -175,25 +175,54 @@ def test_every_way_back_is_the_one_of_autograd(kernel, stride, padding, size):
         assert torch.allclose(way.fold(way.drop(weight, way.cut(cotangent))), wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", ["squares", "cosine", "absolute", "tensors", "poisoned"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_trace_has_the_same_bits_on_other_numbers(measure, dtype, monkeypatch):
-    """Before and after the trace is made, and on guesses and victims that it was not made of."""
-    monkeypatch.setattr(traced, "WARM", 2)
-    plan, g = Plan(net_spec("dlnet", (3, 16, 16), CLASSES), 1), seeded()
-    params = {n: v.to(dtype) for n, v in initial(plan.spec, 0).items()}
-    observed = [{n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()} for _ in range(3)]
-    weights = [{n: torch.rand((), generator=g) for n in params} for _ in range(3)]
-    chain = ChainObjective(compile_chain(plan, params, dtype), plan.loss, observed, weights, 2, measure)
-    for call in range(6):
-        x = torch.rand(2, 2, 3, 16, 16, generator=g, dtype=dtype)
-        y = torch.rand(2, 2, CLASSES, generator=g, dtype=dtype)
-        index = torch.tensor([call % 3, (call + 1) % 3])
-        found = chain(x, y, x.new_zeros(2, 0), index)[:3]
-        assert (len(chain.traced.traces) == 1) == (call >= 1)
+LAYERS = {
+    "tanh": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()),
+    "sigmoid": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.Sigmoid(), nn.MaxPool2d(2), nn.Flatten()),
+    "leaky": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Flatten()),
+    "leakier": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.LeakyReLU(0.3), nn.MaxPool2d(2), nn.Flatten()),
+    "gathered": nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 5, 2, 2), nn.ReLU(), nn.Flatten()),
+}
+
+
+MEASURES: list[Measure] = ["squares", "cosine", "absolute", "tensors", "poisoned"]
+
+
+def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(monkeypatch):
+    """Traces are shared by all objectives of a process: other weights, observations, guesses and victims each time."""
+    monkeypatch.setattr(traced, "WARM", 1)
+    monkeypatch.setattr(chain, "TRACES", traced.Traces())
+    kinds, dtypes = ("none", "tensors", "entries"), (torch.float32, torch.float64)
+    cases = [(layers, measure, dtypes[i % 2]) for i, layers in enumerate(LAYERS) for measure in MEASURES[i % 3 :: 2]]
+    cases += [("leaky", "squares", torch.float32), ("leakier", "squares", torch.float32)]
+    for seed, (layers, measure, dtype) in enumerate(cases * 3):
+        g, (plan, params) = seeded(seed), plan_of(LAYERS[layers], (2, 11, 12))
+        params = {n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()}
+        observed = [{n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()} for _ in "abc"]
+        kind = kinds[cases.index((layers, measure, dtype)) % 3]
+        weights = None if kind == "none" else [precisions(one, kind, g) for one in observed]
+        mine = ChainObjective(compile_chain(plan, params, dtype), plan.loss, observed, weights, 2, measure)
+        x = torch.rand(2, 2, 2, 11, 12, generator=g, dtype=dtype)
+        y, index = torch.rand(2, 2, CLASSES, generator=g, dtype=dtype), torch.tensor([seed % 3, (seed + 1) % 3])
+        found = mine(x, y, x.new_zeros(2, 0), index)[:3]
         with torch.inference_mode():
-            wanted = chain._slopes(x, y, index)
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+            wanted = mine.slopes(x, y, index, *mine.tensors)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert len(chain.TRACES.kept) == len(set(cases))
+
+
+def test_a_process_keeps_the_traces_that_it_used_last_and_no_more():
+    traces, ran = traced.Traces(), []
+
+    def twice(x: Tensor) -> tuple[Tensor, ...]:
+        ran.append(len(x))
+        return x + x, x
+
+    for length in [*range(1, traced.MOST + 2), 1]:
+        for _ in range(traced.WARM + 1):
+            assert traces.run(twice, "twice", [torch.ones(length)])[0].tolist() == [2.0] * length
+    assert len(traces.kept) == traced.MOST
+    assert ran.count(2) == traced.WARM + 1  # in the call that traces it runs twice; then Python is not asked
+    assert ran.count(1) == 2 * (traced.WARM + 1)  # it had to make room
 
 
 @pytest.mark.parametrize(
@@ -223,9 +252,9 @@ def test_a_dense_gradient_is_compared_as_an_outer_product_only_where_it_is_one()
     noisy = {name: value + 1e-3 * torch.randn_like(value) for name, value in observed.items()}
     steps = compile_chain(plan, params, torch.float64)
     exact = ChainObjective(steps, plan.loss, [observed], None, 1)
-    assert all(isinstance(goal.rows, Outer) for goal in exact.targets)
+    assert all(isinstance(goal.rows, Outer) for goal in exact.match.targets)
     blurred = ChainObjective(steps, plan.loss, [noisy], None, 1)
-    assert not any(isinstance(goal.rows, Outer) for goal in blurred.targets)
+    assert not any(isinstance(goal.rows, Outer) for goal in blurred.match.targets)
     loss, gx, *_ = exact(x, y, x.new_zeros(1, 0), torch.tensor([0]))
     assert float(loss) < 1e-25
     assert float(gx.abs().max()) < 1e-12

@@ -7,9 +7,13 @@ loss by an activation (the R-operator of Pearlmutter, Neural Computation 6, 1994
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,10 @@ class Full:
     rows: Tensor
     columns: Tensor
 
+    def mapped(self, change: Change) -> Full:
+        """Return it with each tensor changed."""
+        return Full(change(self.rows), change(self.columns))
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -26,6 +34,10 @@ class Outer:
 
     left: Tensor
     right: Tensor
+
+    def mapped(self, change: Change) -> Outer:
+        """Return it with each tensor changed."""
+        return Outer(change(self.left), change(self.right))
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,17 @@ class Affine:
     def __init__(self, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
         self.name, self.first = name, first
         self.weight, self.bias = self.direction(self.pack(weight[None])), bias
+
+    @property
+    def about(self) -> str:
+        """What it does but for its weights and their shapes."""
+        return f"affine, first: {self.first}"
+
+    def mapped(self, change: Change) -> Affine:
+        """Return it with each tensor changed."""
+        made = copy.copy(self)
+        made.weight, made.bias = self.weight.mapped(change), None if self.bias is None else change(self.bias)
+        return made
 
     def pack(self, weight: Tensor) -> Tensor:
         """Return weights [V, *shape] as rows [V, O, K]."""

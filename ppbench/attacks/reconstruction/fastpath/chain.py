@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Change, Direction, Memo
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
-from ppbench.attacks.reconstruction.fastpath.distances import absolute, cosine, gap, residual, target, tensors
+from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target, tensors
 from ppbench.attacks.reconstruction.fastpath.layers import (
     ACTIVATIONS,
     Activation,
@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
-from ppbench.attacks.reconstruction.fastpath.traced import Traced
+from ppbench.attacks.reconstruction.fastpath.traced import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
@@ -133,6 +133,44 @@ def untracked(device: torch.device) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Match:
+    """The layers of a chain and what the gradients of the affine ones are compared with."""
+
+    steps: Sequence[Step]
+    targets: Sequence[Target]
+
+    @property
+    def about(self) -> str:
+        """What it is but for its tensors."""
+        return str([part.about for part in (*self.steps, *self.targets)])
+
+    def tensors(self) -> list[Tensor]:
+        """Return its tensors, in order."""
+        found: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self._mapped(keep)
+        return found
+
+    def of(self, tensors: Sequence[Tensor]) -> Match:
+        """Return the same of other `tensors`."""
+        each = iter(tensors)
+        return self._mapped(lambda _: next(each))
+
+    def _mapped(self, change: Change) -> Match:
+        steps = [step.mapped(change) if isinstance(step, Affine) else step for step in self.steps]
+        return Match(steps, [goal.mapped(change) for goal in self.targets])
+
+    def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, Target]]:
+        """Return each affine layer, its memo after the backward pass of `cotangent`, and the targets of `index` [S]."""
+        pairs = zip(backward(self.steps, memos, cotangent), self.targets, strict=True)
+        return [(layer, memo, goal.at(index)) for (layer, memo), goal in pairs]
+
+
 class ChainObjective:
     """D and its gradient for V victims of `batch` examples that share the weights of `steps` (see `target`)."""
 
@@ -146,23 +184,26 @@ class ChainObjective:
         measure: Measure = "squares",
         floor: float = FLOOR,
     ) -> None:
-        self.steps, self.output, self.measure, self.floor = steps, OUTPUTS[loss], measure, floor
-        self.layers = [step for step in steps if isinstance(step, Affine)]
-        factor = measure in ("squares", "cosine")
-        targets = [target(layer, observed, weights, batch, factor) for layer in self.layers]
-        self.targets = [goal.bounded() for goal in targets] if measure == "bounded" else targets
-        self.traced = self._slopes if measure == "bounded" else Traced(self._slopes)  # that one asks numpy
+        self.output, self.measure, self.floor = OUTPUTS[loss], measure, floor
+        factor, layers = measure in ("squares", "cosine"), [step for step in steps if isinstance(step, Affine)]
+        targets = [target(layer, observed, weights, batch, factor) for layer in layers]
+        self.match = Match(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets)
+        self.tensors, self.about = self.match.tensors(), f"{loss} {measure} {floor} {self.match.about}"
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
         with untracked(x.device):
-            total, by_x, by_y = self.traced(x, y, index)
+            if self.measure == "bounded":  # which asks numpy
+                total, by_x, by_y = self.slopes(x, y, index, *self.tensors)
+            else:
+                total, by_x, by_y = TRACES.run(self.slopes, self.about, (x, y, index, *self.tensors))
         return total, by_x, by_y, nuisance
 
-    def _slopes(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        a, memos = forward(self.steps, x)
-        pairs = backward(self.steps, memos, self.output.cotangent(a, y))
-        layers = [(*pair, goal.at(index)) for pair, goal in zip(pairs, self.targets, strict=True)]
+    def slopes(self, x: Tensor, y: Tensor, index: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx and dD/dy of the same match with the tensors `held`."""
+        match = self.match.of(held)
+        a, memos = forward(match.steps, x)
+        layers = match.paired(memos, self.output.cotangent(a, y), index)
         if self.measure == "cosine":
             total, directions = cosine([gap(*layer) for layer in layers])
         elif self.measure in POWERS:
@@ -171,8 +212,8 @@ class ChainObjective:
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
-        tangent = forward_tangent(self.steps, memos, directions)
-        change = backward_tangent(self.steps, memos, directions, self.output.change(a, y, tangent))
+        tangent = forward_tangent(match.steps, memos, directions)
+        change = backward_tangent(match.steps, memos, directions, self.output.change(a, y, tangent))
         return total, change.reshape(x.shape), self.output.y_gradient(a, tangent)
 
 

@@ -23,6 +23,11 @@ class Convolution(Affine):
             self.way = Compact(form, weight)
         super().__init__(name, weight, bias, first)
 
+    @property
+    def about(self) -> str:
+        """What it does but for its weights."""
+        return f"{self.form}, {type(self.way).__name__}, first: {self.first}"
+
     def pack(self, weight: Tensor) -> Tensor:
         """Return weights [V, O, C, kh, kw] as rows [V, O, kh * kw * C]."""
         return weight.permute(0, 1, 3, 4, 2).flatten(2).contiguous()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo, Outer
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Change, Direction, Memo, Outer
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import TINY, bounded, inverse_root
@@ -40,12 +40,21 @@ class Target:
 
     def at(self, index: Tensor) -> Target:
         """Return the targets of the victims `index` [S]."""
-        rows = self.rows
+        return self.mapped(lambda tensor: tensor[index])
+
+    @property
+    def about(self) -> str:
+        """Which of its tensors there are."""
+        parts = (self.bias, self.weight, self.bias_weight)
+        return f"{type(self.rows).__name__} {[part is not None for part in parts]}"
+
+    def mapped(self, change: Change) -> Target:
+        """Return it with each tensor changed."""
+        rows = self.rows.mapped(change) if isinstance(self.rows, Outer) else change(self.rows)
         bias, weight, bias_weight = (
-            None if p is None else p[index] for p in (self.bias, self.weight, self.bias_weight)
+            None if part is None else change(part) for part in (self.bias, self.weight, self.bias_weight)
         )
-        picked = Outer(rows.left[index], rows.right[index]) if isinstance(rows, Outer) else rows[index]
-        return Target(picked, bias, weight, bias_weight, self.size[index])
+        return Target(rows, bias, weight, bias_weight, change(self.size))
 
     def bounded(self) -> Target:
         """Return the target with its visible entries `bounded`, which must be written out: once, not a step."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine
 from ppbench.attacks.reconstruction.fastpath.chain import (
-    backward,
+    Match,
     backward_tangent,
     compile_chain,
     forward,
@@ -25,7 +25,7 @@ from ppbench.attacks.reconstruction.fastpath.chain import (
 )
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
-from ppbench.attacks.reconstruction.fastpath.traced import Traced
+from ppbench.attacks.reconstruction.fastpath.traced import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
@@ -59,40 +59,44 @@ class _Known:
         square = gap * gap
         return (square if self.weights is None else square * self.weights[victim][name]).sum()
 
-    def feature_term(self, phi: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return consistency * sum_i ||phi_i - known||^2 / ||known||^2 as [S], and its gradient by phi [S, B, D]."""
-        gap = phi - self.phi[index]
-        pulled = self.pull[index][..., None] * gap
-        return (pulled * gap).sum((1, 2)), 2 * pulled
+
+def feature_term(phi: Tensor, known: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_i pull_i ||phi_i - known_i||^2 as [S], and its gradient by phi [S, B, D]; pull: [S, B]."""
+    gap = phi - known
+    pulled = pull[..., None] * gap
+    return (pulled * gap).sum((1, 2)), 2 * pulled
 
 
 class ChainBackbone:
     """`BackboneObjective` on the fast chain of layers: `steps` of the features, without the head."""
 
     def __init__(self, steps: Sequence[Step], known: _Known, batch: int) -> None:
-        self.steps, self.known = list(steps), known
-        layers = [step for step in self.steps if isinstance(step, Affine)]
-        self.targets = [target(layer, known.observed, known.weights, batch) for layer in layers]
-        self.traced = Traced(self._slopes)
+        layers = [step for step in steps if isinstance(step, Affine)]
+        self.match = Match(steps, [target(layer, known.observed, known.weights, batch) for layer in layers])
+        self.tensors = [known.scale, known.phi, known.pull, *self.match.tensors()]
+        self.about = f"backbone {self.match.about}"
 
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
         with untracked(x.device):
-            loss, by_x, by_w = self.traced(x, w, index)
+            loss, by_x, by_w = TRACES.run(self.slopes, self.about, (x, w, index, *self.tensors))
         return loss, by_x, by_w
 
-    def _slopes(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        a, memos = forward(self.steps, x)
-        features, pull = self.known.feature_term(a.reshape(w.shape), index)
+    def slopes(
+        self, x: Tensor, w: Tensor, index: Tensor, scale: Tensor, phi: Tensor, pull: Tensor, *held: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the same, of what is known of V victims and the same match with the tensors `held`."""
+        match, scale = self.match.of(held), scale[index]
+        a, memos = forward(match.steps, x)
+        features, pulled = feature_term(a.reshape(w.shape), phi[index], pull[index])
         distance, directions = torch.zeros_like(features), []
-        for (layer, memo), goal in zip(backward(self.steps, memos, w.reshape(a.shape)), self.targets, strict=True):
-            direction, part = residual(layer, memo, goal.at(index))
+        for layer in match.paired(memos, w.reshape(a.shape), index):
+            direction, part = residual(*layer)
             directions.append(direction)
             distance = distance + part
-        scale = self.known.scale[index]
         # dD/dx is linear in the change fed in at the features: the pull of the known features enters there
-        by_w = forward_tangent(self.steps, memos, directions)
-        by_x = backward_tangent(self.steps, memos, directions, (pull * scale[:, None, None]).reshape(a.shape))
+        by_w = forward_tangent(match.steps, memos, directions)
+        by_x = backward_tangent(match.steps, memos, directions, (pulled * scale[:, None, None]).reshape(a.shape))
         by_x, by_w = by_x.reshape(len(x), -1) / scale[:, None], by_w.reshape(w.shape) / scale[:, None, None]
         return distance / scale + features, by_x.reshape(x.shape), by_w
 
@@ -125,7 +129,8 @@ class AutogradBackbone:
             if self.known.weights is not None:
                 square = square * torch.stack([self.known.weights[i][name] for i in index.tolist()])
             distance = distance + square.flatten(1).sum(1)
-        loss = distance / self.known.scale[index] + self.known.feature_term(phi, index)[0]
+        features, _ = feature_term(phi, self.known.phi[index], self.known.pull[index])
+        loss = distance / self.known.scale[index] + features
         by_x, by_w = torch.autograd.grad(loss.sum(), (x, w))
         return loss.detach(), by_x, by_w
 
