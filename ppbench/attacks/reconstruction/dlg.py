@@ -84,8 +84,7 @@ def match_gradients(
     z, space = starts.rows(starts.x.flatten(1)), Pixels(tuple(starts.x.shape[1:]), *plan.data_range)
     loss, counts = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.int64)
     for rows in groups(evidences):
-        at_once = (settings or Settings()).at_once(z[rows])
-        matching = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype, at_once)
+        matching = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype)
         problem = Problem(space, matching, unit[rows].to(z), starts.at(rows), penalty=prior)
         minima = minimize(problem, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)
         z[rows], loss[rows], counts[rows] = minima.z, minima.loss, minima.evaluations

@@ -19,7 +19,6 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
 from ppbench.attacks.reconstruction.features.backbone import backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
-    SETTINGS,
     Features,
     Images,
     head_cotangents,
@@ -135,9 +134,8 @@ class FeatureInversion(Attack):
     def _joint(self, plan: Plan, params: Params, victims: Sequence[Victim], phi: Tensor, start: Tensor) -> Images:
         weights = [tree_map(lambda t: t.detach(), victim.weight) for victim in victims if victim.weight]
         observed = [victim.observed for victim in victims]
-        at_once = SETTINGS.at_once(torch.cat([start.flatten(1), phi.flatten(1)], 1))
         objective = backbone_objective(
-            plan, params, observed, phi, weights=weights or None, consistency=self.consistency, at_once=at_once
+            plan, params, observed, phi, weights=weights or None, consistency=self.consistency
         )
         labels = torch.stack([victim.features.labels for victim in victims]).to(phi.device)
         smoothness = self.joint_tv if phi.shape[1] > 1 else 0.0

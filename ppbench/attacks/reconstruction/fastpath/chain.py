@@ -7,7 +7,6 @@ R-operator (Pearlmutter 1994) give it: about four passes, for many victims in on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,11 +30,6 @@ from ppbench.attacks.reconstruction.fastpath.traced import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
-
-WIDE = 25_000
-"""Positions (rows x examples x height x width) from which vmap over victims is faster, see `prefers_vmap`."""
-ROWS = 32
-"""Rows that are evaluated together, at most: the slots of L-BFGS."""
 
 
 @dataclass(frozen=True)
@@ -111,16 +105,6 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
         return Convolution(module, key, weight, bias, first, size)
     return None
-
-
-def prefers_vmap(steps: Sequence[Step], rows: int, batch: int, shape: tuple[int, ...]) -> bool:
-    """Return whether vmap takes less time than this chain, by shapes (measured in `benchmarks/bench_fastpath.py`).
-
-    rows: victims that are evaluated together, which may be fewer than there are: L-BFGS's pairs of a large batch leave
-    room for one at a time, which the chain does in a third of the time of vmap.
-    """
-    wide = min(rows, ROWS) * batch * math.prod(shape[1:]) >= WIDE
-    return wide and batch > 1 and any(isinstance(step, Convolution) for step in steps)
 
 
 @contextmanager

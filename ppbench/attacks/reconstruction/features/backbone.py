@@ -3,7 +3,7 @@
 Whatever a client's secret loss on the features is, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
 of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
 (SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. Value and gradient come from the chain of
-`reconstruction.fastpath`, or from double backward where networks lack that form, or it does not pay.
+`reconstruction.fastpath`, or from double backward where networks lack that form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ppbench.attacks.reconstruction.fastpath.chain import (
     compile_chain,
     forward,
     forward_tangent,
-    prefers_vmap,
     untracked,
 )
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
@@ -71,7 +70,7 @@ class ChainBackbone:
     """`BackboneObjective` on the fast chain of layers: `steps` of the features, without the head."""
 
     def __init__(self, steps: Sequence[Step], known: _Known, batch: int) -> None:
-        layers = [step for step in steps if isinstance(step, Affine)]
+        layers, self.known = [step for step in steps if isinstance(step, Affine)], known
         self.match = Match(steps, [target(layer, known.observed, known.weights, batch) for layer in layers])
         self.tensors = [known.scale, known.phi, known.pull, *self.match.tensors()]
         self.about = f"backbone {self.match.about}"
@@ -143,16 +142,14 @@ def backbone_objective(
     *,
     weights: Sequence[Params] | None = None,
     consistency: float = 10.0,
-    at_once: int | None = None,
 ) -> BackboneObjective:
     """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
 
     Of their observed gradients, whose entries of the head are ignored, with precisions `weights` (0 hides an entry),
-    and of their features phi [V, B, D] as recovered from the head. at_once: see `search.problem.objective`.
+    and of their features phi [V, B, D] as recovered from the head.
     """
     known = _Known(observed, weights, phi, consistency)
     steps = compile_chain(plan, params, phi.dtype)
-    rows = len(observed) if at_once is None else at_once
-    if steps is None or prefers_vmap(steps, rows, phi.shape[1], plan.spec.shape):
+    if steps is None:
         return AutogradBackbone(plan, params, known)
     return ChainBackbone(steps[:-1], known, phi.shape[1])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain, prefers_vmap
+from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.starts import LOGIT, Starts
 from ppbench.base.tree import Params
@@ -236,23 +236,17 @@ def _stacked(trees: Sequence[Params]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]} if trees else {}
 
 
-def objective(
-    evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype, at_once: int | None = None
-) -> Objective:
+def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
     """Return D of V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
-    batch: examples N of each, over all slots of its unit.  dtype: of the computation.  at_once: rows that the search
-    evaluates together, None for one a victim.
+    batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
     first, measure = evidences[0], evidences[0].measure
     mappable, altered = isinstance(first.simulate, Mappable), getattr(first.simulate, "alters", False)
     whole = not altered and not first.nuisance and first.params and set(first.observed) == set(first.params)
     if measure != "hinge" and whole and first.params:
         steps = compile_chain(plan, first.params, dtype)
-        # the cosine keeps its digits near the truth only on the chain, where it is a sum of squares
-        mapped = mappable and measure != "cosine"
-        rows = len(evidences) if at_once is None else at_once
-        if steps is not None and not (mapped and prefers_vmap(steps, rows, batch, plan.spec.shape)):
+        if steps is not None:
             observed = [e.observed for e in evidences]
             return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure, first.floor)
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)
