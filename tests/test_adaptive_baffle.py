@@ -16,6 +16,7 @@ from ppbench.attacks.adaptive.baffle import BaffleSketch
 from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
 from ppbench.attacks.adaptive.baffle_labels import BaffleLabels
 from ppbench.attacks.adaptive.baffle_sketch import Directions, coordinates, sketch_evidence, sketches
+from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
@@ -128,6 +129,21 @@ def test_every_round_has_other_directions_at_other_weights_and_all_are_one_obser
     first, second = sketch_evidence(view, sketches(view))
     assert first.simulate is second.simulate  # one probe, one cohort: attacked in one batch
     assert first.params is None
+
+
+@pytest.mark.parametrize(("rounds", "kept"), [(1, 10**7), (3, 10**7), (1, 0)])
+def test_victims_of_the_same_directions_are_searched_at_once_where_these_are_kept(rounds, kept, shards, monkeypatch):
+    """By vmap, so that directions are read once for all; what is drawn whenever it is needed goes one by one."""
+    monkeypatch.setattr(baffle_sketch, "KEPT", kept)
+    monkeypatch.setattr(baffle_sketch, "STACK", 7)
+    view, _ = observed(central_bare(k=20), shards, 6, 2, rounds=rounds)
+    evidence, g = sketch_evidence(view, sketches(view)), seeded(1)
+    fast = objective(evidence, view.plan, 2, torch.float64)
+    assert type(fast) is (MappedObjective if kept else SimulatedObjective)
+    x, y = torch.rand(3, 2, 1, 8, 8, generator=g).double(), torch.rand(3, 2, 10, generator=g).double()
+    rows = x, y, x.new_zeros(3, 0), torch.tensor([2, 0, 1])
+    for mine, theirs in zip(fast(*rows), SimulatedObjective(evidence)(*rows), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("masks", ["ring64", "ring32"])

@@ -7,20 +7,21 @@ the sketch of the cohort's mean gradient, and of one client's where the others c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
 from ppbench.defenses.baffle.messages import answers
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.cohort import cohorts
-from ppbench.federation.evidence import Evidence, Shared, Simulate
+from ppbench.federation.evidence import Evidence, Mappable, Shared, Simulate
 from ppbench.federation.optim import Layout
 from ppbench.federation.view import Exchange, View, colludes
 from ppbench.federation.wire import Slot
@@ -48,7 +49,10 @@ class Directions:
             yield stack.to(like)
 
     def __call__(self, g: Tensor) -> Tensor:
-        """Return Z g [K] of a gradient g [n], or Z G [K, m] of columns [n, m]."""
+        """Return Z g [K] of a gradient g [n], or Z G [K, m] of columns [n, m]; where Z is kept, under vmap too."""
+        if self.kept is not None:
+            # of a vector by `linear`, which under vmap is one product; `@` is one a victim
+            return torch.cat([linear(g, stack) if g.dim() == 1 else stack @ g for stack in self.stacks(g)])
         product: Tensor = _Product.apply(g, self)  # type: ignore[no-untyped-call]
         return product
 
@@ -187,16 +191,37 @@ def sketch_evidence(view: View, found: Sequence[Sketch]) -> list[Evidence]:
     evidence = []
     for sketch in found:
         gradients = [shared.at(r.params, sketch.shares) for r in sketch.rounds]
-        key = tuple((id(g), id(r.z)) for g, r in zip(gradients, sketch.rounds, strict=True))
-        simulate = known.setdefault(key, _projected(gradients, [r.z for r in sketch.rounds]))
+        maps = [r.z for r in sketch.rounds]
+        key = tuple((id(g), id(z)) for g, z in zip(gradients, maps, strict=True))
+        followed = all(isinstance(g, Mappable) for g in gradients) and all(z.kept is not None for z in maps)
+        kind = MappedSketch if followed else Sketched
+        simulate = known.setdefault(key, kind(sketch.rounds[0].params, tuple(gradients), tuple(maps)))
         observed = {f"s{i}": r.s for i, r in enumerate(sketch.rounds)}
         evidence.append(Evidence(sketch.unit, observed, simulate, channel="sketch"))
     return evidence
 
 
-def _projected(gradients: Sequence[Simulate], maps: Sequence[Directions]) -> Simulate:
-    def simulate(x: Tensor, y: Tensor) -> Params:
-        parts = [g(x, y) for g in gradients]
-        return {f"s{i}": z(Layout.of(part).pack(part)) for i, (z, part) in enumerate(zip(maps, parts, strict=True))}
+@dataclass(frozen=True, eq=False)
+class Sketched:
+    """What a client's computation looks like through the directions of T rounds.
 
-    return simulate
+    params: the weights of the first round. gradients: of each round, at its weights. maps: of each round.
+    """
+
+    params: Params
+    gradients: tuple[Simulate, ...]
+    maps: tuple[Directions, ...]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the sketches s0, s1, ... [K] of a batch x [U, B, *shape], y [U, B, C], in the dtype of x."""
+        parts = [gradient(x, y) for gradient in self.gradients]
+        return {f"s{i}": z(Layout.of(p).pack(p)) for i, (z, p) in enumerate(zip(self.maps, parts, strict=True))}
+
+
+@dataclass(frozen=True, eq=False)
+class MappedSketch(Sketched, Mappable):
+    """A sketch that vmap can follow, so that Z is read once for all victims whom the same directions were sent to."""
+
+    def family(self) -> Hashable:
+        """Return itself: victims share the very object, see `sketch_evidence`."""
+        return MappedSketch, id(self)

@@ -124,9 +124,9 @@ class Form:
 
     @property
     def gathered(self) -> float:
-        """Numbers in a patch of the output's cotangent, those that phases lack a place of the kernel for counted twice.
+        """Numbers in a patch of the output's cotangent, times the squared share of places that the kernel has not.
 
-        Below K a gathering is faster (twice for 5x5 kernels, 12 channels to 12, on eight images), above it slower.
+        Up to K a gathering is faster (twice for 5x5 kernels, 12 channels to 12, on eight images), above it slower.
         """
         lacking = math.prod((axis.taps * axis.stride / axis.kernel) ** 2 for axis in self.axes)
         return math.prod(axis.taps for axis in self.axes) * self.outputs * lacking
