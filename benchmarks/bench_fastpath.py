@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from ppbench.attacks.reconstruction.fastpath import traced
+from ppbench.attacks.reconstruction.fastpath import traces
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, objective
 from ppbench.federation.evidence import Evidence, simulation
@@ -61,7 +61,7 @@ def test_chain_beside_vmap(
     victims: int,
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(traced, "WARM", 1)
+    monkeypatch.setattr(traces, "WARM", 1)
     plan, g = Plan(net_spec(model, shape, 10), 1), torch.Generator().manual_seed(0)
     params = initial(plan.spec, 0)
     simulate, evidences = simulation(plan, params), []

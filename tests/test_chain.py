@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath import chain, traced
+from ppbench.attacks.reconstruction.fastpath import chain, traces
 from ppbench.attacks.reconstruction.fastpath.affine import Full, Outer
 from ppbench.attacks.reconstruction.fastpath.back import Compact, Gathered, Summed
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
@@ -174,6 +174,7 @@ def test_every_way_back_is_the_one_of_autograd(kernel, stride, padding, size):
 
 LAYERS = {
     "tanh": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()),
+    "sigmoid, means": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.Sigmoid(), nn.AvgPool2d(2), nn.Flatten()),
     "sigmoid": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.Sigmoid(), nn.MaxPool2d(2), nn.Flatten()),
     "leaky": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.LeakyReLU(0.1), nn.MaxPool2d(2), nn.Flatten()),
     "leakier": nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.LeakyReLU(0.3), nn.MaxPool2d(2), nn.Flatten()),
@@ -186,16 +187,21 @@ MEASURES: list[Measure] = ["squares", "cosine", "absolute", "tensors", "poisoned
 
 def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(monkeypatch):
     """Traces are shared by all objectives of a process: other weights, observations, guesses and victims each time."""
-    monkeypatch.setattr(traced, "WARM", 1)
-    monkeypatch.setattr(chain, "TRACES", traced.Traces())
+    monkeypatch.setattr(traces, "WARM", 1)
+    monkeypatch.setattr(chain, "TRACES", traces.Traces())
     kinds, dtypes = ("none", "tensors", "entries"), (torch.float32, torch.float64)
-    cases = [(layers, measure, dtypes[i % 2]) for i, layers in enumerate(LAYERS) for measure in MEASURES[i % 3 :: 2]]
-    cases += [("leaky", "squares", torch.float32), ("leakier", "squares", torch.float32)]
-    for seed, (layers, measure, dtype) in enumerate(cases * 3):
+    cases = [
+        (layers, measure, dtypes[i % 2], kinds[i % 3])
+        for i, layers in enumerate(LAYERS)
+        for measure in MEASURES[i % 3 :: 2]
+    ]
+    cases += [(layers, "squares", torch.float32, "none") for layers in LAYERS]  # nothing but the layers differs
+    cases += [("tanh", measure, torch.float32, "none") for measure in MEASURES]  # nothing but the measure
+    cases = sorted(set(cases), key=str)
+    for seed, (layers, measure, dtype, kind) in enumerate(cases * 3):
         g, (plan, params) = seeded(seed), plan_of(LAYERS[layers], (2, 11, 12))
         params = {n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()}
         observed = [{n: torch.randn(v.shape, generator=g, dtype=dtype) for n, v in params.items()} for _ in "abc"]
-        kind = kinds[cases.index((layers, measure, dtype)) % 3]
         weights = None if kind == "none" else [precisions(one, kind, g) for one in observed]
         mine = ChainObjective(compile_chain(plan, params, dtype), plan.loss, observed, weights, 2, measure)
         x = torch.rand(2, 2, 2, 11, 12, generator=g, dtype=dtype)
@@ -204,22 +210,22 @@ def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(
         with torch.inference_mode():
             wanted = mine.slopes(x, y, index, *mine.tensors)
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert len(chain.TRACES.kept) == len(set(cases))
+    assert len(chain.TRACES.kept) == len(cases)
 
 
 def test_a_process_keeps_the_traces_that_it_used_last_and_no_more():
-    traces, ran = traced.Traces(), []
+    kept, ran = traces.Traces(), []
 
     def twice(x: Tensor) -> tuple[Tensor, ...]:
         ran.append(len(x))
         return x + x, x
 
-    for length in [*range(1, traced.MOST + 2), 1]:
-        for _ in range(traced.WARM + 1):
-            assert traces.run(twice, "twice", [torch.ones(length)])[0].tolist() == [2.0] * length
-    assert len(traces.kept) == traced.MOST
-    assert ran.count(2) == traced.WARM + 1  # in the call that traces it runs twice; then Python is not asked
-    assert ran.count(1) == 2 * (traced.WARM + 1)  # it had to make room
+    for length in [*range(1, traces.MOST + 2), 1]:
+        for _ in range(traces.WARM + 1):
+            assert kept.run(twice, "twice", [torch.ones(length)])[0].tolist() == [2.0] * length
+    assert len(kept.kept) == traces.MOST
+    assert ran.count(2) == traces.WARM + 1  # in the call that traces it runs twice; then Python is not asked
+    assert ran.count(1) == 2 * (traces.WARM + 1)  # it had to make room
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,12 @@ class Axis:
         """Return the places of the padded input that a place of the kernel meets."""
         return slice(place, place + self.stride * self.out, self.stride)
 
+    @property
     def part(self) -> slice:
-        """Return the outputs that are asked for and there."""
+        """The outputs that are asked for and there."""
         return slice(max(self.first, 0), self.first + self.span)
 
-    def places(self) -> Tensor:
+    def kernel_places(self) -> Tensor:
         """Return the kernel's place [stride, taps] of each phase and tap in the order of outputs, `kernel` for none."""
         taps = self.stride * torch.arange(self.taps - 1, -1, -1)
         return (torch.arange(self.stride)[:, None] + taps).clamp(max=self.kernel)
@@ -118,8 +119,8 @@ class Form:
         return self.high.kernel * self.wide.kernel * self.channels
 
     @property
-    def places(self) -> int:
-        """Places of all patches of one channel, L kh kw."""
+    def cells(self) -> int:
+        """Numbers in all patches of one channel, L kh kw."""
         return math.prod(axis.out * axis.kernel for axis in self.axes)
 
     @property
@@ -153,7 +154,7 @@ class Compact:
 
     def __init__(self, form: Form, like: Tensor) -> None:
         self.form, (high, wide) = form, form.axes
-        each = torch.eye(form.places, dtype=like.dtype, device=like.device)
+        each = torch.eye(form.cells, dtype=like.dtype, device=like.device)
         patches = each.view(len(each), high.out * wide.out, -1).transpose(1, 2)
         self.folding = folded(patches, form).flatten(1).T
 
@@ -219,7 +220,7 @@ class Gathered:
 
     def __init__(self, form: Form, like: Tensor) -> None:
         self.form, (high, wide) = form, form.axes
-        tall, broad = high.places()[:, None, :, None], wide.places()[None, :, None, :]
+        tall, broad = high.kernel_places()[:, None, :, None], wide.kernel_places()[None, :, None, :]
         outer = form.patch * torch.arange(form.outputs)
         inner = torch.arange(form.channels)[:, None, None, None, None, None]
         index = (tall * wide.kernel + broad)[..., None] * form.channels + outer + inner  # [C, sh, sw, th, tw, O]
@@ -234,9 +235,9 @@ class Gathered:
     def cut(self, cotangent: Tensor) -> Tensor:
         """Return what each place of the input has part in, [N, taps O, Q]."""
         high, wide = self.form.axes
-        part = cotangent[:, :, high.part(), wide.part()]
+        part = cotangent[:, :, high.part, wide.part]
         size, at = (high.span, wide.span), (max(-high.first, 0), max(-wide.first, 0))
-        return patches(part, size, at, (high.taps, wide.taps), (1, 1), (high.length, wide.length)).transpose(1, 2)
+        return windows(part, size, at, (high.taps, wide.taps), (1, 1), (high.length, wide.length)).transpose(1, 2)
 
     def drop(self, weight: Full, cut: Tensor) -> Tensor:
         """Return the phases of images [N, C phases, Q]."""
@@ -259,7 +260,7 @@ def folded(patches: Tensor, form: Form) -> Tensor:
     return F.fold(patches, size, (high.kernel, wide.kernel), padding=padding, stride=stride)
 
 
-def patches(
+def windows(
     a: Tensor,
     size: tuple[int, int],
     at: tuple[int, int],

@@ -26,7 +26,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
     leaky_relu,
     max_pool,
 )
-from ppbench.attacks.reconstruction.fastpath.traced import TRACES
+from ppbench.attacks.reconstruction.fastpath.traces import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Full, Memo, Outer, spread, summed
-from ppbench.attacks.reconstruction.fastpath.back import COMPACT, Compact, Form, Gathered, Summed, Way, patches
+from ppbench.attacks.reconstruction.fastpath.back import COMPACT, Compact, Form, Gathered, Summed, Way, windows
 
 
 class Convolution(Affine):
@@ -19,7 +19,7 @@ class Convolution(Affine):
     ) -> None:
         self.form = form = Form.of(module, size)
         self.way: Way = Summed(form) if form.gathered > form.patch else Gathered(form, weight)
-        if form.places * math.prod(size) <= COMPACT:
+        if form.cells * math.prod(size) <= COMPACT:
             self.way = Compact(form, weight)
         super().__init__(name, weight, bias, first)
 
@@ -40,7 +40,7 @@ class Convolution(Affine):
         """Return the patches [N, L, K] of images [N, C, H, W], L output positions."""
         high, wide = self.form.axes
         at, kernel, stride = (high.padding, wide.padding), (high.kernel, wide.kernel), (high.stride, wide.stride)
-        return patches(a, (high.padded, wide.padded), at, kernel, stride, (high.out, wide.out))
+        return windows(a, (high.padded, wide.padded), at, kernel, stride, (high.out, wide.out))
 
     def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
         """Return W a [N, O, H', W'] for patches [N, L, K]; W is written out."""

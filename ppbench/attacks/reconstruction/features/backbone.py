@@ -24,7 +24,7 @@ from ppbench.attacks.reconstruction.fastpath.chain import (
 )
 from ppbench.attacks.reconstruction.fastpath.distances import residual, target
 from ppbench.attacks.reconstruction.fastpath.layers import Step
-from ppbench.attacks.reconstruction.fastpath.traced import TRACES
+from ppbench.attacks.reconstruction.fastpath.traces import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
