@@ -80,8 +80,23 @@ def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
         fabricate("spn", 0.1, a, "reconstruction", d, adaptive=k, control="alpha2", n=40)
         for a, d, k in (("dlg", 7.0, False), ("adaptive_spn", 34.0, True))
     ]
-    words, _ = said([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *other])
-    assert words == "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
+    headline = answer_of([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *other], HOLDS).headline
+    told = "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
+    assert (headline.words, headline.tone) == (told, "warning")  # no green over one that falls
+
+
+@pytest.mark.parametrize(
+    ("decibels", "words", "tone"),
+    [
+        ((34.0, 34.0), "1 of 1 defense falls at every usable setting (dp).", "error"),
+        ((34.0, 8.0), "1 of 1 defense falls in some evaluations and not in others (dp).", "error"),
+        ((8.0, 8.0), "1 stands against the attacks tried here (dp).", "good"),
+    ],
+)
+def test_a_defense_of_several_seeds_is_one_and_falls_or_stands_by_all_of_them(fabricate, decibels, words, tone):
+    seeds = [[*controls(fabricate), *dp(fabricate, 0.1, found)] for found in decibels]
+    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    assert (answer.headline.words, answer.headline.tone) == (words, tone)
 
 
 @pytest.mark.parametrize(

@@ -93,26 +93,39 @@ def _labels(told: Value) -> str:
 
 
 def _many(rows: Sequence[Standing]) -> Headline:
-    """Return how many defenses fall, stand, or leave it open."""
-    fates: dict[str, list[str]] = {}
+    """Return how many defenses fall, stand, or leave it open, each by all its rows: of several seeds or tasks."""
+    found: dict[str, set[str]] = {}
     for row in rows:
-        fates.setdefault(_fate(row), []).append(row.value.entry.defense.id)
+        found.setdefault(row.value.entry.defense.id, set()).add(_fate(row))
+    fates: dict[str, list[str]] = {}
+    for name, some in found.items():
+        fates.setdefault(_together(some), []).append(name)
     forms = (
-        ("fall", "{} of {} defenses fall{s} at every usable setting ({})"),
+        ("fall", "{} of {} fall{s} at every usable setting ({})"),
+        ("partly", "{} of {} fall{s} in some evaluations and not in others ({})"),
         ("stand", "{} stand{s} against the attacks tried here ({})"),
         ("open", "{} left undecided ({})"),
         ("useless", "{} without a usable setting ({})"),
     )
-    parts = []
+    total, parts = f"{len(found)} defense{'' if len(found) == 1 else 's'}", []
     for fate, form in forms:
-        names = list(dict.fromkeys(fates.get(fate, [])))
-        if names:
-            one = "s" if len(names) == 1 else ""
-            counts = (len(names), len(rows)) if fate == "fall" else (len(names),)
-            parts.append(form.format(*counts, ", ".join(names), s=one))
-    return Headline(
-        "; ".join(parts) + ".", "good" if "stand" in fates else "warning" if "fall" not in fates else "error"
-    )
+        if names := fates.get(fate):
+            counts = (len(names), total) if fate in ("fall", "partly") else (len(names),)
+            parts.append(form.format(*counts, ", ".join(names), s="s" if len(names) == 1 else ""))
+    tone: Tone = "warning"
+    if "stand" not in fates and fates.keys() & {"fall", "partly"}:
+        tone = "error"
+    elif fates.keys() <= {"stand", "useless"} and "stand" in fates:
+        tone = "good"
+    return Headline("; ".join(parts) + ".", tone)
+
+
+def _together(fates: set[str]) -> str:
+    """Return the fate of a defense of several rows; where none of its settings is usable nothing is said of it."""
+    told = fates - {"useless"} or fates
+    if len(told) == 1:
+        return next(iter(told))
+    return "partly" if "fall" in told else "open"
 
 
 def _fate(row: Standing) -> str:
