@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 
 import ppbench
 from ppbench.base.errors import PluginError, UsageError
-from ppbench.nets.net import Net, build, initial, net_spec
+from ppbench.nets.net import Classifier, Net, build, initial, net_spec, trainable
 from ppbench.run.complete import at_hand
 from ppbench.task.opening import open_dataset
 
@@ -75,6 +75,24 @@ def test_it_can_be_attacked(name: str, options: dict[str, Any]) -> None:
     many = vmap(grad(mismatch))(x)
     assert many[0].abs().max() < 1e-6 < many[1].abs().max()
     torch.testing.assert_close(many[2], grad(mismatch)(x[2]), rtol=1e-3, atol=1e-6)
+
+
+def test_a_constant_may_have_two_names() -> None:
+    """A buffer that two layers hold is theirs when the network is made of its parameters too."""
+
+    class Shift(nn.Module):
+        def __init__(self, by: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("by", by)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.by
+
+    by = torch.arange(64.0)
+    module = Classifier(nn.Sequential(nn.Flatten(), Shift(by), nn.Tanh(), Shift(by)), nn.Linear(64, 10))
+    x = torch.rand(3, *SHAPE)
+    expected, params = module(x).detach(), trainable(module)
+    torch.testing.assert_close(Net(net_spec("held", SHAPE, 10), module)(params, x), expected)
 
 
 def test_a_network_may_view_color_images() -> None:

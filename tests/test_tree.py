@@ -2,12 +2,13 @@
 
 from collections import OrderedDict, defaultdict, namedtuple
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from ppbench.base.tree import leaves, nbytes, node, tree_map
+from ppbench.base.tree import filled, finite, leaves, nbytes, node, structure, tree_map
 
 Pair = namedtuple("Pair", ["one", "two"])
 
@@ -30,6 +31,7 @@ def branches(children: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 
 
 LEAVES = st.one_of(st.integers(0, 4).map(torch.arange), st.integers(), st.text(max_size=3), st.none())
+TREES = st.recursive(LEAVES, branches, max_leaves=12)
 
 
 def alike(one: object, two: object) -> bool:
@@ -39,10 +41,41 @@ def alike(one: object, two: object) -> bool:
     return form == other and all(same)
 
 
-@given(st.recursive(LEAVES, branches, max_leaves=12))
+def described(tree: object) -> object:
+    """What torch says of a tree's structure, with shapes and dtypes of its tensors, and its other leaves."""
+    found, form = pytree.tree_flatten(tree)
+    return form, [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for one in found]
+
+
+@given(TREES)
 def test_trees_are_walked_as_torch_walks_them(tree):
     """States of ours, and what a plugin may keep beside: an `OrderedDict` of `state_dict`, a named tuple."""
     assert alike(tree_map(lambda leaf: leaf + 1, tree), pytree.tree_map_only(torch.Tensor, lambda leaf: leaf + 1, tree))
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     assert [id(leaf) for leaf in leaves(tree)] == [id(leaf) for leaf in tensors]
     assert nbytes(tree) == sum(leaf.nbytes for leaf in tensors)
+
+
+@given(TREES, TREES)
+@example(torch.arange(2), torch.arange(2.0))
+@example(torch.ones(2, 1), torch.ones(1, 2))
+@example({"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1), "c": torch.ones(1)})
+@example([torch.ones(1), 1], [torch.ones(1), 2])
+@example((torch.ones(1),), [torch.ones(1)])
+def test_trees_of_one_structure_differ_in_values_alone(tree, other):
+    """Jobs are computed at once by it: those of other keys, kinds, shapes, dtypes or constants never are."""
+    changed = filled(tree, [leaf + 1 for leaf in leaves(tree)])
+    assert alike(changed, tree_map(lambda leaf: leaf + 1, tree))
+    assert structure(changed) == structure(tree) and hash(structure(changed)) == hash(structure(tree))
+    assert (structure(tree) == structure(other)) == (described(tree) == described(other))
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_finite_is_said_of_each_number(value):
+    """One entry that is none is found, opposite infinities too; numbers whose sum alone is too large are finite."""
+    good = torch.full((4,), torch.finfo(torch.float32).max)
+    bad = good.clone()
+    bad[2] = value
+    assert finite({"a": good, "b": (good * -1, torch.arange(3))}) and finite(())
+    assert not finite({"a": good, "b": [bad]})
+    assert not finite(torch.tensor([value, -value]))

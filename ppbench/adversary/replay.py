@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from ppbench.base.tree import Params, Tree, leaves, tree_map
+from ppbench.base.tree import Params, Tree, finite, leaves, tree_map
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
 from ppbench.federation.optim import Layout, Opt
@@ -78,8 +78,7 @@ class Observed:
                 change = self.stepped(cohort, cohort if kept is None else kept, dtype)
             except RuntimeError:
                 continue
-            finite = change is not None and all(bool(value.isfinite().all()) for value in change.values())
-            return change if finite else None
+            return change if change is not None and finite(change) else None
         return None
 
     def stepped(self, cohort: Sequence[int], kept: Sequence[int], dtype: torch.dtype | None) -> Params | None:

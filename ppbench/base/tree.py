@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -89,6 +90,12 @@ def leaves(tree: Tree) -> list[Tensor]:
     return found
 
 
+def filled(tree: T, values: Iterable[Tensor]) -> T:
+    """Return `tree` with other tensors, as `leaves` orders them."""
+    left = iter(values)
+    return tree_map(lambda _: next(left), tree)
+
+
 def _collect(tree: Tree, found: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
         found.append(tree)
@@ -101,6 +108,26 @@ def _collect(tree: Tree, found: list[Tensor]) -> None:
     else:
         for name in _FIELDS.get(type(tree), ()):
             _collect(getattr(tree, name), found)
+
+
+def structure(tree: Tree) -> object:
+    """Return what trees share that differ in values alone, hashable: kinds, keys, shapes and dtypes."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype
+    if isinstance(tree, dict):
+        return type(tree), tuple(tree), tuple([structure(value) for value in tree.values()])
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple([structure(value) for value in tree])
+    names = _FIELDS.get(type(tree))
+    if names is None:
+        return tree
+    return type(tree), tuple([structure(getattr(tree, name)) for name in names])
+
+
+def finite(tree: Tree) -> bool:
+    """Return whether every number of `tree` is finite."""
+    # A sum is not finite where an entry is not: one pass. Where it is only too large, each entry is looked at.
+    return all(math.isfinite(leaf.sum().item()) or bool(leaf.isfinite().all()) for leaf in leaves(tree))
 
 
 def nbytes(tree: Tree) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ppbench.base.errors import Overflow
-from ppbench.base.tree import Params, Tree, leaves, node
+from ppbench.base.tree import Params, Tree, finite, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
 from ppbench.federation.messages import Model
 from ppbench.federation.optim import Layout
@@ -76,6 +76,6 @@ class Standalone(Defense):
 
     def reply(self, ctx: Context, me: Own, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Keep the new model and answer nothing (Overflow: it has diverged)."""
-        if not all(bool(leaf.isfinite().all()) for leaf in leaves(result)):
+        if not finite(result):
             raise Overflow(f"Client {ctx.party}'s own model is not finite after local training.")
         return result, None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ppbench.base.errors import UsageError
-from ppbench.base.tree import Params, Tree
+from ppbench.base.tree import Params, Tree, finite
 from ppbench.federation.contract import Defense, Round, Server, Step
 from ppbench.federation.drive import Drive
 from ppbench.federation.plan import Data, Plan
@@ -92,6 +92,6 @@ def agreed(params: Params, like: Params) -> Params:
     """Return weights in the dtype and on the device of the model's; UsageError unless names and shapes are its."""
     if {n: p.shape for n, p in params.items()} != {n: p.shape for n, p in like.items()}:
         raise UsageError("A server that acts must send weights of the agreed architecture: equal names and shapes.")
-    if not all(bool(p.isfinite().all()) for p in params.values()):
+    if not finite(params):
         raise UsageError("A server that acts must send finite weights: a client would not train on others.")
     return {name: params[name].detach().to(value) for name, value in like.items()}

@@ -10,10 +10,9 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, moved, tree_map
+from ppbench.base.tree import Params, Tree, filled, leaves, moved, structure
 from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Job, Round, Server
 from ppbench.federation.plan import Data, Plan
@@ -42,7 +41,7 @@ def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, j
         results: dict[K, Tree] = {}
         groups: dict[object, list[K]] = defaultdict(list)
         for client, job in jobs.items():
-            groups[_signature(job)].append(client)
+            groups[structure(job) if len(jobs) > 1 else None].append(client)
         for clients in groups.values():
             results.update(_mapped(defense, plan, {c: jobs[c] for c in clients}))
         return {client: results[client] for client in jobs}
@@ -57,25 +56,21 @@ def channels_last(job: Job) -> Job:
     return Job(job.start, type(job.batches)(last, job.batches.y, job.batches.w), job.lr, job.own, job.noise)
 
 
-def _signature(job: Job) -> object:
-    values, spec = pytree.tree_flatten(job)
-    return str(spec), tuple((tuple(v.shape), v.dtype) for v in values)
-
-
 def _mapped(defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
     """Run a group of jobs of one shape. What all share (a broadcast) is mapped once; a group of one takes the loop."""
     if len(jobs) == 1:
         return {client: defense.compute(plan, job) for client, job in jobs.items()}
     columns = list(zip(*(leaves(job) for job in jobs.values()), strict=True))
-    spec = pytree.tree_flatten(next(iter(jobs.values())))[1]
+    first = next(iter(jobs.values()))
     shared = [all(leaf is column[0] for leaf in column) for column in columns]
     inputs = [c[0] if same else torch.stack(list(c)) for c, same in zip(columns, shared, strict=True)]
 
     def one(*values: Tensor) -> Tree:
-        return defense.compute(plan, pytree.tree_unflatten(list(values), spec))
+        return defense.compute(plan, filled(first, values))
 
     out = vmap(one, in_dims=tuple(None if same else 0 for same in shared))(*inputs)
-    return {client: tree_map(lambda leaf, i=i: leaf[i], out) for i, client in enumerate(jobs)}  # type: ignore[misc]
+    rows = [leaf.unbind() for leaf in leaves(out)]
+    return {client: filled(out, [row[i] for row in rows]) for i, client in enumerate(jobs)}
 
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, leaves, load, moved, save, tree_map
+from ppbench.base.tree import Params, Tree, finite, load, moved, save, tree_map
 from ppbench.federation.acting import Acting, acted
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
@@ -99,7 +99,7 @@ class Federation:
             self.states += drive.states
             self.round += 1
             self.seconds += time.perf_counter() - began
-            if not all(bool(leaf.isfinite().all()) for leaf in leaves(self.parties.server.params)):
+            if not finite(self.parties.server.params):
                 return False
             if after is not None:
                 after(self.round)

@@ -8,6 +8,7 @@ activation carries the number of a scale; 0 is the inputs' fixed scale 1; ties a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -41,13 +42,21 @@ class Factor:
 
     def multiplier(self, scales: Tensor) -> Tensor:
         """Return the multiplier [*shape] for scales [1 + count] with scales[0] = 1."""
-        value = torch.ones((), dtype=scales.dtype, device=scales.device)
-        if self.out is not None:
-            value = value * _along(scales[torch.from_numpy(self.out)], self.axis, len(self.shape))
-        if self.inp is not None:
-            axis = self.axis if self.diagonal else 1
-            value = value / _along(scales[torch.from_numpy(self.inp)], axis, len(self.shape))
+        one = torch.ones((), dtype=scales.dtype, device=scales.device)
+        out, inp = self._places
+        value = one if out is None else _along(scales[out], self.axis, len(self.shape))
+        if inp is not None:
+            value = value / _along(scales[inp], self.axis if self.diagonal else 1, len(self.shape))
         return value.expand(self.shape)  # a view: nothing writes to it
+
+    @cached_property
+    def _places(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return `out` and `inp` as indexes, made once: multipliers are asked for in every round."""
+        return _index(self.out), _index(self.inp)
+
+
+def _index(numbers: Numbers | None) -> Tensor | None:
+    return None if numbers is None else torch.from_numpy(numbers)
 
 
 def _along(vector: Tensor, axis: int, dims: int) -> Tensor:

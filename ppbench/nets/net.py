@@ -49,7 +49,7 @@ class Net:
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
         head = module.head
-        every = [*module.named_parameters(), *module.named_buffers()]
+        every = [*module.named_parameters(), *module.named_buffers(remove_duplicate=False)]
         trained = {name: value for name, value in every if value.requires_grad}
         self.spec = spec
         self.frozen = {name: value.detach() for name, value in every if not value.requires_grad}
@@ -84,7 +84,8 @@ class Net:
     @staticmethod
     def _call(part: nn.Module, params: Params, x: Tensor) -> Tensor:
         inner = {n[len("features.") :]: p for n, p in params.items() if n.startswith("features.")}
-        return functional_call(part, inner, (x,))  # type: ignore[no-any-return]
+        # Every name is in `inner`: no parameter has two (`check_untied`), a buffer is given under each.
+        return functional_call(part, inner, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
         """Return the output [B, F] of the first Flatten layer, behind the convolutions; UsageError without one."""

@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 
+from ppbench.base.tree import finite
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data
 from ppbench.questions.image_metrics import ImageScore
@@ -99,7 +100,7 @@ def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) ->
     zero or not finite. Of `truth` only the shapes are used; evidence that cannot be simulated there is no such case.
     """
     parts = list(evidence.observed.values())
-    if not all(bool(part.isfinite().all()) for part in parts) or not any(bool((part != 0).any()) for part in parts):
+    if not finite(parts) or not any(bool((part != 0).any()) for part in parts):
         return True
     generator, (low, high), units = torch.Generator().manual_seed(0), data_range, len(evidence.unit)
     noise = torch.randn(truth.x.shape, generator=generator, dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.label.multisets import greedy_multiset
 from ppbench.attacks.label.recovery import LabelRecovery, read_labels, single_label, typical_means
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, finite
 from ppbench.defenses.fedpc.evidence import before, model_of, signs, uploads
 from ppbench.defenses.fedpc.messages import Ternary
 from ppbench.defenses.fedpc.protocol import FedPC
@@ -71,7 +71,7 @@ def known_signs(view: View, defense: FedPC) -> dict[Slot, list[Told]]:
     for exchange in uploads(view):
         params = model_of(view, exchange.slot.probe, exchange.round)
         known = signs(view, exchange) if isinstance(exchange.answer, Ternary) else None
-        if params is None or known is None or not all(bool(v.isfinite().all()) for v in known.values()):
+        if params is None or known is None or not finite(known):
             continue
         if any(bool((v != 0).any()) for v in known.values()):
             older = before(view, exchange) or {}

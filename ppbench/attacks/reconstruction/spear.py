@@ -17,7 +17,7 @@ from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer
 from ppbench.attacks.reconstruction.search.problem import discrepancy
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.separation import Separation, separate
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, finite
 from ppbench.federation.bounds import Count
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
@@ -161,8 +161,7 @@ def arranged(victim: Victim, evidence: Evidence, inputs: Tensor, count: int) -> 
     labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
     params, head = evidence.params, [v for n, v in evidence.observed.items() if n.startswith("head.")]
     needed = [inputs, *head, *({} if params is None else params).values()]
-    told = all(bool(value.isfinite().all()) for value in needed)
-    if params is not None and victim.plan.spec.classes > 1 and told:
+    if params is not None and victim.plan.spec.classes > 1 and finite(needed):
         labels, often = told_labels(victim.plan, _home(params), _home(evidence.observed), inputs, count)
     order = torch.cat([torch.arange(len(often)), torch.arange(len(often)).repeat_interleave(often - 1)])
     order = order[torch.arange(count) % len(order)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import Overflow
-from ppbench.base.tree import Params, Tree
+from ppbench.base.tree import Params, Tree, finite
 from ppbench.defenses.claims import paper
 from ppbench.defenses.fedpc.evidence import evidence
 from ppbench.defenses.fedpc.messages import (
@@ -143,7 +143,7 @@ class FedPC(Parameters):
         if isinstance(message, Hello):
             return me, Join(torch.tensor(len(data.x)))
         if isinstance(message, Model):
-            if not all(bool(leaf.isfinite().all()) for leaf in (result.cost, *result.params.values())):
+            if not finite(result):
                 raise Overflow(f"Client {ctx.party}'s model or cost is not finite after local training.")
             return replace(me, last=message.params, before=me.last, trained=result.params), Cost(result.cost)
         return replace(me, trained={}), self.told(ctx, me, message)
