@@ -228,6 +228,13 @@ def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
     assert drawn((0.1, 8.0, 0.9), (0.3, 7.0, 0.7))[0] != first[0]
 
 
+def test_evaluations_stand_in_the_order_of_their_seeds(fabricate):
+    """Records come in the order of their files, which digests name: seed 10 was told between 1 and 2."""
+    found = [record for seed in (10, 2, 0) for record in controls(fabricate, seed=seed)]
+    assert [one.about.rpartition(", seed ")[2] for one in judged(found)] == ["0", "2", "10"]
+    assert [record.config.seed for one in judged(found) for record in one.records] == [0, 0, 2, 2, 10, 10]
+
+
 # -- many records: what grows with their number, and what the page does about it --------------------------------------
 @pytest.fixture(scope="module")
 def many(bench_page):

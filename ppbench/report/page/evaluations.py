@@ -97,10 +97,11 @@ class Judged:
 
 
 def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
-    """Return every evaluation with what its controls say; sound: whether the harness's self-test passed."""
+    """Return every evaluation, seeds in order, with what its controls say; sound: of the harness's self-test."""
     groups = frame_of(records).by(EVALUATION)
     words = abouts(groups)
-    return [Judged(key, words[key], some, tuple(check_controls(some)), sound) for key, some in groups.items()]
+    order = sorted(groups, key=lambda key: (about(replace(key, seed=0)), key.seed or 0, key.text()))
+    return [Judged(key, words[key], groups[key], tuple(check_controls(groups[key])), sound) for key in order]
 
 
 def said(found: Sequence[Judged]) -> list[Said]:
