@@ -1,12 +1,14 @@
 """The first line and the signal of trust, from fabricated records: what each says, and that it could say otherwise."""
 
 import io
+from fnmatch import fnmatchcase
 
 import pytest
 from rich.console import Console
 
 from ppbench.base.bars import Bars
 from ppbench.commands.glance import glance
+from ppbench.records.schema import Metric
 from ppbench.report.controls import Check
 from ppbench.report.page.answer import answer_of
 
@@ -21,11 +23,18 @@ def controls(make, undefended=35.0, noise=6.0):
     ]
 
 
-def dp(make, value, decibels, accuracy=0.94, n=40):
-    about = dict(control="sigma", accuracy=accuracy, n=n)
+def dp(make, value, decibels, accuracy=0.94, n=40, **more):
+    about = dict(control="sigma", accuracy=accuracy, n=n, **more)
     return [
         make("dp", value, "dlg", "reconstruction", decibels - 1, **about),
         make("dp", value, "adaptive_dp", "reconstruction", decibels, adaptive=True, **about),
+    ]
+
+
+def spn(make, decibels):
+    return [
+        make("spn", 0.1, a, "reconstruction", d, adaptive=k, control="alpha2", n=40)
+        for a, d, k in (("dlg", 7.0, False), ("adaptive_spn", decibels, True))
     ]
 
 
@@ -76,11 +85,7 @@ def test_what_was_not_measured_or_stands_undefended_is_undecided_and_says_why(fa
 
 
 def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
-    other = [
-        fabricate("spn", 0.1, a, "reconstruction", d, adaptive=k, control="alpha2", n=40)
-        for a, d, k in (("dlg", 7.0, False), ("adaptive_spn", 34.0, True))
-    ]
-    headline = answer_of([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *other], HOLDS).headline
+    headline = answer_of([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *spn(fabricate, 34.0)], HOLDS).headline
     told = "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
     assert (headline.words, headline.tone) == (told, "warning")  # no green over one that falls
 
@@ -97,6 +102,89 @@ def test_a_defense_of_several_seeds_is_one_and_falls_or_stands_by_all_of_them(fa
     seeds = [[*controls(fabricate), *dp(fabricate, 0.1, found)] for found in decibels]
     answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
     assert (answer.headline.words, answer.headline.tone) == (words, tone)
+
+
+def labels(make):
+    return [make("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", accuracy=0.94, epsilon=2.0)]
+
+
+def members(make):
+    return [make("dp", 0.1, "mia_loss", "membership", 0.9, control="sigma", accuracy=0.94, epsilon=2.0)]
+
+
+def audit(make):
+    """An audit that finds an epsilon of 3, where the defense states 2."""
+    about = dict(stage="audit", control="sigma", accuracy=0.94, epsilon=2.0)
+    found = make("dp", 0.1, "mia_loss", "membership", **about)
+    bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
+    return [found.model_copy(update={"metrics": [*found.metrics, bound]})]
+
+
+def failed(make):
+    return [make("dp", 0.1, "ig", "reconstruction", control="sigma", accuracy=0.94, epsilon=2.0, status="failed")]
+
+
+@pytest.mark.parametrize(
+    ("more", "alone", "beside", "tone"),
+    [
+        (
+            (labels,),
+            "dp stands # no better than blind at 9 dB*, 100% of labels.",
+            "1 stands # but for labels",
+            "warning",
+        ),
+        ((members,), "dp stands # no better than blind at 9 dB*, members.", "1 stands # but for members", "warning"),
+        (
+            (labels, members),
+            "dp stands #*, 100% of labels, members.",
+            "1 stands # but for labels and members",
+            "warning",
+        ),
+        ((failed,), "dp is undecided: attacks failed at 9 dB*.", "1 left undecided", "warning"),
+        ((audit,), "dp is refuted: an audit finds more *.", "1 of 2 defenses with an epsilon that * refutes", "error"),
+    ],
+)
+def test_one_that_stands_is_never_said_to_without_what_it_gives_away(fabricate, more, alone, beside, tone):
+    """What its row says, alone and among several; green is neither."""
+    records = [
+        *controls(fabricate),
+        *dp(fabricate, 0.1, 8.0, epsilon=2.0),
+        *(one for make in more for one in make(fabricate)),
+    ]
+    here = "against the attacks tried here"
+    headline = answer_of(records, HOLDS).headline
+    assert fnmatchcase(headline.words, alone.replace("#", f"{here}*"))
+    assert headline.tone == tone
+    several = [*records, *spn(fabricate, 7.0)]
+    headline = answer_of(several, HOLDS).headline
+    assert fnmatchcase(headline.words, f"*{beside.replace('#', here)} (dp)*") and headline.tone != "good"
+    assert answer_of([*controls(fabricate), *spn(fabricate, 7.0)], HOLDS).headline.tone == "good"
+
+
+def test_of_many_defenses_some_are_named_and_all_are_counted(fabricate):
+    records = controls(fabricate)
+    for number in range(30):
+        about = dict(control="sigma", accuracy=0.94, n=40)
+        records.append(fabricate(f"package:defense_{number:02}", 0.1, "dlg", "reconstruction", 34.0, **about))
+    words = answer_of(records, HOLDS).headline.words
+    assert words.startswith("30 of 30 defenses fall at every usable setting (package:defense_00, ")
+    named = words.count("package:defense_")
+    assert words.endswith(f" and {30 - named} more).") and 2 < named < 8 and len(words) < 200
+
+
+def test_who_knows_of_it_must_have_tried(fabricate):
+    """A dB less than plain attacks find is no attack that knows: the table says so, and so does the first line."""
+    weak = [
+        fabricate("dp", 0.1, attack, "reconstruction", decibels, control="sigma", accuracy=0.94, n=40, adaptive=knows)
+        for attack, decibels, knows in (("dlg", 8.0, False), ("adaptive_dp", 5.0, True))
+    ]
+    plain = [record for record in controls(fabricate) if record.config.attack.id == "dlg"]
+    answer = answer_of([*plain, *weak], HOLDS)
+    assert answer.headline.words.endswith("; untested against one who knows of it.")
+    (table,) = answer.tables
+    assert table.rows[-1].verdict == "no better than blind, untested" and answer.headline.tone == "warning"
+    words = answer_of([*plain, *weak, *spn(fabricate, 7.0)], HOLDS).headline.words
+    assert "1 stands against the attacks tried here, untested against those who know of it (dp)" in words
 
 
 @pytest.mark.parametrize(

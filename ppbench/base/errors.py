@@ -109,11 +109,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for `name`, misspelt by a user, of a `kind` ("defense"), with what is close to it."""
     names = sorted(known)
     close = difflib.get_close_matches(name[:SHOWN], names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {_some(names)}."
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {listed(names)}."
     return UsageError(f"There is no {kind} named {shown(name)}; {hint}")
 
 
-def _some(names: Sequence[str], most: int = 200) -> str:
+def listed(names: Sequence[str], most: int = 200) -> str:
     """Return names with commas between, as many as `most` characters hold, and how many more there are."""
     told = [plain(names[0])[:most]] if names else []
     for name in names[1:]:

@@ -192,6 +192,11 @@ class Leak:
         return self.level in ("rebuilt", "recognizable")
 
     @property
+    def untested(self) -> bool:
+        """Whether it is not rebuilt, by attacks none of which is shown to know of the defense."""
+        return self.worst is not None and self.compared and not self.vouched and self.level != "rebuilt"
+
+    @property
     def _unproven(self) -> bool:
         return self.compared and (self.undefended is None or not self.undefended.falls)
 
@@ -212,7 +217,7 @@ class Leak:
                 yield Qualifier("undefended_missing", "the undefended model was not attacked")
             elif self._unproven:
                 yield Qualifier("undefended_stands", "the undefended model stands too: nothing can be said")
-        if self.worst is not None and self.compared and not self.vouched and self.level != "rebuilt":
+        if self.untested:
             yield Qualifier("untested", "no attack here is shown to know of it")
         if self.belied:
             yield Qualifier("belied", self.belied)

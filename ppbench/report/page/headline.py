@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.base.errors import listed
 from ppbench.records.figure import best
 from ppbench.report.controls import value
 from ppbench.report.page.entries import USABLE
@@ -63,16 +64,22 @@ def _one(row: Standing) -> Headline:
         )
     several = len(row.grid) > 1
     where = f" at {told.entry.control.replace(' = ', '=')}" if several and told.entry.control else ""
-    if leak.falls:
+    seen = f"{_figures(row)}{_beside(told)}"
+    fate = _fate(row)
+    if fate == "refuted":
+        return Headline(
+            f"{name} is refuted{where}: an audit finds more than its epsilon allows{_beside(told)}.", "error"
+        )
+    if fate == "fall":
         everywhere = " at every usable setting" if several and len(usable) > 1 else where
-        words = f"{name} falls{everywhere}: {leak.noun} {leak.level}{_figures(row)}"
-        return Headline(f"{words}{_labels(told)}.", "error")
-    if leak.level == "blind":
-        words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{_figures(row)}"
-        tone: Tone = "good" if row.tone == "good" else "warning"
-        untested = any(one.code == "untested" for one in leak.qualifiers)
-        return Headline(f"{words}{_labels(told)}{'; untested against one who knows of it' if untested else ''}.", tone)
-    return Headline(f"{name} is undecided{where}: {reason_of(leak)}{_figures(row)}{_labels(told)}.", "warning")
+        return Headline(f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}.", "error")
+    if fate == "stand":
+        words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{seen}"
+        return Headline(f"{words}{'; untested against one who knows of it' if leak.untested else ''}.", row.tone)
+    if row.tone == "info":
+        return Headline(f"{name}: {row.verdict}{where}.", row.tone)
+    reason = "attacks failed" if told.lacking else reason_of(leak)
+    return Headline(f"{name} is undecided{where}: {reason}{seen}.", "warning")
 
 
 def _figures(row: Standing) -> str:
@@ -87,37 +94,57 @@ def _figures(row: Standing) -> str:
     return f" at {row.value.metric.value:.0f} dB" + (f" ({', '.join(beside)})" if beside else "")
 
 
-def _labels(told: Value) -> str:
+def _beside(told: Value) -> str:
+    """Return ", 90% of labels, members", of what is found beside inputs."""
     share = None if told.labels is None else value(best([told.labels], "label_accuracy"), "label_accuracy")
-    return f", {share:.0%} of labels" if share is not None and told.gives_labels else ""
+    return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in told.given)
+
+
+MOST = 120
+"""Characters of names that a group of defenses has in a headline; how many more there are is told."""
+FORMS = {
+    "fall": "{count} of {total} fall{s} at every usable setting ({names})",
+    "partly": "{count} of {total} fall{s} in some evaluations and not in others ({names})",
+    "refuted": "{count} of {total} with an epsilon that an audit refutes ({names})",
+    "stand": "{count} stand{s} against the attacks tried here{but} ({names})",
+    "open": "{count} left undecided ({names})",
+    "useless": "{count} without a usable setting ({names})",
+}
+"""What a headline says of several defenses of one fate. but: what those that stand give away all the same."""
 
 
 def _many(rows: Sequence[Standing]) -> Headline:
     """Return how many defenses fall, stand, or leave it open, each by all its rows: of several seeds or tasks."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[Standing]] = {}
     for row in rows:
-        found.setdefault(row.value.entry.defense.id, set()).add(_fate(row))
-    fates: dict[str, list[str]] = {}
+        found.setdefault(row.value.entry.defense.id, []).append(row)
+    fates: dict[tuple[str, str], list[str]] = {}
     for name, some in found.items():
-        fates.setdefault(_together(some), []).append(name)
-    forms = (
-        ("fall", "{} of {} fall{s} at every usable setting ({})"),
-        ("partly", "{} of {} fall{s} in some evaluations and not in others ({})"),
-        ("stand", "{} stand{s} against the attacks tried here ({})"),
-        ("open", "{} left undecided ({})"),
-        ("useless", "{} without a usable setting ({})"),
-    )
+        fate = _together({_fate(row) for row in some})
+        fates.setdefault((fate, _but(some) if fate == "stand" else ""), []).append(name)
     total, parts = f"{len(found)} defense{'' if len(found) == 1 else 's'}", []
-    for fate, form in forms:
-        if names := fates.get(fate):
-            counts = (len(names), total) if fate in ("fall", "partly") else (len(names),)
-            parts.append(form.format(*counts, ", ".join(names), s="s" if len(names) == 1 else ""))
-    tone: Tone = "warning"
-    if "stand" not in fates and fates.keys() & {"fall", "partly"}:
-        tone = "error"
-    elif fates.keys() <= {"stand", "useless"} and "stand" in fates:
-        tone = "good"
-    return Headline("; ".join(parts) + ".", tone)
+    for fate, but in sorted(fates, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
+        names = fates[fate, but]
+        words = {"count": len(names), "total": total, "but": but, "s": "s" if len(names) == 1 else ""}
+        parts.append(FORMS[fate].format(names=listed(names, MOST), **words))
+    return Headline("; ".join(parts) + ".", _tone([*fates]))
+
+
+def _tone(fates: Sequence[tuple[str, str]]) -> Tone:
+    """Return the tone of defenses' fates: good where all that can be used stand, and give nothing else away."""
+    told = {fate for fate, _ in fates}
+    if "stand" not in told and told & {"fall", "partly", "refuted"}:
+        return "error"
+    stand = told <= {"stand", "useless"} and "stand" in told
+    return "good" if stand and not any(but for _, but in fates) else "warning"
+
+
+def _but(rows: Sequence[Standing]) -> str:
+    """Return what is found of a defense that stands, in any of its rows: " but for labels", and who did not try."""
+    given = [word for word in ("labels", "members") if any(word in row.value.given for row in rows)]
+    untested = any(row.value.leak is not None and row.value.leak.untested for row in rows)
+    words = f" but for {' and '.join(given)}" if given else ""
+    return f"{words}, untested against those who know of it" if untested else words
 
 
 def _together(fates: set[str]) -> str:
@@ -125,12 +152,17 @@ def _together(fates: set[str]) -> str:
     told = fates - {"useless"} or fates
     if len(told) == 1:
         return next(iter(told))
-    return "partly" if "fall" in told else "open"
+    return "refuted" if "refuted" in told else "partly" if "fall" in told else "open"
 
 
 def _fate(row: Standing) -> str:
+    """Return which of `FORMS` a row is told by, as the table's verdict has it."""
+    told = row.value
     if not any(is_usable(v, row.none) for v in row.grid):
         return "useless"
-    if row.value.leak is None:
-        return {"error": "fall", "good": "stand"}.get(row.tone, "open")
-    return "fall" if row.value.leak.falls else "stand" if row.value.leak.level == "blind" else "open"
+    if row.tone == "error":
+        return "refuted" if told.refuted else "fall"
+    if row.tone == "info":
+        return "open"
+    stands = row.tone == "good" if told.leak is None else told.leak.level == "blind" and not told.lacking
+    return "stand" if stands else "open"

@@ -11,7 +11,7 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding
 from ppbench.report.leak import SEVERITY, WORDS, Leak
 from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import UNINFORMED, USABLE, Entry, points_lost
+from ppbench.report.page.entries import USABLE, Entry, points_lost
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
@@ -79,6 +79,12 @@ class Value:
     def gives_labels(self) -> bool:
         """Whether labels are recovered above chance, at the level of all attacks on the row."""
         return above_chance(self.labels, "label_accuracy", len(self.entry.records))
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What is found beside inputs: "labels", "members"."""
+        told = (("labels", self.gives_labels), ("members", self.gives_members))
+        return tuple(word for word, is_given in told if is_given)
 
 
 @dataclass(frozen=True)
@@ -183,9 +189,7 @@ def chip(value: Value) -> tuple[str, Tone]:
         return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
         return next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), WORDS["undecided"]), "warning"
-    given = [word for word, is_given in (("labels", value.gives_labels), ("members", value.gives_members)) if is_given]
-    untested = any(badge.text in UNINFORMED for badge in value.entry.badges)
-    words = [WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in given)]
+    words = [WORDS["blind"], *(["untested"] if leak.untested else ()), *(f"gives {word}" for word in value.given)]
     return ", ".join(words), "warning" if len(words) > 1 else "good"
 
 
