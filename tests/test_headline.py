@@ -161,6 +161,17 @@ def test_one_that_stands_is_never_said_to_without_what_it_gives_away(fabricate, 
     assert answer_of([*controls(fabricate), *spn(fabricate, 7.0)], HOLDS).headline.tone == "good"
 
 
+def test_one_that_falls_and_whose_epsilon_is_refuted_is_said_to_do_both(fabricate):
+    records = [*controls(fabricate), *dp(fabricate, 0.1, 34.0, epsilon=2.0), *audit(fabricate)]
+    answer = answer_of(records, HOLDS)
+    assert (
+        answer.headline.words == "dp falls: images rebuilt at 35 dB (undefended 36, blind 11); its epsilon is refuted."
+    )
+    assert answer.tables[0].rows[-1].verdict == "rebuilt by adaptive_dp, epsilon refuted by audit"
+    words = answer_of([*records, *spn(fabricate, 7.0)], HOLDS).headline.words
+    assert words.startswith("1 of 2 defenses falls at every usable setting (dp)")
+
+
 def test_of_many_defenses_some_are_named_and_all_are_counted(fabricate):
     records = controls(fabricate)
     for number in range(30):

@@ -72,7 +72,10 @@ def _one(row: Standing) -> Headline:
         )
     if fate == "fall":
         everywhere = " at every usable setting" if several and len(usable) > 1 else where
-        return Headline(f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}.", "error")
+        return Headline(
+            f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}{'; its epsilon is refuted' if told.refuted else ''}.",
+            "error",
+        )
     if fate == "stand":
         words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{seen}"
         return Headline(f"{words}{'; untested against one who knows of it' if leak.untested else ''}.", row.tone)
@@ -161,7 +164,7 @@ def _fate(row: Standing) -> str:
     if not any(is_usable(v, row.none) for v in row.grid):
         return "useless"
     if row.tone == "error":
-        return "refuted" if told.refuted else "fall"
+        return "refuted" if told.refuted and not (told.leak is not None and told.leak.falls) else "fall"
     if row.tone == "info":
         return "open"
     stands = row.tone == "good" if told.leak is None else told.leak.level == "blind" and not told.lacking

@@ -16,6 +16,7 @@ from ppbench.report.verdict.verdict import members_fate, outputs_fate
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
+REFUTED = "epsilon refuted by audit"
 KEEPS: tuple[str, Tone] = ("members not found", "good")
 
 
@@ -181,10 +182,9 @@ def chip(value: Value) -> tuple[str, Tone]:
     leak = value.leak
     if leak is None:
         return "not attacked", "info"
-    if value.refuted:
-        return "epsilon refuted by audit", "error"
-    if leak.falls:
-        return f"{WORDS[leak.level]} by {winner_of(leak.worst)}", "error"
+    if leak.falls or value.refuted:
+        seen = [f"{WORDS[leak.level]} by {winner_of(leak.worst)}"] if leak.falls else []
+        return ", ".join([*seen, *([REFUTED] if value.refuted else ())]), "error"
     if value.lacking:
         return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
@@ -196,7 +196,7 @@ def chip(value: Value) -> tuple[str, Tone]:
 def _models(grid: Sequence[Value], none: Value | None) -> tuple[Value, str, Tone]:
     """Judge by members and by outputs, where nothing was to be rebuilt."""
     if (refuted := next((v for v in grid if v.refuted), None)) is not None:
-        return refuted, "epsilon refuted by audit", "error"
+        return refuted, REFUTED, "error"
     giving = [v for v in grid if v.gives_members]
     read = [v for v in grid if v.outputs is not None and outputs_fate(v.outputs, len(grid)) == "falls"]
     kept = [v for v in grid if v not in giving and v not in read]
