@@ -72,10 +72,8 @@ def _one(row: Standing) -> Headline:
         )
     if fate == "fall":
         everywhere = " at every usable setting" if several and len(usable) > 1 else where
-        return Headline(
-            f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}{'; its epsilon is refuted' if told.refuted else ''}.",
-            "error",
-        )
+        refuted = "; its epsilon is refuted" if told.refuted else ""
+        return Headline(f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}{refuted}.", "error")
     if fate == "stand":
         words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{seen}"
         return Headline(f"{words}{'; untested against one who knows of it' if leak.untested else ''}.", row.tone)
