@@ -172,6 +172,31 @@ def test_one_that_falls_and_whose_epsilon_is_refuted_is_said_to_do_both(fabricat
     assert words.startswith("1 of 2 defenses falls at every usable setting (dp)")
 
 
+@pytest.mark.parametrize(
+    ("decibels", "words", "tone"),
+    [
+        ((34.0, 8.0), "1 of 1 defense falls in some evaluations and not in others (dp).", "error"),
+        ((8.0, 8.0), "1 of 1 defense with an epsilon that an audit refutes (dp).", "error"),
+    ],
+)
+def test_a_refuted_epsilon_of_one_seed_hides_no_fall_of_another_and_counts_beside_one_that_stands(
+    fabricate, decibels, words, tone
+):
+    falls, other = ([*controls(fabricate), *dp(fabricate, 0.1, found, epsilon=2.0)] for found in decibels)
+    seeds = [falls, [*other, *audit(fabricate)]]
+    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    assert (answer.headline.words, answer.headline.tone) == (words, tone)
+
+
+def test_what_a_useless_setting_gives_away_is_not_held_against_another_seed(fabricate):
+    """Of a seed whose model is not usable nothing is said, neither that it stands nor what it leaks."""
+    good = [*controls(fabricate), *dp(fabricate, 0.1, 8.0)]
+    useless = [*controls(fabricate), *dp(fabricate, 0.1, 8.0, accuracy=0.6)]
+    useless.append(fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", accuracy=0.6))
+    headline = answer_of([*good, *(at_seed(record, 1) for record in useless)], HOLDS).headline
+    assert (headline.words, headline.tone) == ("1 stands against the attacks tried here (dp).", "good")
+
+
 def test_of_many_defenses_some_are_named_and_all_are_counted(fabricate):
     records = controls(fabricate)
     for number in range(30):

@@ -13,7 +13,7 @@ from ppbench.adversary.apart import isolated
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.reading import readable
 from ppbench.base.registry import plugins
-from ppbench.base.tree import leaves
+from ppbench.base.tree import finite, leaves
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Data
 from ppbench.federation.view import TARGET, View
@@ -182,7 +182,7 @@ def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
                 continue
             if {name: value.shape for name, value in sent.items()} != like:
                 yield "it sends weights of another architecture; names and shapes are those of the model"
-            elif not all(bool(value.isfinite().all()) for value in sent.values()):
+            elif not finite(sent):
                 yield "it sends weights that are not finite; no client trains on them"
             elif not all(torch.equal(sent[name], other[name]) for name in sent):
                 yield TWO_GUESSES

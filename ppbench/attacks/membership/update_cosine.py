@@ -18,7 +18,7 @@ from torch.func import vmap
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import AuditAttack
-from ppbench.base.tree import Params
+from ppbench.base.tree import Params, finite
 from ppbench.federation.bounds import Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
@@ -164,7 +164,7 @@ def directed(
     """
     shared: dict[int, Directions] = {}
     for evidence in seen:
-        if evidence.nuisance or not all(bool(v.isfinite().all()) for v in (evidence.params or {}).values()):
+        if evidence.nuisance or not finite(evidence.params):
             continue
         key = id(evidence.simulate)
         if key not in shared:

@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.features.images import (
     recover_features,
 )
 from ppbench.attacks.reconstruction.search import starts
-from ppbench.base.tree import Params, tree_map
+from ppbench.base.tree import Params, finite, tree_map
 from ppbench.federation.bounds import Count, Held, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -110,7 +110,7 @@ class FeatureInversion(Attack):
         if evidence is None or evidence.params is None or not evidence.observed.keys() >= set(HEAD):
             return None
         seen = tree_map(lambda t: t.detach().float(), evidence.observed)
-        if not all(bool(value.isfinite().all()) for value in seen.values()):
+        if not finite(seen):
             return None
         params, (dw, db) = tree_map(lambda t: t.detach().cpu(), evidence.params), (seen[n].cpu() for n in HEAD)
         features = recover_features(params, dw, db, labels, generator, restarts=self.restarts)

@@ -24,6 +24,7 @@ from ppbench.attacks.reconstruction.directions import Candidates, Layer, indepen
 from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.spear import tapped
+from ppbench.base.tree import finite
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -107,7 +108,7 @@ def by_rank(victim: Victim, evidence: Evidence | None) -> Guess | None:
         return None
     weight, bias = (evidence.params[name].detach().double().cpu() for name in (layer.weight, layer.bias))
     change = torch.cat([rows.weight, rows.bias[:, None]], 1)
-    if not all(bool(part.isfinite().all()) for part in (weight, bias, change)):
+    if not finite((weight, bias, change)):
         return None
     inputs = told_inputs(change, Layer(weight, bias, *plan.data_range), count, victim.generator)
     if inputs is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ppbench.base.errors import listed
 from ppbench.records.figure import best
@@ -54,23 +55,22 @@ def _costs(rows: Sequence[Standing]) -> str:
 
 
 def _one(row: Standing) -> Headline:
-    told, leak, name = row.value, row.value.leak, row.value.entry.defense.id
-    usable = [v for v in row.grid if is_usable(v, row.none)]
+    told, leak, name, fate = row.value, row.value.leak, row.value.entry.defense.id, _fate(row)
     if leak is None:
         return Headline(f"{name}: {row.verdict}.", row.tone)
-    if not usable:
+    if fate == "useless":
         return Headline(
             f"{name} has no usable setting: each one loses more than {USABLE:g} points of accuracy.", "warning"
         )
     several = len(row.grid) > 1
     where = f" at {told.entry.control.replace(' = ', '=')}" if several and told.entry.control else ""
     seen = f"{_figures(row)}{_beside(told)}"
-    fate = _fate(row)
     if fate == "refuted":
         return Headline(
             f"{name} is refuted{where}: an audit finds more than its epsilon allows{_beside(told)}.", "error"
         )
     if fate == "fall":
+        usable = [v for v in row.grid if is_usable(v, row.none)]
         everywhere = " at every usable setting" if several and len(usable) > 1 else where
         refuted = "; its epsilon is refuted" if told.refuted else ""
         return Headline(f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}{refuted}.", "error")
@@ -103,7 +103,9 @@ def _beside(told: Value) -> str:
 
 MOST = 120
 """Characters of names that a group of defenses has in a headline; how many more there are is told."""
-FORMS = {
+
+Fate = Literal["fall", "partly", "refuted", "stand", "open", "useless"]
+FORMS: dict[Fate, str] = {
     "fall": "{count} of {total} fall{s} at every usable setting ({names})",
     "partly": "{count} of {total} fall{s} in some evaluations and not in others ({names})",
     "refuted": "{count} of {total} with an epsilon that an audit refutes ({names})",
@@ -111,7 +113,7 @@ FORMS = {
     "open": "{count} left undecided ({names})",
     "useless": "{count} without a usable setting ({names})",
 }
-"""What a headline says of several defenses of one fate. but: what those that stand give away all the same."""
+"""What a headline says of several defenses of one fate, in this order. but: what is given away by those that stand."""
 
 
 def _many(rows: Sequence[Standing]) -> Headline:
@@ -119,10 +121,11 @@ def _many(rows: Sequence[Standing]) -> Headline:
     found: dict[str, list[Standing]] = {}
     for row in rows:
         found.setdefault(row.value.entry.defense.id, []).append(row)
-    fates: dict[tuple[str, str], list[str]] = {}
+    fates: dict[tuple[Fate, str], list[str]] = {}
     for name, some in found.items():
         fate = _together({_fate(row) for row in some})
-        fates.setdefault((fate, _but(some) if fate == "stand" else ""), []).append(name)
+        but = _but([row for row in some if _fate(row) == "stand"]) if fate == "stand" else ""
+        fates.setdefault((fate, but), []).append(name)
     total, parts = f"{len(found)} defense{'' if len(found) == 1 else 's'}", []
     for fate, but in sorted(fates, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
         names = fates[fate, but]
@@ -131,7 +134,7 @@ def _many(rows: Sequence[Standing]) -> Headline:
     return Headline("; ".join(parts) + ".", _tone([*fates]))
 
 
-def _tone(fates: Sequence[tuple[str, str]]) -> Tone:
+def _tone(fates: Sequence[tuple[Fate, str]]) -> Tone:
     """Return the tone of defenses' fates: good where all that can be used stand, and give nothing else away."""
     told = {fate for fate, _ in fates}
     if "stand" not in told and told & {"fall", "partly", "refuted"}:
@@ -148,15 +151,15 @@ def _but(rows: Sequence[Standing]) -> str:
     return f"{words}, untested against those who know of it" if untested else words
 
 
-def _together(fates: set[str]) -> str:
+def _together(fates: set[Fate]) -> Fate:
     """Return the fate of a defense of several rows; where none of its settings is usable nothing is said of it."""
     told = fates - {"useless"} or fates
     if len(told) == 1:
         return next(iter(told))
-    return "refuted" if "refuted" in told else "partly" if "fall" in told else "open"
+    return "partly" if "fall" in told else "refuted" if "refuted" in told else "open"
 
 
-def _fate(row: Standing) -> str:
+def _fate(row: Standing) -> Fate:
     """Return which of `FORMS` a row is told by, as the table's verdict has it."""
     told = row.value
     if not any(is_usable(v, row.none) for v in row.grid):
