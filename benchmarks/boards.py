@@ -36,30 +36,30 @@ RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
 SECONDS = 3600
 
 
-PRESET = "two-cores"
-
-
 @dataclass(frozen=True)
 class Board:
     """What is swept for a board.
 
-    data: the folder of its parquet files, "" where PPBENCH_DATA gives the place. only: filters of the sweep.
+    data: the folder of its parquet files, "" where PPBENCH_DATA gives the place. only: filters of the sweep. preset: of
+    the suite, "" for the suite as it is.
     """
 
     suite: str
     data: str = ""
     only: tuple[str, ...] = ()
+    preset: str = "two-cores"
 
     @property
     def name(self) -> str:
         """Its folder in leaderboards/results."""
-        return f"{self.suite}-{PRESET}"
+        return "-".join(filter(None, (self.suite, self.preset)))
 
     def command(self, seeds: Sequence[int], folder: str = "") -> list[str]:
         """Return the sweep of some seeds. folder: what stands before the data's name, nothing as it is published."""
         data = ["--dataset", f"parquet:{folder}{self.data}"] if self.data else []
         filters = [*self.only, f"seed={','.join(map(str, seeds))}"]
-        return ["ppbench", "sweep", self.suite, "--preset", PRESET, *data, *(f"--only={one}" for one in filters)]
+        preset = ["--preset", self.preset] if self.preset else []
+        return ["ppbench", "sweep", self.suite, *preset, *data, *(f"--only={one}" for one in filters)]
 
 
 # Image searches on the other networks of the perturbed suites take two cores hours a seed (leaderboards/README.md).
@@ -73,6 +73,7 @@ BOARDS = {
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("bank-marketing"),
+        Board("cost", "cifar10", preset=""),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
     )
 }
@@ -88,7 +89,7 @@ def is_published(board: Board, seed: int) -> bool:
     """Return whether a seed of a board is committed, all of it, that was computed from the suite as it is today."""
     former = published(board.name)
     seeds = former.get("seeds", [])
-    today = former.get("suite_digest") == load_suite(board.suite, PRESET).digest
+    today = former.get("suite_digest") == load_suite(board.suite, board.preset).digest
     return seed in seeds and today and former["command"] == " ".join(board.command(seeds))
 
 

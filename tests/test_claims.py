@@ -199,6 +199,8 @@ def guarded(make, value=3.0, **about):
         *((MEMORY, costing, (1e3, *ends), "unchecked: the memory of both was not") for ends in ((None, 9), (9, None))),
         (MEMORY, costing, (1e3, 100, 0), "unchecked: the memory of both was not measured"),
         (replace(MEMORY, model="wrn"), costing, (), "outside the premise : mlp, not wrn"),
+        (replace(MEMORY, dataset="cifar10"), costing, (), "unchecked: no record of cifar10"),  # images of another size
+        (replace(MEMORY, batch_size=128), costing, (), "outside the premise : training batches of 32, not 128; 9 B"),
         (UPLOAD, sending, (3000.0, "float32"), "holds : 3000 B a client and round beside 1000 B"),
         (UPLOAD, sending, (6000.0, "float64"), "holds : 6000 B a client and round beside 1000 B, in float64 where"),
         (UPLOAD, sending, (6000.0, "float32"), "falls to 6.00"),
@@ -407,6 +409,30 @@ def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate):
     assert both.finding.verdict == "falls" and both.evaluations == 2 and "seed 1" in both.setting
     assert one(replace(anywhere, model="resnet20"), far).differs == ("data set", "model")
     assert one(replace(anywhere, needs=None), far).reason == "no record of cifar10"
+
+
+def test_a_farther_evaluation_with_figures_counts_before_a_closer_one_without(fabricate):
+    far = pixels(fabricate, 8.0, 99.0)
+    near = costing(fabricate, dataset="parquet:cifar10", model="resnet20")
+    claim = replace(PSNR, dataset="", model="resnet20")
+    assert one(claim, near).reason.startswith("no reconstruction of images")
+    found = one(claim, near + far).finding
+    assert found.verdict == "outside the premise" and found.reason.startswith("mlp, not resnet20; images are rebuilt")
+
+
+def test_of_trainings_that_are_too_short_the_longest_counts(fabricate):
+    def trained(ours, examples):  # as many rounds: fewer examples are gone over more often
+        data = dict(name="parquet:cifar10", sha256=f"{examples:064d}", train=examples, test=1000)
+        return kept(fabricate, ours, 0.84, data=data)
+
+    short, long = trained(0.60, 1000), trained(0.83, 500)
+    for records in (short + long, long + short):
+        found = one(replace(ACCURACY, epochs=300), records)
+        assert (
+            found.finding.verdict == "outside the premise" and "12.8 of 300 epochs; 1.0 points" in found.finding.reason
+        )
+        assert found.evaluations == 1
+    assert one(replace(ACCURACY, epochs=3), short + long).evaluations == 2  # both are as long as the paper's
 
 
 def test_of_several_trainings_the_one_in_the_middle_counts(fabricate):

@@ -264,14 +264,20 @@ def test_the_table_at_a_glance_never_cuts_what_it_is_about_nor_the_verdict(fabri
     assert "…" not in printed.replace("worst c…", "")
 
 
-def test_where_nothing_can_fall_costs_are_told(fabricate):
+@pytest.mark.parametrize(
+    ("least", "words"),
+    [
+        (80.0, "A client uploads 0.08 times what an undefended one does (ppdl) to 6 times (pbpfl)."),
+        (0.25, "A client uploads 1/4,000 of what an undefended one does (ppdl) to 6 times (pbpfl)."),
+    ],
+)
+def test_where_nothing_can_fall_costs_are_told(least, words, fabricate):
     labels = [
         fabricate(name, None, "label_recovery", "label", 1.0, bytes_up=size)
-        for name, size in (("none", 1000.0), ("ppdl", 80.0), ("pbpfl", 6000.0))
+        for name, size in (("none", 1000.0), ("ppdl", least), ("pbpfl", 6000.0))
     ]
     noise = fabricate("full_noise", None, "label_recovery", "label", 0.1)
-    words, _ = said([*labels, noise])
-    assert words == "A client uploads 0.08 times what an undefended one does (ppdl) to 6 times (pbpfl)."
+    assert said([*labels, noise])[0] == words
 
 
 def test_progress_names_the_cell_that_ended_and_what_did_not_complete():

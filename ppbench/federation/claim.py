@@ -47,7 +47,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "accuracy_rises": ("dataset",),
     "upload_ratio": ("clients",),
     "bytes_saving": ("model", "clients"),
-    "memory_ratio": ("model",),
+    "memory_ratio": ("dataset", "model", "batch_size"),  # of the data set the size of an image
 }
 """What belongs to the premise of a claim about a metric, unless the claim says it. What a paper leaves open is none."""
 SMALLER = frozenset({"asr", "psnr_median", "agreement", "mse", "epsilon", "memory_ratio", "upload_ratio"})

@@ -56,9 +56,9 @@ class _Found:
     lacks: tuple[str, ...]
 
     @property
-    def closeness(self) -> tuple[int, int]:
+    def closeness(self) -> tuple[float, ...]:
         """How close the evaluation is to the paper's: by what it lacks first."""
-        return -len(self.lacks), premise.closeness(self.case.claim, self.case.mine[0].config)
+        return -len(self.lacks), *premise.closeness(self.case.claim, self.case.mine[0].config)
 
 
 def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
@@ -101,8 +101,9 @@ def _one(
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
     found = [_Found(place, case, within(rule, case), lacks) for place, case, lacks in cases]
-    nearest = max(one.closeness for one in found)
-    near = [one for one in found if one.closeness == nearest]
+    telling = [one for one in found if isinstance(one.finding, Finding)]  # a farther one with figures tells more
+    nearest = max(one.closeness for one in telling or found)
+    near = [one for one in telling or found if one.closeness == nearest]
     judged = [(one, one.finding) for one in near if isinstance(one.finding, Finding)]
     if not judged:
         lacks = f"outside the premise ({'; '.join(near[0].lacks)}): " if near[0].lacks else ""

@@ -120,9 +120,10 @@ def differing(claim: Claim, config: CellConfig) -> tuple[str, ...]:
     )
 
 
-def closeness(claim: Claim, config: CellConfig) -> int:
-    """Return a number that is larger the closer a cell's setting is to the paper's."""
-    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if shares(claim, config, need))
+def closeness(claim: Claim, config: CellConfig) -> tuple[int, float]:
+    """Return what is larger the closer a cell's setting is to the paper's: what it shares, then how long it trained."""
+    length = 1.0 if claim.epochs is None else min(1.0, epochs_of(config) / (LONG_ENOUGH * claim.epochs))
+    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if shares(claim, config, need)), length
 
 
 def equations(pairs: Conditions) -> list[str]:

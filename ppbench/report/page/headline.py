@@ -51,7 +51,8 @@ def _costs(rows: Sequence[Standing]) -> str:
         return ""
     (least, first), (most, last) = min(found), max(found)
     spread = "" if first == last else f" ({first}) to {most:.3g} times ({last})"
-    return f"A client uploads {least:.3g} times what an undefended one does{spread or f' ({first})'}."
+    share = f"{least:.3g} times" if least >= 0.01 else f"1/{1 / least:,.0f} of"
+    return f"A client uploads {share} what an undefended one does{spread or f' ({first})'}."
 
 
 def _one(row: Standing) -> Headline:
