@@ -1,4 +1,4 @@
-"""Cost of PBPFL on ResNet20, batch 32, CIFAR-10 shapes: client against FedSGD, server against client.
+"""Cost of PBPFL on ResNet20 and ResNet56, batch 32, CIFAR-10 shapes: client against FedSGD, server against client.
 
 Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_perturbation.py --benchmark-only
 Ratios are medians of interleaved repetitions, printed and kept in the benchmark's extra_info; with the environment
@@ -30,13 +30,11 @@ from ppbench.federation.plan import Batch, Local, Plan
 from ppbench.nets.net import initial, net_spec
 
 REPEATS, BATCH = 7, 32
-PLAN = Plan(
-    net_spec("resnet20", (3, 32, 32), 10),
-    10,
-    Local("gradient", batch=BATCH),
-    loss="squared",
-    server_opt=Opt("sgd", 0.1),
-)
+
+
+def plan_of(network: str) -> Plan:
+    local = Local("gradient", batch=BATCH)
+    return Plan(net_spec(network, (3, 32, 32), 10), 10, local, loss="squared", server_opt=Opt("sgd", 0.1))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -80,15 +78,16 @@ def keep(benchmark: pytest.FixtureRequest, name: str, figures: dict[str, float])
         file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
+@pytest.mark.parametrize("network", ["resnet20", "resnet56"])
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_pbpfl_client_and_server(benchmark, precision):
+def test_pbpfl_client_and_server(benchmark, precision, network):
     """The extra cost of a client is three backward passes for one; the server's share is small."""
     torch.set_num_threads(1)
-    defense = PBPFL(kappa=10.0, precision=precision)
-    dtype, net = defense.dtype, PLAN.net
-    params = initial(PLAN.spec, 0)
+    defense, plan = PBPFL(kappa=10.0, precision=precision), plan_of(network)
+    dtype, net = defense.dtype, plan.net
+    params = initial(plan.spec, 0)
     server = Server(params, (), torch.full((10,), 100), ())
-    ctx = Context(PLAN, 1, "real", -1, torch.Generator().manual_seed(1))
+    ctx = Context(plan, 1, "real", -1, torch.Generator().manual_seed(1))
     held, sent = defense.broadcast(ctx, server)
     batch = batch_of(dtype)
     weights: Params = {n: p.to(dtype) for n, p in params.items()}
@@ -102,10 +101,10 @@ def test_pbpfl_client_and_server(benchmark, precision):
         took = medians(
             {
                 "forward": forward,
-                "plain": lambda: gradient(lambda p: PLAN.objective(p, batch.x, batch.y, batch.w), weights),
+                "plain": lambda: gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), weights),
                 "client": lambda: surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked),
                 "perturb": lambda: defense.broadcast(replace(ctx, generator=torch.Generator().manual_seed(2)), server),
-                "recover": lambda: defense.recover(PLAN, held, found),
+                "recover": lambda: defense.recover(plan, held, found),
             }
         )
     figures = {
@@ -116,12 +115,16 @@ def test_pbpfl_client_and_server(benchmark, precision):
         "recover_share": took["recover"] / took["client"],
         "client_seconds": took["client"],
     }
-    keep(benchmark, f"pbpfl resnet20 {precision} beside {precision}", figures)
+    keep(benchmark, f"pbpfl {network} 32x32 {precision} beside {precision}", figures)
     if precision == "float64":  # the default beside what an undefended client computes in
         half = batch_of(torch.float32)
         with torch.no_grad():
-            took |= medians({"float32": lambda: gradient(lambda p: PLAN.objective(p, half.x, half.y, half.w), params)})
-        keep(benchmark, "pbpfl resnet20 float64 beside float32", {"client_ratio": took["client"] / took["float32"]})
+            took |= medians({"float32": lambda: gradient(lambda p: plan.objective(p, half.x, half.y, half.w), params)})
+        keep(
+            benchmark,
+            f"pbpfl {network} 32x32 float64 beside float32",
+            {"client_ratio": took["client"] / took["float32"]},
+        )
     benchmark.pedantic(
         lambda: surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked), rounds=1, iterations=1
     )
@@ -130,8 +133,9 @@ def test_pbpfl_client_and_server(benchmark, precision):
 def test_no_copy_of_the_model_per_sample(benchmark):
     """No tensor as large as batch x model is ever made: the profile's largest allocation says so."""
     torch.set_num_threads(1)
-    defense, net = PBPFL(), PLAN.net
-    params = {n: p.double() for n, p in initial(PLAN.spec, 0).items()}
+    defense, plan = PBPFL(), plan_of("resnet20")
+    net = plan.net
+    params = {n: p.double() for n, p in initial(plan.spec, 0).items()}
     batch, direction = batch_of(torch.float64), torch.rand(1, 10, dtype=torch.float64)
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         surrogates(net, params, batch, direction, defense.bias_masked)

@@ -342,14 +342,24 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction")]
     file = tmp_path / "figures.json"
     entry = {"backward_ratio": 2.9, "client_ratio": 2.1, "machine": "x86_64", "date": "2026-11-21", "torch": "2.13"}
-    other = entry | {"backward_ratio": 3.1}
-    file.write_text(json.dumps({"pbpfl resnet20 float64": entry, "pbpfl resnet20 float32": other, "spn x": entry}))
+    other, mixed = entry | {"backward_ratio": 3.1}, entry | {"backward_ratio": 22.0}
+    named = {"float64 beside float64": entry, "float32": other, "float64 beside float32": mixed}
+    figures = {f"pbpfl resnet56 {name}": figure for name, figure in named.items()}
+    file.write_text(json.dumps(figures | {"pbpfl resnet20 float32": mixed, "spn x": entry}))
     benchmarks = read_figures([file])
     found = one(TIME, records, *benchmarks)
     assert found.finding.verdict == "holds" and found.setting == "benchmark, x86_64, 2026-11-21"
-    assert found.finding.worst == "3.10 (resnet20 float32), 2.90 (resnet20 float64)"
+    assert found.finding.worst == (
+        "3.10 (resnet56 float32), 22.00 (resnet56 float64 beside float32), 2.90 (resnet56 float64 beside float64)"
+    )
+    assert found.finding.reason.endswith("what compares two precisions judges nothing")
     assert told(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
-    assert told(TIME, records) == "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
+    unequal = [b for b in benchmarks if b.about.endswith("64 beside float32")]
+    assert told(TIME, records, *unequal) == (
+        "unchecked: no benchmark compares in one precision, only 22.00 (resnet56 float64 beside float32)"
+    )
+    missing = "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
+    assert told(TIME, records) == told(TIME, records, *(b for b in benchmarks if "resnet20" in b.about)) == missing
 
 
 def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(fabricate):
@@ -461,7 +471,7 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     evil = [fabricate("pbpfl", 10.0, EVIL, "extraction", 0.1, stage="iterate", dataset=EVIL)]
     claims = {"pbpfl": [ASR, replace(READ, source=EVIL, note=EVIL), UPLOAD], "spn": [UPLOAD]}
     records = members(fabricate) + evil
-    benchmarks = [Benchmark("pbpfl", EVIL, {"backward_ratio": 2.0}, EVIL, "2026")]
+    benchmarks = [Benchmark("pbpfl", f"resnet56 {EVIL}", {"backward_ratio": 2.0}, EVIL, "2026")]
     claims["pbpfl"].append(replace(TIME, setting=EVIL))
     text = page(check(claims, records, benchmarks), records, benchmarks)
     twice = [*records[::-1], *records]

@@ -33,9 +33,15 @@ class Benchmark:
     date: str
 
     def fits(self, claim: Claim) -> bool:
-        """Whether its figures are about what a claim is about: those that say of how many clients, of its network."""
+        """Whether its figures are about what a claim is about: its network, and those that say of how many clients."""
         clients, network = self.values.get("clients"), self.about.partition(" ")[0]
-        return clients is None or (claim.clients in (None, clients) and claim.model in ("", network))
+        return claim.model in ("", network) and (clients is None or claim.clients in (None, clients))
+
+    @property
+    def alike(self) -> bool:
+        """Whether both sides of its ratios compute in one precision: "float64 beside float32" does not."""
+        mine, beside, undefended = self.about.rpartition(" beside ")
+        return not beside or mine.rpartition(" ")[2] == undefended
 
     @property
     def encrypts(self) -> bool:
@@ -64,7 +70,8 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
     """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
 
-    Returns the finding and the setting of the figures that it is from, or why there is none.
+    A ratio of two precisions is told and judges nothing: papers compare in one. Returns the finding and the setting of
+    the figures that it is from, or why there is none.
     """
     key = KEY_OF[claim.metric]
     if claim.than is not None:
@@ -75,9 +82,14 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     if any(b.encrypts for b in known):
         return "most of it is encryption, beside a training that another machine does in another time"
     told = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
+    alike = [b for b in known if b.alike]
+    if not alike:
+        return f"no benchmark compares in one precision, only {told}"
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
-    largest, claimed = max(b.values[key] for b in known), claim.value or 0.0
+    largest, claimed = max(b.values[key] for b in alike), claim.value or 0.0
     reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
+    if len(alike) < len(known):
+        reason += "; what compares two precisions judges nothing"
     return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"
 
 
