@@ -106,6 +106,9 @@ def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
     assert "--out FOLDER is where" in run("leaderboard", "out.zip")[1]
     code, told = run("leaderboard", "out.zip", "--out", "drawn")
     assert code == 0 and Path("drawn/leaderboard.html").is_file() and verify(Path("drawn")) == []
+    tables = [f"drawn/{name}" for name in ("leaderboard.html", "leaderboard.csv", "worst_case.csv")]
+    figures = [path for path in Path("drawn/figures").iterdir() if path.suffix in {".svg", ".png"}]
+    assert told.splitlines() == [*tables, f"{len(figures)} figures in drawn/figures"] and figures
     last = store.load_all()[-1]
     assert time_of(Path("drawn"), last) == time_of(store.out, last)
     assert "not empty" in run("leaderboard", "out.zip", "--out", "drawn")[1]

@@ -37,6 +37,8 @@ def leaderboard(
         typer.echo(f"warning: {problem}", err=True)
     for path in written.paths:
         typer.echo(str(path))
+    if written.figures:
+        typer.echo(f"{len(written.figures)} figures in {written.figures[0].parent}")
     if damaged or written.problems:
         raise typer.Exit(Exit.FOUND)
 

@@ -105,9 +105,10 @@ def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A board as written. paths: its files; problems: what could not be read and is missing on it, in sentences."""
+    """A board as written. paths: page and tables; problems: what could not be read and is missing on it, in sentences."""
 
     paths: tuple[Path, ...]
+    figures: tuple[Path, ...]
     problems: tuple[str, ...]
 
 
@@ -116,7 +117,7 @@ def write_board(store: Store) -> list[Path]:
     written = rebuild(store)
     for problem in written.problems:
         warnings.warn(problem, stacklevel=2)
-    return list(written.paths)
+    return [*written.paths, *written.figures]
 
 
 def rebuild(store: Store) -> Written:
@@ -163,7 +164,7 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(found).encode())
     write_csv(records, store.csv_path, claims=claimed, found=found)  # last: it tells whether the board is complete
-    return Written((store.csv_path, store.html_path, worst, *drawn), tuple(problems))
+    return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 
 def _origin(store: Store, problems: list[str]) -> Origin:
