@@ -1,0 +1,56 @@
+"""Photograph pages for docs/images: `python docs/make_images.py DIGITS SPN`, results with their reconstructions.
+
+DIGITS: the --out of `ppbench sweep digits-quick`; SPN: of `ppbench evaluate --defense spn`. Needs playwright (of the
+extra `dev`) and a chromium on the PATH. The pages are drawn anew in a folder of their own, so that they name no other.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from ppbench.records.store import Store
+from ppbench.report.page.board import rebuild
+
+IMAGES = Path(__file__).parent / "images"
+DRAWN_FROM = ("records", "times", "ppbench.json", "selftest.json")
+"""What of a folder of results its page is drawn from; the command that made it names folders of one machine."""
+
+
+def page_of(results: Path, place: Path) -> str:
+    """Draw the page of some results in a new folder and return its address."""
+    for name in DRAWN_FROM:
+        source = results / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, place / name)
+    return rebuild(Store(place)).paths[0].resolve().as_uri()
+
+
+def photograph(page: Page, address: str, heading: str, height: int, name: str) -> None:
+    """Write what a window of 1400 by `height` shows from a heading on, from the top where it is ""."""
+    page.set_viewport_size({"width": 1400, "height": height})
+    page.goto(address)
+    if heading:
+        place = page.get_by_role("heading", name=heading).locator("visible=true").first
+        place.evaluate("e => window.scrollTo(0, e.getBoundingClientRect().top + window.scrollY - 90)")
+    page.screenshot(path=IMAGES / name)
+
+
+def main(digits: str, spn: str) -> None:
+    """Write the three images that docs/make_site.py and leaderboards/README.md show."""
+    with tempfile.TemporaryDirectory() as made, sync_playwright() as running:
+        folders = [Path(made) / name for name in ("digits", "spn")]
+        for folder in folders:
+            folder.mkdir()
+        board, defense = (page_of(Path(given), place) for given, place in zip((digits, spn), folders, strict=True))
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        photograph(browser.new_page(), board, "", 1240, "glance.png")
+        photograph(browser.new_page(), defense, "Reconstruction and label recovery", 1360, "board.png")
+        photograph(browser.new_page(color_scheme="dark"), defense, "Reconstructions", 900, "defense-dark.png")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
