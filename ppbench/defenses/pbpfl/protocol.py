@@ -33,7 +33,7 @@ SETTING: Mapping[str, Any] = {
     "rounds": 400,
     "decay_at": (),
 }
-# Table 1, on rows; what the paper does not give (rate, optimizer, widths) is the suite's, which says why. It attacks nothing.
+# Table 1, on rows; what the paper does not give (rate, optimizer, widths) is the suite's, which says why.
 PAPER: Mapping[str, Any] = {
     **SETTING,
     "dataset": "csv:{data}/bank-marketing.csv.gz?target=y&sep=;&split=8:1:1&task=regression",

@@ -105,7 +105,7 @@ def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A board as written. paths: page and tables; problems: what could not be read and is missing on it, in sentences."""
+    """A board as written. paths: page and tables; problems: what could not be read and is missing, in sentences."""
 
     paths: tuple[Path, ...]
     figures: tuple[Path, ...]
