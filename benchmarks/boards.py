@@ -117,7 +117,7 @@ def attack_hours(folder: Path) -> float:
 def publish(board: Board, folder: Path, reason: str, hours: float, machine: str) -> None:
     """Write a committed board; hours: of the processor, for what is new. Raises UsageError for results with problems.
 
-    A board of another state of its suite is replaced, and its hours with it.
+    A board of another state of its suite, or of cells that came out otherwise, is replaced, and its hours with it.
     """
     place, former = RESULTS / board.name, published(board.name)
     with tempfile.TemporaryDirectory() as made:
@@ -130,7 +130,8 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         (place / "records.zip").write_bytes(packed.read_bytes())
         (place / "worst_case.csv").write_bytes((base / "worst_case.csv").read_bytes())
         accepted, records = history(base)[-1], Store(base).load_all()
-    where, earlier = records[0].environment, {} if accepted.moved.removed else former
+    replaced = accepted.moved.removed or accepted.moved.changed
+    where, earlier = records[0].environment, {} if replaced else former
     seeds = sorted({r.config.seed for r in records})
     about = {
         "command": " ".join(board.command(seeds)),
@@ -175,7 +176,8 @@ def main() -> int:
             if args.until is not None and datetime.now().time() >= args.until:
                 return 0
             board, folder = BOARDS[name], args.out.resolve() / name / str(seed)
-            if is_published(board, seed) and not args.grown:
+            asked = {config.seed for config in load_suite(board.suite, board.preset).configs}
+            if seed not in asked or (is_published(board, seed) and not args.grown):
                 continue
             folder.parent.mkdir(parents=True, exist_ok=True)
             hours = swept(board, seed, folder, data, args.workers) + args.cpu_hours

@@ -6,8 +6,8 @@ extra `dev`) and a chromium on the PATH. The pages are drawn anew in a folder of
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -26,7 +26,9 @@ def page_of(results: Path, place: Path) -> str:
     for name in DRAWN_FROM:
         source = results / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, place / name)
-    return rebuild(Store(place)).paths[0].resolve().as_uri()
+    store = Store(place)
+    rebuild(store)
+    return store.html_path.resolve().as_uri()
 
 
 def photograph(page: Page, address: str, heading: str, height: int, name: str) -> None:
@@ -39,13 +41,17 @@ def photograph(page: Page, address: str, heading: str, height: int, name: str) -
     page.screenshot(path=IMAGES / name)
 
 
-def main(digits: str, spn: str) -> None:
+def main() -> None:
     """Write the three images that docs/make_site.py and leaderboards/README.md show."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("digits", type=Path)
+    parser.add_argument("spn", type=Path)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, sync_playwright() as running:
         folders = [Path(made) / name for name in ("digits", "spn")]
         for folder in folders:
             folder.mkdir()
-        board, defense = (page_of(Path(given), place) for given, place in zip((digits, spn), folders, strict=True))
+        board, defense = (page_of(*pair) for pair in zip((given.digits, given.spn), folders, strict=True))
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         photograph(browser.new_page(), board, "", 1240, "glance.png")
         photograph(browser.new_page(), defense, "Reconstruction and label recovery", 1360, "board.png")
@@ -53,4 +59,4 @@ def main(digits: str, spn: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
