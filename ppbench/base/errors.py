@@ -123,6 +123,11 @@ def listed(names: Sequence[str], most: int = 200) -> str:
     return ", ".join(told)
 
 
+def count_of(count: int, noun: str, more: str = "s") -> str:
+    """Return a number of things in words: "1 client", "2 clients". more: what several have at their end."""
+    return f"{count} {noun}{'' if count == 1 else more}"
+
+
 def first_of(problems: Sequence[str]) -> str:
     """Return the first of some problems, without its full stop, and how many more there are."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ppbench.base.errors import count_of
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
@@ -181,6 +182,6 @@ def setting_of(case: Case) -> str:
     other = {word.strip("()") for label in labels_of(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
-        f"{config.data.name}, {config.data.train} examples, {model}, {fed.clients} clients, {fed.rounds} rounds, "
-        f"seed {config.seed}{at}{more}"
+        f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "
+        f"{count_of(fed.rounds, 'round')}, seed {config.seed}{at}{more}"
     )

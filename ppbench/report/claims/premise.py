@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ppbench.base.errors import count_of
 from ppbench.base.make import made
 from ppbench.base.registry import load
 from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
@@ -79,15 +80,13 @@ def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
     if need == "epochs":
         return f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
     if need == "steps":
-        return (
-            f"{steps_of(config)} mini-batch{'' if steps_of(config) == 1 else 'es'} attacked, not {claim.steps} or more"
-        )
+        return f"{count_of(steps_of(config), 'mini-batch', 'es')} attacked, not {claim.steps} or more"
     fed = config.federation
     pairs: dict[Need, tuple[str, str]] = {
         "dataset": (data_of(config), claim.dataset),
         "model": (network(config.model.id, config.model.options), ", ".join([claim.model, *equations(claim.options)])),
         "family": (config.model.id, f"a {claim.family} network"),
-        "clients": (f"{fed.clients} client{'' if fed.clients == 1 else 's'}", str(claim.clients)),
+        "clients": (count_of(fed.clients, "client"), str(claim.clients)),
         "partition": (fed.partition, claim.partition),
         "batch_size": (f"training batches of {fed.batch}", str(claim.batch_size)),
         "batch": (f"batches of {config.batch_size}", str(claim.batch)),
@@ -98,12 +97,11 @@ def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
 
 def words_of(claim: Claim) -> str:
     """Return a claim's premise in words: "mnist, dlnet, 10 clients, iid, 300 epochs"."""
-    parties = "" if claim.clients is None else f"{claim.clients} client{'s' if claim.clients != 1 else ''}"
     told: dict[Need, str] = {
         "dataset": claim.dataset,
         "model": ", ".join([claim.model, *equations(claim.options)]) if claim.model else "",
         "family": f"a {claim.family} network" if claim.family else "",
-        "clients": parties,
+        "clients": "" if claim.clients is None else count_of(claim.clients, "client"),
         "partition": claim.partition,
         "epochs": "" if claim.epochs is None else f"{claim.epochs:g} epochs",
         "batch_size": "" if claim.batch_size is None else f"batches of {claim.batch_size}",

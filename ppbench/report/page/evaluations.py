@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ppbench.base.errors import count_of
 from ppbench.records.schema import Record, Scalar
 from ppbench.report.controls import CONTROLS, Check, check_controls
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of
@@ -23,7 +24,8 @@ def about(key: Key) -> str:
     suite = "" if key.suite == ALONE else f"{key.suite}: "
     public = f", {key.public} public" if key.public else ""
     data = f"{suite}{key.data}, {key.train} examples{public}"
-    words = f"{data}, {key.network}, {fed['clients']} clients, {fed['rounds']} rounds, seed {key.seed}"
+    parties, rounds = count_of(fed["clients"], "client"), count_of(fed["rounds"], "round")
+    words = f"{data}, {key.network}, {parties}, {rounds}, seed {key.seed}"
     return " ".join(words.split())
 
 

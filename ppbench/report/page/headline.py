@@ -107,14 +107,17 @@ MOST = 120
 
 Fate = Literal["fall", "partly", "refuted", "stand", "open", "useless"]
 FORMS: dict[Fate, str] = {
-    "fall": "{count} of {total} fall{s} at every usable setting ({names})",
-    "partly": "{count} of {total} fall{s} in some evaluations and not in others ({names})",
-    "refuted": "{count} of {total} with an epsilon that an audit refutes ({names})",
-    "stand": "{count} stand{s} against the attacks tried here{but} ({names})",
-    "open": "{count} left undecided ({names})",
-    "useless": "{count} without a usable setting ({names})",
+    "fall": "{who} fall{s} at every usable setting{names}",
+    "partly": "{who} fall{s} in some evaluations and not in others{names}",
+    "refuted": "{who} with an epsilon that an audit refutes{names}",
+    "stand": "{number} stand{s} against the attacks tried here{but}{names}",
+    "open": "{number} left undecided{names}",
+    "useless": "{number} without a usable setting{names}",
 }
-"""What a headline says of several defenses of one fate, in this order. but: what is given away by those that stand."""
+"""What a headline says of defenses of one fate, in this order; a defense that is alone is named in place of numbers.
+
+but: what is given away by those that stand.
+"""
 
 
 def _many(rows: Sequence[Standing]) -> Headline:
@@ -127,11 +130,12 @@ def _many(rows: Sequence[Standing]) -> Headline:
         fate = _together({_fate(row) for row in some})
         but = _but([row for row in some if _fate(row) == "stand"]) if fate == "stand" else ""
         fates.setdefault((fate, but), []).append(name)
-    total, parts = f"{len(found)} defense{'' if len(found) == 1 else 's'}", []
+    parts, only = [], next(iter(found)) if len(found) == 1 else ""
     for fate, but in sorted(fates, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
         names = fates[fate, but]
-        words = {"count": len(names), "total": total, "but": but, "s": "s" if len(names) == 1 else ""}
-        parts.append(FORMS[fate].format(names=listed(names, MOST), **words))
+        words = {"but": but, "s": "s" if len(names) == 1 else "", "names": "" if only else f" ({listed(names, MOST)})"}
+        who = only or f"{len(names)} of {len(found)} defenses"
+        parts.append(FORMS[fate].format(who=who, number=only or len(names), **words))
     return Headline("; ".join(parts) + ".", _tone([*fates]))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import seaborn
 from matplotlib.figure import Figure
 
+from ppbench.base.errors import count_of
 from ppbench.records.schema import Played, Record
 from ppbench.report.frame import RUNS, Key, frame_of
 
@@ -65,7 +66,7 @@ def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:
     fed, about = record.config.federation, f"{record.config.defense.id}, {record.config.data.name}"
     found = []
     for index, role in enumerate(first.roles[:-1]):
-        title = f"{about}, {fed.clients} clients, {fed.rounds} rounds: rounds as {role}"
+        title = f"{about}, {count_of(fed.clients, 'client')}, {count_of(fed.rounds, 'round')}: rounds as {role}"
         counts = tuple(tuple(some[label][1].rounds[index]) for label in labels)
         found.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
     return found
