@@ -160,7 +160,7 @@ def guarded(make, value=3.0, **about):
         (READ, outputs, (0.1, None), "cannot be told : no attack that knows the defense was run"),
         (READ, outputs, (0.1, 0.28), "cannot be told : the interval allows both"),
         (READ, outputs, (1.0, None, "final"), "unchecked: no extraction attack was run on what clients train on"),
-        (ERROR, numbers, (0.0601,), "identity : the training is the undefended one to rounding"),
+        (ERROR, numbers, (0.0601,), "identity : the training is the undefended one in every round"),
         (ERROR, numbers, (0.061,), "holds : 1.017 [0.990, 1.043] of the undefended error where the paper has 1.017"),
         (ERROR, numbers, (0.0625,), "cannot be told : 1.042 [1.015, 1.069]"),
         (ERROR, numbers, (0.09,), "falls to 0.0900: 1.500 ["),

@@ -40,8 +40,10 @@ def allowed(value: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
 
 Need = Literal["dataset", "model", "family", "clients", "partition", "epochs", "batch_size", "batch", "steps"]
 TRAINED: tuple[Need, ...] = ("dataset", "model", "clients", "partition", "epochs")
+LEARNT = ("accuracy", "accuracy_top5", "dice", "mse")
+"""What a model is good for."""
 NEEDS: dict[str, tuple[Need, ...]] = {
-    **dict.fromkeys(("accuracy", "accuracy_top5", "dice", "mse"), TRAINED),
+    **dict.fromkeys(LEARNT, TRAINED),
     **dict.fromkeys(("psnr_median", "test_mse_mean", "feat_mse_mean", "asr"), ("dataset", "model")),
     **dict.fromkeys(("cap_reconstruction", "cap_label", "cap_tracing"), ("dataset", "model", "batch")),
     "accuracy_rises": ("dataset",),
@@ -53,7 +55,9 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 SMALLER = frozenset({"asr", "psnr_median", "agreement", "mse", "epsilon", "memory_ratio", "upload_ratio"})
 """Metrics by which a defense is the better the smaller they are; ratios of cost and seconds are too, no others."""
 COMPARED: tuple[Need, ...] = ("dataset", "model", "batch")
-"""The same of a claim to be better than another defense: both are trained alike here, the paper's length or not."""
+"""The same of a claim to be better than another defense: both are trained alike here, at equal accuracy, the paper's
+length or not. That a model is better is said of the paper's length: early in training the faster learner is ahead.
+"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,9 @@ class Claim:
         """What a record must share with it before its figure says anything about the claim."""
         if self.needs is not None:
             return self.needs
-        return COMPARED if self.than is not None else NEEDS.get(self.metric, ())
+        if self.than is None:
+            return NEEDS.get(self.metric, ())
+        return (*COMPARED, "epochs") if self.metric in LEARNT else COMPARED
 
 
 @dataclass(frozen=True)

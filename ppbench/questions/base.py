@@ -163,6 +163,11 @@ class Question:
         """Return a victim's value under a rule; failures count as failures. Raises KeyError: no such rule."""
         raise KeyError(metric)
 
+    def together(self, score: Any, config: CellConfig) -> tuple[int, ...]:
+        """Return what a victim was judged with: victims alike in it are drawn together. Default: its unit."""
+        unit: tuple[int, ...] = score.unit
+        return unit
+
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules that such a cell is judged by. Default: all."""
         return self.rules

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
 
 
+LABELS = DistanceLaw("label/1", "label_accuracy", rest, "1 - label accuracy")
+"""The distance of labels, also of those that come with images."""
+
+
 class LabelScore(ProbedScore):
     """One recovered label; label: whether it is right."""
 
@@ -37,7 +41,7 @@ class Labels(Question):
     score = LabelScore
     board = "reconstruction"
     chapter = "uploads"
-    distances = (DistanceLaw("label/1", "label_accuracy", rest, "1 - label accuracy"),)
+    distances = (LABELS,)
     figures = (("label_accuracy", "Labels"),)
     rules = (Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, 0.05),)
 

@@ -11,7 +11,7 @@ from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, ImageScore, image_metrics, rebuilt
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.questions.labels import mislabelled
+from ppbench.questions.labels import LABELS, mislabelled
 from ppbench.records.figure import Terms
 from ppbench.records.schema import CellConfig, Metric, Record
 
@@ -36,6 +36,8 @@ class Reconstruction(Question):
     distances = (
         DistanceLaw("recon/1", "rmse_mean", lambda error: error, "relative RMSE"),
         DistanceLaw("recon_unit/1", "rmse_unit_mean", lambda error: error, "relative RMSE, at most 1"),
+        DistanceLaw("recon_raw/1", "rmse_raw_mean", lambda error: error, "relative RMSE, not clipped"),
+        LABELS,
     )
     figures = (
         ("rmse_mean", "Relative error"),
@@ -113,7 +115,9 @@ class Reconstruction(Question):
         return sum(rebuilt(v, pictures) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
 
     def judged(self, score: ImageScore, metric: str) -> float:
-        """Return dB or relative error; a failed reconstruction is 0 dB and an error of 1, as in every aggregate."""
+        """Return dB, relative error, or 1 for a right label; a failed reconstruction is 0 dB and an error of 1."""
+        if metric == LABELS.metric:
+            return float(bool(score.label))
         if metric == "rmse_mean":
             return score.error
         return float(score.decibels > BROKEN_DB) if metric == "share_above_20db" else min(score.decibels, EXACT_DB)

@@ -78,6 +78,11 @@ class Tracing(Question):
         share = sum(v.owner == v.guess for v in scores) / len(scores)
         return share, max(1, len(scores) // max(1, config.batch_size)), 1 / len({v.owner for v in scores})
 
+    def together(self, score: TraceScore, config: CellConfig) -> tuple[int, ...]:
+        """Return the owner where clients sent batches: one reconstruction tells the owners of all images in it."""
+        batches = config.audit is None and config.batch_size > 1
+        return (score.owner,) if batches else score.unit
+
     def judged(self, score: TraceScore, metric: str) -> float:
         """Return 1 for an image traced to its owner."""
         return float(score.owner == score.guess)

@@ -167,16 +167,19 @@ def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
     return found
 
 
-def worst_caps(records: Sequence[Record]) -> list[tuple[Key, Cap, list[Measured]]]:
-    """Return the CAP of each grid of worst cases, as `series_cap`, with each value's case; of one kind of attack."""
+def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple[Key, Cap, list[Measured]]]:
+    """Return the CAP of each grid of worst cases, as `series_cap`, with each value's case; of one distance.
+
+    name: the distance, by default the main one of the first cell's question.
+    """
     found = []
     for key, grid in frame_of(records).by(GRID).items():
-        law = question_for(grid[0]).distance()
+        law = question_for(grid[0]).distance(name)
         if law is None:
             continue
         cases: list[Measured] = []
         for row in grid.by(SETTING).values():
             diverged = next((record for record in row if record.status == "diverged"), row[0])
             cases.append(row.worst(law.metric) or diverged)
-        found.append((key, series_cap(cases, None), cases))
+        found.append((key, series_cap(cases, None, law.name), cases))
     return found

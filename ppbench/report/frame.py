@@ -227,7 +227,7 @@ class Frame(tuple[Record, ...]):
 
     def worst(self, metric: str) -> WorstCase | None:
         """Return the worst case over the frame's records, which must be of one row; see `worst_case`."""
-        told = contenders(self)
+        told = contenders(self, metric)
         name = metric, frozenset(map(id, told))
         if name not in self._worst:
             self._worst[name] = told, worst_case(told, metric)  # the cells stay, so their ids do

@@ -16,13 +16,15 @@ from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
 from ppbench.records.figure import best
 from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
-from ppbench.report.controls import rebuilding
+from ppbench.report.controls import rebuilding, value
 
 OF_ONE_ATTACK = (
     *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
-    *("rmse_raw_mean", "rmse_unit_mean", "detection_auc"),
+    *("rmse_unit_mean", "detection_auc"),
 )
 """Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
+LABELS, RAW = "label_accuracy", "rmse_raw_mean"
+"""Figures whose worst case is not that of the images: labels come with images too; errors that nothing clips."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,25 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """Return the worst case over cells of one setting, or None where none has a figure.
 
     Where there are reconstructions, each victim counts by the attack that rebuilt it best of those that were run on it,
-    by decibels of images and by the error of table rows. Of other kinds it is the cell whose `metric` leaks most.
+    by decibels of images, by the error of table rows, or by that which `metric` is the mean of ("rmse_raw_mean"). Of
+    other kinds, and of labels, it is the cell whose `metric` leaks most.
     """
-    told = contenders(records)
-    if told and question_for(told[0]).inputs:
-        return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)))
+    told = contenders(records, metric)
+    if told and metric != LABELS and question_for(told[0]).inputs:
+        by = RAW if metric == RAW else rebuilding(told[0])
+        return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)), by)
     leading = best(told, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
 
-def contenders(records: Iterable[Record]) -> list[Record]:
-    """Return what a worst case is over: complete cells, no oracles; reconstructions alone where there are any."""
+def contenders(records: Iterable[Record], metric: str = "") -> list[Record]:
+    """Return what a worst case is over: complete cells, no oracles; reconstructions alone where there are any.
+
+    Of labels ("label_accuracy") it is over all that name them: those that attack nothing else, and reconstructions.
+    """
     told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
+    if metric == LABELS:
+        return [r for r in told if value(r, metric) is not None]
     return [r for r in told if question_for(r).inputs] or told
 
 
@@ -134,8 +143,8 @@ def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None
     return best([case for case in cases if case is not None], metric)
 
 
-def _portfolio(cells: Sequence[Record]) -> WorstCase | None:
-    first = best(cells, rebuilding(cells[0]))
+def _portfolio(cells: Sequence[Record], by: str) -> WorstCase | None:
+    first = best(cells, by)
     if first is None:
         return None
     everyone = [
@@ -144,15 +153,16 @@ def _portfolio(cells: Sequence[Record]) -> WorstCase | None:
     winners: list[tuple[Record, Score]] = []
     for place in sorted({place for _, own in everyone for place in own}):
         some = [(record, own[place]) for record, own in everyone if place in own]
-        winners.append(max(some, key=lambda pair: _leak(pair[1], first)))
+        winners.append(max(some, key=lambda pair: _leak(pair[1], by)))
     return WorstCase(first, tuple(score for _, score in winners), tuple(record for record, _ in winners))
 
 
-def _leak(score: Any, record: Record) -> float:
-    """Return how much of a victim came out, larger being more: dB of an image, minus the error of a table row."""
-    if rebuilding(record) == "psnr_median":
+def _leak(score: Any, by: str) -> float:
+    """Return how much of a victim came out, larger being more: dB of an image, or minus an error, clipped or not."""
+    if by == "psnr_median":
         return -1.0 if score.psnr is None else score.psnr
-    return -float("inf") if score.rmse is None else -score.rmse
+    error = score.rmse_raw if by == RAW else score.rmse
+    return -float("inf") if error is None else -error
 
 
 def attack_of(found: Measured | None) -> str:

@@ -27,7 +27,7 @@ ORDER: tuple[Verdict, ...] = ("falls", "cannot be told", "holds", "identity", "o
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim that records tell of, in our setting; `evaluations` were as close: the finding is of the worst."""
+    """A claim that records tell of, in our setting; `evaluations` were as close: the finding is of the `gathered`."""
 
     defense: str
     claim: Claim
@@ -35,6 +35,7 @@ class Checked:
     finding: Finding
     differs: tuple[str, ...] = ()
     evaluations: int = 1
+    gathered: str = "worst"
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ def _one(
         reason = "; ".join(("; ".join(one.lacks), finding.reason))
         finding = replace(finding, verdict="outside the premise", to="", reason=reason)
     finding = replace(finding, own=own_measure(one.case))
+    told = "worst" if rule.gathered == "worst" else "one in the middle"
     differs = premise.differing(claim, one.case.mine[0].config)
-    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged))
+    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), told)
 
 
 def _gathered(judged: Sequence[tuple[_Found, Finding]], how: str) -> tuple[_Found, Finding]:
@@ -174,7 +176,7 @@ def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -
 
 
 def setting_of(case: Case) -> str:
-    """Return our setting in words: data, model, rounds, clients, seed, control values."""
+    """Return our setting in words: data, model, clients, rounds, optimizer and rate, seed, control values."""
     config = case.mine[0].config
     model, fed = network(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
@@ -183,5 +185,5 @@ def setting_of(case: Case) -> str:
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
         f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "
-        f"{count_of(fed.rounds, 'round')}, seed {config.seed}{at}{more}"
+        f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, seed {config.seed}{at}{more}"
     )

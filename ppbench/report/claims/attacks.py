@@ -26,6 +26,8 @@ IMAGES = {"psnr_median": (".1f", " dB"), "test_mse_mean": (".3f", "")}
 """Figures of reconstructed images that papers print; the verdict is the same of all: whether images are seen."""
 AS_GOOD = 0.05
 """Shares of right answers by which our models may differ from the paper's, on average, and CAPs still compare."""
+LAWS = {"cap_reconstruction": "recon_raw/1", "cap_label": "label/1", "cap_tracing": "trace/1"}
+"""The distance that a printed CAP is of."""
 UNKNOWN = "no attack that knows the defense was run"
 
 
@@ -157,9 +159,9 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
     return found("cannot be told", f"the interval allows both; {reason}")
 
 
-def asked(cells: Sequence[Record], kind: str, batch: int | None) -> list[Record]:
-    """Return the cells of one kind and batch, from the server's view of random weights."""
-    some = [r for r in cells if r.config.attack.kind == kind and r.config.batch_size == batch]
+def asked(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
+    """Return the cells that a distance is known of, at one batch, from the server's view of random weights."""
+    some = [r for r in cells if question_for(r).distance(law) is not None and r.config.batch_size == batch]
     return [r for r in some if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
 
 
@@ -180,19 +182,21 @@ def grid_of(defense: str) -> tuple[float, ...]:
 def calibrated(case: Case) -> Finding | str:
     """A claimed CAP holds where ours, of the worst cases over the attacks of its kind, is not below it by its interval.
     It is the mean over those control values that were run and are in the paper's grid, of which there must be two; it
-    compares only where the models are as good as the paper's, to 5 points on average.
+    compares only where the models are as good as the paper's, to 5 points on average. Errors of images are, as the
+    paper's, not clipped; labels are compared as multisets, also those that come with images.
     """
-    kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
-    cells = asked(case.mine, kind, batch)
+    law, batch = LAWS[case.claim.metric], case.claim.batch
+    cells = asked(case.mine, law, batch)
     if not cells:
+        kind = case.claim.metric.removeprefix("cap_")
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
     grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
     kept = paper_grid(cells, case.claim) if grid else []
-    every = worst_caps([r for r in kept if r.config.defense.control is not None])
+    every = worst_caps([r for r in kept if r.config.defense.control is not None], law)
     known = [found for found in every if found[1].value is not None]
     if not known:
         return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
-    plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive]))
+    plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive], law))
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
     of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"

@@ -16,6 +16,8 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
 from ppbench.report.claims.case import Case, Finding, Judge
 
+GUESSED = ("agreement", "label_accuracy", "tracing_accuracy")
+"""Shares of right answers of which chance is all that who sees nothing gets."""
 Change = Callable[[Case], Case | str]
 """Returns the case as it would have been, or why nobody knows how, a clause."""
 
@@ -66,11 +68,14 @@ def leaking(case: Case) -> Case | str:
 
 
 def silent(case: Case) -> Case | str:
-    """Return the case with what is found of noise in every cell of the defense."""
+    """Return the case with what is found of noise in every cell of the defense, at chance where chance is known.
+
+    Shares of right labels and owners are those of guessing, not the luck of the few victims that noise was drawn for.
+    """
     if all(not question_for(r).noise for r in case.mine):
         return replace(case, mine=[_at_chance(r) for r in case.mine])
     noise = [r for r in case.everything if r.config.defense.id == "full_noise" and r.status == "complete"]
-    return _with_figures(case, "full_noise", noise)
+    return _with_figures(case, "full_noise", [_at_chance(r) for r in noise])
 
 
 def _with_figures(case: Case, name: str, donors: Sequence[Record]) -> Case | str:
@@ -104,10 +109,10 @@ def _given(record: Record, donors: Sequence[Record]) -> Record:
 
 
 def _at_chance(record: Record) -> Record:
-    """Return a record of a question that noise is no control of (outputs of a model) with what guessing gives."""
+    """Return a record with what guessing gives, of what is known: decisions and outputs of a model, labels, owners."""
     metrics = [
         m.model_copy(update=dict.fromkeys(("value", "low", "high"), level))
-        if (level := {"agreement": m.chance, "output_error": 1.0}.get(m.name)) is not None
+        if (level := 1.0 if m.name == "output_error" else m.chance if m.name in GUESSED else None) is not None
         else m
         for m in record.metrics
     ]

@@ -158,7 +158,7 @@ def _row(c: Checked) -> list[str]:
     finding = c.finding
     verdict = f"**{escape(' '.join(word for word in (finding.verdict, finding.to) if word))}**"
     other = f"other {', '.join(c.differs)} than the paper's" if c.differs else ""
-    worst = f"the worst of {c.evaluations} evaluations" if c.evaluations > 1 else ""
+    worst = f"the {c.gathered} of {c.evaluations} evaluations" if c.evaluations > 1 else ""
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
     names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
     told = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)

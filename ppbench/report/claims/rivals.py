@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ppbench.questions.base import Rule as Judged
-from ppbench.questions.base import question_for
+from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.report.claims.attacks import UNKNOWN, asked, paper_grid
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, unreliable
@@ -54,20 +54,15 @@ def _points(cells: Sequence[Record], metric: str) -> Iterator[Point]:
             yield Point(None if control is None else control.value, worst, accuracy)
 
 
-def _pairs(mine: Sequence[Point], theirs: Sequence[Point], safer: bool) -> list[tuple[Point, Point]]:
+def _pairs(mine: Sequence[Point], theirs: Sequence[Point], rule: Judged) -> list[tuple[Point, Point]]:
     """Return each point with the rival's that protects best among those of the same accuracy or a better one."""
     found = []
     for point in mine:
         equal = [other for other in theirs if other.accuracy >= point.accuracy - ALIKE]
         if equal:
-            sign = 1 if safer else -1
-            found.append((point, max(equal, key=lambda p: sign * (value(p.worst, _metric(p.worst)) or 0.0))))
+            sign = 1 if rule.safer else -1
+            found.append((point, max(equal, key=lambda p: sign * (value(p.worst, rule.metric) or 0.0))))
     return found
-
-
-def _metric(worst: WorstCase) -> str:
-    law = question_for(worst).distance()
-    return "" if law is None else law.metric
 
 
 def stays_farther(case: Case) -> Finding | str:
@@ -76,22 +71,25 @@ def stays_farther(case: Case) -> Finding | str:
     defense counts at the control value that protects best and costs no more accuracy (to a point).
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
-    mine, theirs = (asked(cells, kind, batch) for cells in (case.mine, case.rival))
+    question = question_of(kind)
+    law = question.distances[0]
+    mine, theirs = (asked(cells, law.name, batch) for cells in (case.mine, case.rival))
     if not mine or not theirs:
         who = "it" if not mine else _name(case)
         return f"no {kind} attack was run on {who} at batch {batch} from the server's view of random weights"
-    law = question_for(mine[0]).distance()
-    assert law is not None
-    rule = next(rule for rule in question_for(mine[0]).rules if rule.metric == law.metric)
+    rule = next(rule for rule in question.rules if rule.metric == law.metric)
     ours = list(_points(paper_grid(mine, case.claim), law.metric))
     others = list(_points(paper_grid(theirs, case.claim, own=False), law.metric))
-    pairs = _pairs(ours, others, rule.safer)
+    pairs = _pairs(ours, others, rule)
     if not ours or not others:
         return "no value of the paper's grids was run of both"
     if not pairs:
         reason = f"{_name(case)} is as accurate at none of its values: {_best(others)} beside {_best(ours)} at most"
         return Finding("cannot be told", "", reason)
-    return _judged(case, pairs, rule, f"over {len(pairs)} of {len(ours)} values at which it is as accurate")
+    about = f"over {len(pairs)} of {len(ours)} values at which it is as accurate"
+    if (less := max(mine.accuracy - other.accuracy for mine, other in pairs)) > 0:
+        about += f", to {100 * less:.1g} points"
+    return _judged(case, pairs, rule, about)
 
 
 def _best(points: Sequence[Point]) -> str:
@@ -126,7 +124,7 @@ def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cel
     ends = sorted((sign * found.low, sign * found.high))
     what = "distance " if safer else ""
     told = f"{what}{found.new:.2f} beside {found.base:.2f} ({attacks})"
-    reason = f"difference {sign * found.worse:+.2f} [{ends[0]:+.2f}, {ends[1]:+.2f}], {about}"
+    reason = f"difference {sign * found.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
     if verdict == "holds" and not knows:
         return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells)
     return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells)

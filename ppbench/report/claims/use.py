@@ -85,7 +85,7 @@ def _may_lose(paper: Claim) -> float | None:
     return None if paper.undefended is None or paper.value is None else paper.undefended - paper.value
 
 
-ONE = "the training is the undefended one to rounding: an identity of the protocol, which training does not test"
+ONE = "the training is the undefended one in every round, as by an identity, which training does not test"
 
 
 def _verdict(low: float, high: float, may: float, margin: float) -> Verdict:

@@ -62,15 +62,17 @@ class Sample:
 
 def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
     """Return the victims of two cells that ask the same, lined up by what they are; ValueError where they differ."""
-    question = question_for(base)
+    question, other = question_for(base), question_for(new)
     ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))
     if [v.place for v in ours] != [v.place for v in theirs]:
         raise ValueError("two cells of one question have other victims")
-    one, two = (np.array([question.judged(v, rule.metric) for v in side], dtype=np.float64) for side in (ours, theirs))
+    one = np.array([question.judged(v, rule.metric) for v in ours], dtype=np.float64)
+    two = np.array([other.judged(v, rule.metric) for v in theirs], dtype=np.float64)
     member = np.array([v.stratum[1] for v in ours], dtype=np.bool_)
     half = np.array([v.stratum[0] for v in ours], dtype=np.intp)
-    units = {key: number for number, key in enumerate(dict.fromkeys(v.unit for v in ours))}
-    unit = np.array([units[v.unit] for v in ours], dtype=np.intp)
+    groups = [question.together(v, base.config) for v in ours]
+    units = {key: number for number, key in enumerate(dict.fromkeys(groups))}
+    unit = np.array([units[key] for key in groups], dtype=np.intp)
     strata = np.unique(2 * half + member, return_inverse=True)[1].reshape(-1)
     weight = 1 / np.bincount(strata)[strata] if rule.metric == "asr" else np.ones(len(ours))
     delta = base.privacy.delta

@@ -1,0 +1,119 @@
+"""Objections of the papers' authors to verdicts: which attacks, which end, which length of training, whose view."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from ppbench.federation.claim import Claim, Rival
+from ppbench.questions.base import question_for
+from ppbench.report.cap import worst_caps
+from ppbench.report.claims import Checked, check
+from ppbench.report.compare.samples import rules_for, sample_of
+from ppbench.report.worst import worst_case
+
+LABEL = Claim("cap_label", 0.4, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))
+GRID = (1.0, 10.0)
+
+
+def told(claim, records, name="pbpfl"):
+    (found,) = check({name: [claim]}, records, [])
+    assert isinstance(found, Checked), found
+    return found
+
+
+def images(make, defense, value, attack, hits, n=12, raw=None, db=5.0, **more):
+    """Return a reconstruction whose labels are right in `hits` of n victims; raw: errors that nothing clips."""
+    own = dict(kind="image", client=0, index=0, psnr=db, ssim=None, confidence=None, at_truth=None, evaluations=1)
+    scores = [own | dict(probe=i, rmse=0.6, rmse_raw=raw[i] if raw else 0.6, label=i < hits) for i in range(n)]
+    return make(defense, value, attack, "reconstruction", scores=scores, **more)
+
+
+def labels(make, mine=1, named=1, rival=1, rivals=1):
+    """Return controls and grids of two defenses: right ones of 12 labels, by attacks on labels and of images."""
+    of_kind = partial(make, kind="label")
+    found = [
+        of_kind("none", None, "label_recovery", share=1.0),
+        of_kind("full_noise", None, "label_recovery", share=0.0),
+    ]
+    found += [make("none", None, "dlg", "reconstruction", 60.0), images(make, "full_noise", None, "dlg", 3)]
+    sides = (("pbpfl", "kappa", GRID, mine, named), ("dp", "sigma", (0.1, 0.01), rival, rivals))
+    for defense, control, values, alone, beside in sides:
+        for value in values:
+            found.append(of_kind(defense, value, "label_recovery", share=alone / 12, control=control))
+            found.append(images(make, defense, value, "knowing", beside, adaptive=True, control=control))
+    return found
+
+
+def test_labels_that_come_with_images_are_read_too(fabricate):
+    """Who tries all attacks has the labels of an image search that knows the defense, whatever label attacks find."""
+    assert told(LABEL, labels(fabricate, mine=1, named=1)).finding.verdict == "holds"
+    found = told(LABEL, labels(fabricate, mine=1, named=12)).finding
+    assert (found.verdict, found.to[:7]) == ("falls", "to 0.00") and "knowing" in found.worst
+    assert told(LABEL, labels(fabricate, mine=12, named=1)).finding.verdict == "falls"
+
+
+def test_two_defenses_whose_labels_are_all_read_by_some_attack_are_no_farther_from_the_truth_than_one_another(
+    fabricate,
+):
+    better = replace(LABEL, than=Rival("dp", 0.3))
+    artefact = labels(fabricate, mine=12, named=1, rival=1, rivals=12)
+    found = told(better, artefact).finding
+    assert found.verdict == "cannot be told" and "difference +0.00 [+0.00, +0.00]" in found.reason
+    assert told(better, labels(fabricate, 12, 1, 1, 1)).finding.verdict == "falls"
+    assert told(better, labels(fabricate, 1, 1, 1, 12)).finding.verdict == "holds"
+
+
+def test_the_end_at_which_nothing_leaks_is_chance_and_not_the_luck_of_a_few_victims(fabricate):
+    """Noise lost no label of twelve by luck: .95 accuracy times .9, not 1, is what a claim could have reached."""
+    found = told(replace(LABEL, value=0.9), labels(fabricate, mine=12)).finding
+    assert found.most.startswith("0.85") or found.most.startswith("0.86")
+    assert found.verdict == "cannot be told" and found.reason.startswith("it would fall even if nothing leaked")
+
+
+def test_a_cap_of_images_is_of_errors_that_nothing_clips_each_victims_smallest(fabricate):
+    some = [
+        images(fabricate, "pbpfl", value, attack, 0, n=2, raw=raw, adaptive=attack == "knowing")
+        for value in GRID
+        for attack, raw in (("dlg", (0.2, 90.0)), ("knowing", (30.0, 0.4)))
+    ]
+    ((_, cap, cases),) = worst_caps(some, "recon_raw/1")
+    assert cap.value == pytest.approx(0.95 * 0.3) and cap.distance == "recon_raw/1"
+    assert [sorted(v.rmse_raw for v in case.victims) for case in cases] == [[0.2, 0.4]] * 2
+    assert worst_case(some[:2], "rmse_raw_mean").metric("rmse_raw_mean").value == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("metric", "epochs", "verdict"), [("accuracy", 300, "holds"), ("accuracy", 8, "outside the")])
+def test_that_a_model_is_better_is_said_of_trainings_as_long_as_the_papers(metric, epochs, verdict, fabricate):
+    """The faster learner is ahead early in training; of the paper's 300 epochs 8 say nothing."""
+    better = Claim(metric, 0.9, "digits", "mlp", None, "Table 11", epochs=300, than=Rival("dp", 0.8))
+    data = dict(train=6400 // epochs, test=1000, name="digits", sha256="0" * 64)
+    made = partial(fabricate, attack="dlg", kind="reconstruction", data=data)
+    records = [made(d, v, accuracy=a) for d, v, a in (("none", None, 0.95), ("pbpfl", 1.0, 0.9), ("dp", 1.0, 0.6))]
+    assert told(better, records).finding.verdict.startswith(verdict)
+
+
+def test_images_of_one_batch_are_traced_by_one_reconstruction_and_drawn_together(fabricate):
+    for batch, units in ((1, 40), (4, 10)):
+        one, two = (fabricate(d, None, "tracing", "tracing", 0.5, n=40, batch=batch) for d in ("none", "full_noise"))
+        (rule,) = rules_for(one)
+        assert len(sample_of(one, two, rule).stratum) == units
+    audit = dict(references=2, canaries=0)
+    known = question_for(one)
+    assert known.together(one.victims[3], one.config.model_copy(update={"audit": audit})) == one.victims[3].unit
+
+
+def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_it_does_not(fabricate):
+    from ppbench.base.registry import load
+
+    (claim,) = [c for c in load("defenses", "spn").claimed if c.source.startswith("Theorem 2.2")]
+    about = dict(model="dlnet", control="alpha2")
+    made = partial(fabricate, kind="reconstruction", **about)
+    base = [made("none", None, "dlg", share=60.0), made("full_noise", None, "dlg", share=5.0)]
+    for db, verdict in ((50.0, "falls"), (5.0, "holds")):
+        mine = [made("spn", 0.5, "dlg", share=5.0), made("spn", 0.5, "adaptive_spn", share=db, adaptive=True)]
+        assert told(claim, base + mine, "spn").finding.verdict == verdict
+    few = [made("spn", 0.1, "dlg", share=50.0)]
+    assert not isinstance(check({"spn": [claim]}, base + few, [])[0], Checked), (
+        "smaller perturbations are another claim"
+    )
