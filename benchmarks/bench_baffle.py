@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import Scheme, step_seeds
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
@@ -74,6 +76,19 @@ class Client:
         with torch.no_grad():  # as the engine runs a client
             gradient(lambda p: self.plan.objective(p, one.x[0], one.y[0], one.w[0]), self.job.start)
 
+    def sliced(self, examples: int) -> None:
+        """Backpropagate some examples at a time and add up, as anybody can who has little memory."""
+        one, total = self.job.batches, {n: torch.zeros_like(v) for n, v in self.job.start.items()}
+
+        def slice_loss(params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+            return self.plan.objective(params, x, y, w)
+
+        with torch.no_grad():
+            for x, y, w in zip(*(part[0].split(examples) for part in (one.x, one.y, one.w)), strict=True):
+                found = gradient(partial(slice_loss, x=x, y=y, w=w), self.job.start)
+                for name, value in total.items():
+                    value.add_(found[name], alpha=len(x) / one.x.shape[1])
+
     def forward(self, defense: Baffle) -> Callable[[], object]:
         return lambda: defense.compute(self.plan, self.job)
 
@@ -101,11 +116,13 @@ def memory() -> None:
             "backpropagation_mb": plain / 1e6,
         }
         for chunk in (1, 4, 16):
-            peak = peak_bytes(client.forward(Baffle(k=max(chunk, 2), chunk=chunk)), CPU)
+            peak = peak_bytes(client.forward(Baffle(k=max(chunk, 2), chunk=chunk, examples=BATCH)), CPU)
             figures |= {f"chunk{chunk}_mb": peak / 1e6, f"chunk{chunk}_ratio": peak / plain}
         for examples in (32, 8):
             peak = peak_bytes(client.forward(Baffle(k=2, chunk=1, examples=examples)), CPU)
             figures |= {f"examples{examples}_mb": peak / 1e6, f"examples{examples}_ratio": peak / plain}
+            alike = peak_bytes(partial(client.sliced, examples), CPU)
+            figures |= {f"sliced{examples}_mb": alike / 1e6, f"sliced{examples}_ratio": peak / alike}
         keep(f"memory {model} batch {BATCH}", figures)
 
 

@@ -26,7 +26,8 @@ from ppbench.defenses.encrypted.hybridalpha import HybridAlpha
 from ppbench.defenses.encrypted.pile import PILE
 from ppbench.defenses.encrypted.tp_smc import TPSMC
 from ppbench.defenses.mpdp.protocol import MPDP
-from ppbench.federation.contract import Defense, Round, Step
+from ppbench.federation import secagg
+from ppbench.federation.contract import Context, Defense, Round, Step
 from ppbench.federation.drive import Parties
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
@@ -46,12 +47,36 @@ DEFENSES: dict[str, Defense] = {
     "hybridalpha": HybridAlpha(),
     "pile": PILE(fraction_bits=32),  # of ResNet56 untrained, more leave no room for the numbers; a time is the same
 }
+
+
+@dataclass(frozen=True)
+class Noiseless(MPDP):
+    """MP-DP without the noise, for the time that drawing takes."""
+
+    def added(self, ctx: Context, me: secagg.Keys, words: int) -> torch.Tensor:
+        """Return zeros, float64 [words]."""
+        return torch.zeros(words, dtype=torch.float64)
+
+
 NETWORKS = {"resnet20": 10, "resnet56": 100}
 CLIENTS = 5, 100
 LEAST = 3
 """Clients of the federation whose client is timed: how many there are is nothing to it."""
 HEAVY = 6e9
 """Bytes of uploads in one round beyond which it is not run: MP-DP's of a hundred classes and clients are 35 GB."""
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("gamma", ["vector", "scalar"])
+def test_training(benchmark, network, gamma):
+    """What a client takes without drawing noise, beside an undefended one (Table 5, Train)."""
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        defense = Noiseless(precision="float32", gamma=gamma)
+        mine, plain = (client_of(started(d, network, LEAST)) for d in (defense, UNDEFENDED))
+        pair = relative_time(mine, plain)
+        keep(benchmark, f"mpdp {network} {gamma} gamma without noise", {"training_ratio": pair.ratio})
+    benchmark.pedantic(plain.act, rounds=1, iterations=1)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
 from ppbench.report.claims import Checked, check
+from ppbench.report.claims.times import Benchmark
 from ppbench.report.compare.samples import rules_for, sample_of
 from ppbench.report.worst import worst_case
 
@@ -117,3 +118,61 @@ def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_
     assert not isinstance(check({"spn": [claim]}, base + few, [])[0], Checked), (
         "smaller perturbations are another claim"
     )
+
+
+# -- whose view, which variants, which end ---------------------------------------------------------------------------
+def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
+    """Masks hide from the server what who colludes with all other clients sees; the claim says of whom it speaks."""
+    made = partial(fabricate, kind="reconstruction")
+    records = []
+    for threat, db in (("server/1", 5.0), ("collusion/1", 30.0)):
+        seen = partial(made, threat=threat)
+        records += [seen("none", None, "dlg", share=60.0), seen("full_noise", None, "dlg", share=5.0)]
+        records += [seen("pbpfl", 10.0, "dlg", share=5.0), seen("pbpfl", 10.0, "knowing", share=db, adaptive=True)]
+    claim = Claim("psnr_median", None, "digits", "mlp", None, "Appendix D", note="hidden")
+    assert told(claim, records).finding.verdict == "holds"
+    found = told(replace(claim, views=("server/1", "collusion/1")), records).finding
+    assert found.verdict == "falls" and found.reason.endswith("seen by collusion/1")
+    alone = [r for r in records if r.config.threat_model.id == "server/1"]
+    unseen = check({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
+    assert unseen.reason == "no reconstruction of images was run of what collusion/1 sees"
+    less = replace(claim, views=("server/1", "collusion/1"), than=Rival("none"))
+    assert told(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
+    assert "seen by collusion/1" in told(less, records).finding.reason
+
+
+def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):
+    def timed(defense, variant, clients, ratio):
+        figures = {"clients": float(clients), "server_ratio": ratio, "client_ratio": ratio}
+        return Benchmark(defense, f"resnet56 {variant}{clients} clients upload a batch", figures, "m", "d")
+
+    light = [timed("mpdp", "scalar ", n, 3.0) for n in (5, 100)] + [timed("tp_smc", "", n, 50.0) for n in (5, 100)]
+    heavy = timed("mpdp", "vector ", 5, 60.0)
+    server = Claim("server_cost_ratio", 1.3, "", "resnet56", None, "Table 1", clients=100, than=Rival("tp_smc", 30.0))
+
+    def judged(claim, *benchmarks):
+        (found,) = check({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
+        return found.finding
+
+    assert judged(server, *light).verdict == "holds"
+    found = judged(server, *light, heavy)
+    assert (found.verdict, found.worst) == ("cannot be told", "3 to 3 beside 50 to 50")
+    assert found.reason.endswith("resnet56 vector was not timed with 100 clients")
+    client = judged(replace(server, metric="client_cost_ratio"), *light, heavy)
+    assert (client.verdict, client.worst) == ("cannot be told", "3 to 60 beside 50 to 50"), "one client's are of any"
+    alone = replace(server, than=None)
+    assert judged(replace(alone, value=3.0), *light).verdict == "holds"
+    assert judged(replace(alone, value=3.0), *light, heavy).verdict == "cannot be told"
+    assert judged(alone, *light, heavy).verdict == "falls"
+
+
+def test_an_untaught_model_errs_as_one_that_noise_trained_not_as_training_was_first_looked_at(fabricate):
+    error = Claim("mse", 0.06, "rows", "mlp", None, "Table 1", undefended=0.06, needs=())
+    made = partial(
+        fabricate, attack="mia_loss", kind="membership", accuracy=None, classes=1, shape=(16,), dataset="rows"
+    )
+    records = [made("none", None, mse=0.06), made("pbpfl", 1.0, mse=0.061), made("full_noise", None, mse=0.14)]
+    for record, last in zip(records, (0.06, 0.061, 0.14), strict=True):
+        curve = [(20, 0.14 if last == 0.14 else 0.1), (40, last)]
+        object.__setattr__(record, "utility", record.utility.model_copy(update={"curve": curve}))
+    assert told(error, records).finding.least.startswith("0.1400")

@@ -69,7 +69,9 @@ def test_numbers_that_stand_beside_one_another_are_claims_to_be_better(tmp_path)
         c for c in read(tmp_path, TABLE + rows.replace('law = ["a"]', 'law = "a"')).claims("rounding") if c.than
     ]
     assert (claim.value, claim.clients, claim.than) == (0.9, 5, Rival("other", 0.8, (("law", "a"),)))
-    assert claim.premise == ("dataset", "model", "batch") and "epochs" in replace(claim, than=None).premise
+    assert claim.premise == ("dataset", "model", "batch", "epochs")
+    assert replace(claim, metric="cap_label").premise == ("dataset", "model", "batch")  # at equal accuracy
+    assert "clients" in replace(claim, than=None).premise
     worse = rows.replace('law = ["a"]', 'law = "a"').replace("5, 0.9]", "5, 0.8]")
     assert not [c for c in read(tmp_path, TABLE + worse).claims("rounding") if c.than]  # as good is not better
     with pytest.raises(UsageError, match="rival: no table prints rounding beside other, source 'Table 4'"):

@@ -78,8 +78,8 @@ class Claim:
             on); "psnr_median" (of what the server rebuilds); "agreement" (with the true model's decisions, by who holds
             what clients train on); "accuracy", "accuracy_top5", "dice", "mse", "epsilon"; "accuracy_rises" (with the
             control parameter); beside the undefended: "upload_ratio" (bytes up), "bytes_saving" (share of a round's
-            bytes, both ways), "memory_ratio" (a client's peak), "client_cost_ratio", "client_backward_ratio" (its
-            time).
+            bytes, both ways), "memory_ratio" (a client's peak), "client_cost_ratio", "training_cost_ratio" (without
+            drawing noise), "client_backward_ratio" (its time).
         value: as printed; shares in [0, 1]. None for a property, then `note` states it.
         batch: of the victims, None where the paper names none.  source: the table or the place in the paper.
         when, options: parameters (name, value) of the defense, of `when` also several values, and of the model, that
@@ -91,6 +91,7 @@ class Claim:
         lr, optimizer: of training, for the reader.  grid: control values of a CAP; empty: the defense's "paper" grid.
         needs: what a record must share with it, or is outside its premise; None: by the metric (`NEEDS`).
         undefended: what the paper prints for the undefended model beside it.  setting: its set-up in words.
+        views: threat models of those whom it speaks of, with their versions; empty: of the server.
         attack: ours that is the one which the paper runs, "" where it names none that is here.
         than: another defense than which it is claimed to be better, by the same metric; None: it stands alone.
     """
@@ -120,6 +121,7 @@ class Claim:
     needs: tuple[Need, ...] | None = None
     than: Rival | None = None
     attack: str = ""
+    views: tuple[str, ...] = ()
 
     @property
     def premise(self) -> tuple[Need, ...]:

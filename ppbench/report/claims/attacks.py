@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ppbench.base.errors import listed
 from ppbench.base.registry import load, plugins
 from ppbench.federation.claim import Claim
 from ppbench.questions.base import question_for
@@ -86,38 +87,42 @@ def _bare(record: Measured | None, name: str, form: str = ".1%", unit: str = "")
 def pixels_stay_hidden(case: Case) -> Finding | str:
     """The claimed PSNR, or squared error, holds where, in every setting, attacks that know the defense among them see
     no more of images than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on
-    the images.
+    the images. It is the server who looks, unless the claim speaks of others.
     """
-    name = "psnr_median"
+    name, views = "psnr_median", case.claim.views or ("server/1",)
 
-    def images(records: Sequence[Record]) -> list[Record]:
-        return [r for r in records if question_for(r).inputs and r.config.threat_model.id == "server/1"]
+    def images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
+        return [r for r in records if question_for(r).inputs and r.config.threat_model.id in views]
 
-    mine = [r for r in images(case.mine) if is_image(r) and value(r, name) is not None]
+    mine = [r for r in images(case.mine, views) if is_image(r) and value(r, name) is not None]
     mine = [r for r in mine if r.config.stage == "init"] or mine
     smallest = min((r.config.batch_size for r in mine), default=1)
     here = [r for r in mine if r.config.batch_size == smallest]
     sides = Sides.of(here, name)
     worst = sides.worst
     if worst is None:
-        return "no reconstruction of images was run from the server's view"
+        return f"no reconstruction of images was run of what {listed(views)} sees"
     shown = name if value(worst, case.claim.metric) is None else case.claim.metric
     form, unit = IMAGES[shown]
     stage = worst.config.stage
-    same = [r for r in images(case.none) if (r.config.stage, r.config.batch_size) == (stage, smallest)]
-    none = leak_of(same, vouched=True)
+    at = [r for r in case.none if (r.config.stage, r.config.batch_size) == (stage, smallest)]
+    undefended = {view: leak_of(images(at, [view]), vouched=True) for view in views}
+    view = worst.config.threat_model.id
+    none = undefended[view]
     plain, strong = (told(case, r, shown, form, unit) for r in (sides.plain, worst))
     about = f"batch {smallest}, {'random' if stage == 'init' else 'trained'} weights; undefended "
     about += _bare(None if none is None else none.worst, shown, form, unit)
+    about += "" if view == "server/1" else f"; seen by {view}"
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
-        undefended = None if none is None else none.worst
-        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, undefended))
+        beside = None if none is None else none.worst
+        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, beside))
 
-    if bad := unreliable(case, "server/1"):
+    if bad := unreliable(case, view):
         return found("cannot be told", bad)
-    settings = frame_of(here).by(SETTING).values()
-    leaks = [leak for row in settings if (leak := leak_of(row, vouched=True, none=none)) is not None]
+    settings = frame_of(here).by(SETTING).items()
+    told_of = (leak_of(row, vouched=True, none=undefended[key.threat]) for key, row in settings)
+    leaks = [leak for leak in told_of if leak is not None]
     fallen = [leak for leak in leaks if leak.falls]
     if fallen:
         top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)

@@ -6,7 +6,7 @@ They follow from the protocol, whatever is trained: no result of a training or a
 from __future__ import annotations
 
 from ppbench.records.schema import Record
-from ppbench.report.claims.case import Case, Finding, decided
+from ppbench.report.claims.case import Case, Finding, cells_of, decided
 from ppbench.report.page.costs import ratios
 
 SLACK = 1.01  # of a ratio of bytes: messages have headers
@@ -54,7 +54,8 @@ def sends_less(case: Case) -> Finding | str:
 
 def memory_is_as_small(case: Case) -> Finding | str:
     """A claimed ratio of memories holds where ours is within a quarter of it: papers count a whole process, we what a
-    client's computation allocates beyond its inputs.
+    client's computation allocates beyond its inputs. Of a client that takes its batch in slices, beside an undefended
+    one that takes it whole, it cannot be told: backpropagation can be sliced too.
     """
     none = case.undefended
     known = [(ratio, r) for r in case.mine if none and (ratio := ratios(r.cost, none.cost).memory) is not None]
@@ -62,4 +63,8 @@ def memory_is_as_small(case: Case) -> Finding | str:
         return "the memory of both was not measured"
     ratio, mine = max(known, key=lambda pair: (pair[0], pair[1].cell_id))
     reason = f"{mine.cost.memory_peak} B at most beside {none.cost.memory_peak} B"
+    sliced = mine.config.defense.parameters.get("examples", mine.config.federation.batch)
+    if ratio <= case.claim.value * OTHER_MACHINE and sliced != mine.config.federation.batch:
+        reason += ", in slices of the batch beside all of it at once; backpropagation can be sliced too"
+        return Finding("cannot be told", "", reason, "", f"{ratio:.3f}", cells_of(mine, none))
     return decided(ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", reason, f"{ratio:.3f}", mine, none)

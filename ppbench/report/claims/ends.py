@@ -121,8 +121,9 @@ def _at_chance(record: Record) -> Record:
 
 # -- models ----------------------------------------------------------------------------------------------------------
 def useless(case: Case) -> Case | str:
-    """Return the case as if the defended model had learnt nothing: chance, or the error that training begins with."""
-    return _with_use(case, [_untaught(r.utility, case.none) for r in case.mine])
+    """Return the case as if the defended model had learnt nothing: at chance, or with the error of noise."""
+    noise = [r for r in case.everything if r.config.defense.id == "full_noise"]
+    return _with_use(case, [_untaught(r.utility, [*case.none, *noise]) for r in case.mine])
 
 
 def lossless(case: Case) -> Case | str:
@@ -136,12 +137,12 @@ def _with_use(case: Case, given: Iterable[Utility]) -> Case:
     return replace(case, mine=[record.model_copy(update={"utility": use}) for record, use in pairs])
 
 
-def _untaught(own: Utility, none: Sequence[Record]) -> Utility:
+def _untaught(own: Utility, controls: Sequence[Record]) -> Utility:
     ends = clopper_pearson(own.chance * own.n, own.n) if own.n else None
     low, high = (None, None) if ends is None else (ends.low, ends.high)
     changed: dict[str, object] = {"accuracy": own.chance, "low": low, "high": high}
     if own.mse is not None:
-        first = max([error for r in none for _, error in r.utility.curve] or [own.mse])
+        first = max([error for r in controls for _, error in r.utility.curve] or [own.mse])
         changed |= {"accuracy": None, "low": None, "high": None, "mse": first, "mse_low": first, "mse_high": first}
     if own.accuracy_top5 is not None:
         five = clopper_pearson(round(5 * own.chance * own.n), own.n)

@@ -38,6 +38,7 @@ _RATIOS = {
     "upload_ratio": "times the undefended upload",
     "memory_ratio": "times an undefended client's peak memory",
     "client_cost_ratio": "times an undefended client's time",
+    "training_cost_ratio": "times an undefended client's time, without drawing noise",
     "client_backward_ratio": "times the time of its backward passes",
     "client_forward_ratio": "times the time of its forward passes",
     "server_cost_ratio": "times an undefended server's time",

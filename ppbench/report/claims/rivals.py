@@ -140,18 +140,20 @@ def _name(case: Case) -> str:
 
 def leaks_less(case: Case) -> Finding | str:
     """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
-    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Where
-    clients play roles, each victim counts in the role that it played.
+    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both are
+    seen by the same, of those whom the claim speaks of by who sees most. Where clients play roles, each victim counts
+    in the role that it played.
     """
     metric, kind, _, _ = OF[case.claim.metric]
-    sides = [_strongest(cells, case.claim.metric) for cells in (case.mine, case.rival)]
-    mine, theirs = sides
+    mine = _strongest(case.mine, case.claim.metric, case.claim.views)
+    seen = (mine.config.threat_model.id,) if mine is not None and case.claim.views else ()
+    theirs = _strongest(case.rival, case.claim.metric, seen)
     if mine is None or theirs is None:
         return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
     if bad := unreliable(case, mine.config.threat_model.id):
         return Finding("cannot be told", "", bad)
     rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
-    about = "victim by victim"
+    about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
     if any(r.config.role for r in (*case.mine, *case.rival)):  # whole cohorts are probed until each role has enough
         mine, theirs = shared(mine, theirs)
         about += f", on the {len(mine.victims)} whom both were asked about"
@@ -175,11 +177,11 @@ def _only(case: WorstCase, places: set[tuple[int, ...]]) -> WorstCase:
     return WorstCase(case.leading, victims, winners)
 
 
-def _strongest(cells: Sequence[Record], claimed: str) -> WorstCase | None:
-    """Return the worst case of a kind, at the smallest batch, of all roles together."""
+def _strongest(cells: Sequence[Record], claimed: str, views: Sequence[str] = ()) -> WorstCase | None:
+    """Return the worst case of a kind, at the smallest batch, of all roles together, and over some views."""
     metric, kind, threat, stage = OF[claimed]
     some = [r for r in cells if r.config.attack.kind == kind and value(r, metric) is not None]
-    some = [r for r in some if r.config.threat_model.id == threat] or some
+    some = [r for r in some if r.config.threat_model.id in (views or (threat,))] or some
     some = [r for r in some if r.config.stage == stage] or some
     smallest = min((r.config.batch_size for r in some), default=0)
     frame = frame_of([r for r in some if r.config.batch_size == smallest])

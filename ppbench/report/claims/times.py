@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
@@ -18,8 +18,11 @@ KEY_OF = {
     "client_backward_ratio": "backward_ratio",
     "server_cost_ratio": "server_ratio",
     "epoch_cost_ratio": "epoch_ratio",
+    "training_cost_ratio": "training_ratio",
 }
 """Which figure of a benchmark says something about which metric of a claim."""
+OF_ONE = ("client_ratio", "backward_ratio", "training_ratio")
+"""Figures of one client, to whose time it is nothing how many others there are."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,20 @@ class Benchmark:
     machine: str
     date: str
 
-    def fits(self, claim: Claim) -> bool:
-        """Whether its figures are about what a claim is about: its network, and those that say of how many clients."""
-        clients, network = self.values.get("clients"), self.about.partition(" ")[0]
-        return claim.model in ("", network) and (clients is None or claim.clients in (None, clients))
+    def fits(self, claim: Claim, key: str) -> bool:
+        """Whether a figure is about what a claim is about: its network, and where it matters as many clients."""
+        clients = None if key in OF_ONE else self.values.get("clients")
+        return key in self.values and self.network(claim) and (clients is None or claim.clients in (None, clients))
+
+    def network(self, claim: Claim) -> bool:
+        """Whether it is about the network of a claim."""
+        return claim.model in ("", self.about.partition(" ")[0])
+
+    @property
+    def variant(self) -> str:
+        """What was timed, without how many clients there were: "resnet20 vector gamma"."""
+        clients = self.values.get("clients")
+        return self.about if clients is None else self.about.partition(f" {clients:g} clients")[0]
 
     @property
     def alike(self) -> bool:
@@ -90,11 +103,21 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
     reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
     if len(alike) < len(known):
         reason += "; what compares two precisions judges nothing"
-    return decided(largest > claimed * OTHER_MACHINE, f"{largest:.2f}", reason, told), f"benchmark, {where}"
+    fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
+    reason += f"; {untimed}" if untimed else ""
+    found = decided(fell, f"{largest:.2f}", reason, told)
+    return replace(found, verdict="cannot be told") if untimed and not fell else found, f"benchmark, {where}"
 
 
 def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
-    return [b for b in benchmarks if b.defense == defense and key in b.values and b.fits(claim)]
+    return [b for b in benchmarks if b.defense == defense and b.fits(claim, key)]
+
+
+def _untimed(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> str:
+    """Return which variants were timed for other numbers of clients than the claim's alone, a clause; "" for none."""
+    every = {b.variant for b in benchmarks if b.defense == defense and key in b.values and b.network(claim)}
+    missing = sorted(every - {b.variant for b in _known(claim, defense, key, benchmarks)})
+    return f"{' and '.join(missing)} was not timed with {claim.clients} clients" if missing else ""
 
 
 def _asked(claim: Claim, defense: str) -> list[str]:
@@ -115,4 +138,6 @@ def _is_faster(
     told = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
     verdict: Verdict = "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "cannot be told"
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
-    return Finding(verdict, "", "times the undefended, measured on one machine", "", told), f"benchmark, {where}"
+    untimed = "; ".join(filter(None, (_untimed(claim, name, key, benchmarks) for name in names)))
+    reason = "times the undefended, measured on one machine" + (f"; {untimed}" if untimed else "")
+    return Finding("cannot be told" if untimed else verdict, "", reason, "", told), f"benchmark, {where}"

@@ -14,9 +14,10 @@ MARGIN = 0.02
 """Share of right answers (or Dice) by which more may be lost than the paper loses and count as the same."""
 ERROR_MARGIN = 0.05
 """Share of the undefended error by which ours may be larger than the paper's and count as the same."""
-SAME, SAME_ERROR, TWICE = 2e-3, 1e-2, 2
+SAME, SAME_ERROR, TWICE = 1e-3, 1e-4, 2
 """How far curves may lie apart, in shares of right answers, of squared errors relative, and in how many rounds they
-must have been looked at, for two trainings to be one and the same to rounding.
+must have been looked at, for two trainings to be one and the same to rounding. Errors of trainings that stand still lie
+within a percent whatever trained them.
 """
 DIVERGED = "no model: training diverged"
 
