@@ -72,6 +72,7 @@ BOARDS = {
         Board("baffle-masks", "mnist"),
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
+        Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),
         Board("cost", "cifar10", preset=""),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with

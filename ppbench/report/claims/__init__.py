@@ -176,14 +176,16 @@ def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -
 
 
 def setting_of(case: Case) -> str:
-    """Return our setting in words: data, model, clients, rounds, optimizer and rate, seed, control values."""
+    """Return our setting in words: data, model, clients, rounds, optimizer, seed, updates, control values."""
     config = case.mine[0].config
     model, fed = network(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
     at = f"; {listed([f'{name}={value:g}' for name, value in controls])}" if controls else ""
+    steps = premise.steps_of(config)
+    long = f", updates of {config.batch_size} examples in {steps} mini-batches or more" if steps > 1 else ""
     other = {word.strip("()") for label in labels_of(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
         f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "
-        f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, seed {config.seed}{at}{more}"
+        f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, seed {config.seed}{long}{at}{more}"
     )

@@ -90,27 +90,19 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     the images. It is the server who looks, unless the claim speaks of others.
     """
     name, views = "psnr_median", case.claim.views or ("server/1",)
-
-    def images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
-        return [r for r in records if question_for(r).inputs and r.config.threat_model.id in views]
-
-    mine = [r for r in images(case.mine, views) if is_image(r) and value(r, name) is not None]
-    mine = [r for r in mine if r.config.stage == "init"] or mine
-    smallest = min((r.config.batch_size for r in mine), default=1)
-    here = [r for r in mine if r.config.batch_size == smallest]
+    here = _looked_at(case.mine, views)
     sides = Sides.of(here, name)
     worst = sides.worst
     if worst is None:
         return f"no reconstruction of images was run of what {listed(views)} sees"
     shown = name if value(worst, case.claim.metric) is None else case.claim.metric
     form, unit = IMAGES[shown]
-    stage = worst.config.stage
-    at = [r for r in case.none if (r.config.stage, r.config.batch_size) == (stage, smallest)]
-    undefended = {view: leak_of(images(at, [view]), vouched=True) for view in views}
-    view = worst.config.threat_model.id
+    stage, batch, view = worst.config.stage, worst.config.batch_size, worst.config.threat_model.id
+    alike = [r for r in case.none if (r.config.stage, r.config.batch_size) == (stage, batch)]
+    undefended = {view: leak_of(_images(alike, [view]), vouched=True) for view in views}
     none = undefended[view]
     plain, strong = (told(case, r, shown, form, unit) for r in (sides.plain, worst))
-    about = f"batch {smallest}, {'random' if stage == 'init' else 'trained'} weights; undefended "
+    about = f"batch {batch}, {'random' if stage == 'init' else 'trained'} weights; undefended "
     about += _bare(None if none is None else none.worst, shown, form, unit)
     about += "" if view == "server/1" else f"; seen by {view}"
 
@@ -134,6 +126,20 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     if sides.knowing is None:
         return found("cannot be told", UNKNOWN)
     return found("holds", "no attack tried sees more of images than a blind guess")
+
+
+def _images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
+    return [r for r in records if question_for(r).inputs and r.config.threat_model.id in views]
+
+
+def _looked_at(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
+    """Return the reconstructions of images that some see, of random weights if these were attacked, at the smallest
+    batch.
+    """
+    known = [r for r in _images(records, views) if is_image(r) and value(r, "psnr_median") is not None]
+    known = [r for r in known if r.config.stage == "init"] or known
+    smallest = min((r.config.batch_size for r in known), default=1)
+    return [r for r in known if r.config.batch_size == smallest]
 
 
 def outputs_stay_hidden(case: Case) -> Finding | str:

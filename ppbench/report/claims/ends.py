@@ -72,10 +72,13 @@ def silent(case: Case) -> Case | str:
 
     Shares of right labels and owners are those of guessing, not the luck of the few victims that noise was drawn for.
     """
-    if all(not question_for(r).noise for r in case.mine):
-        return replace(case, mine=[_at_chance(r) for r in case.mine])
+    guessed = [_at_chance(r) for r in case.mine if not question_for(r).noise]
+    rest = replace(case, mine=[r for r in case.mine if question_for(r).noise])
     noise = [r for r in case.everything if r.config.defense.id == "full_noise" and r.status == "complete"]
-    return _with_figures(case, "full_noise", [_at_chance(r) for r in noise])
+    found = _with_figures(rest, "full_noise", [_at_chance(r) for r in noise])
+    if not isinstance(found, str):
+        guessed += found.mine
+    return replace(case, mine=guessed) if guessed else found
 
 
 def _with_figures(case: Case, name: str, donors: Sequence[Record]) -> Case | str:
