@@ -41,7 +41,7 @@ PAPER: Mapping[str, Any] = {
     "clients": 5,
     "batch_size": 32,
     "optimizer": "sgd",
-    "lr": 1e-4,
+    "lr": 1e-3,
     "rounds": 41_187,  # 200 epochs of 32,950 / 5 rows in batches of 32
     "attacks": ("standard",),
     "attack_batch": (1,),
