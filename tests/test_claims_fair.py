@@ -84,14 +84,14 @@ def test_a_cap_of_images_is_of_errors_that_nothing_clips_each_victims_smallest(f
     assert worst_case(some[:2], "rmse_raw_mean").metric("rmse_raw_mean").value == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("metric", "epochs", "verdict"), [("accuracy", 300, "holds"), ("accuracy", 8, "outside the")])
-def test_that_a_model_is_better_is_said_of_trainings_as_long_as_the_papers(metric, epochs, verdict, fabricate):
+@pytest.mark.parametrize(("epochs", "verdict"), [(300, "holds"), (8, "outside the premise")])
+def test_that_a_model_is_better_is_said_of_trainings_as_long_as_the_papers(epochs, verdict, fabricate):
     """The faster learner is ahead early in training; of the paper's 300 epochs 8 say nothing."""
-    better = Claim(metric, 0.9, "digits", "mlp", None, "Table 11", epochs=300, than=Rival("dp", 0.8))
+    better = Claim("accuracy", 0.9, "digits", "mlp", None, "Table 11", epochs=300, than=Rival("dp", 0.8))
     data = dict(train=6400 // epochs, test=1000, name="digits", sha256="0" * 64)
     made = partial(fabricate, attack="dlg", kind="reconstruction", data=data)
     records = [made(d, v, accuracy=a) for d, v, a in (("none", None, 0.95), ("pbpfl", 1.0, 0.9), ("dp", 1.0, 0.6))]
-    assert told(better, records).finding.verdict.startswith(verdict)
+    assert told(better, records).finding.verdict == verdict
 
 
 def test_images_of_one_batch_are_traced_by_one_reconstruction_and_drawn_together(fabricate):
