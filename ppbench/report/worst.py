@@ -14,6 +14,7 @@ from typing import Any
 
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
+from ppbench.questions.labels import LABELS
 from ppbench.records.figure import best
 from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
 from ppbench.report.controls import rebuilding, value
@@ -23,8 +24,8 @@ OF_ONE_ATTACK = (
     *("rmse_unit_mean", "detection_auc"),
 )
 """Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
-LABELS, RAW = "label_accuracy", "rmse_raw_mean"
-"""Figures whose worst case is not that of the images: labels come with images too; errors that nothing clips."""
+RAW = "rmse_raw_mean"
+"""Errors that nothing clips, of which each victim has its smallest."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     other kinds, and of labels, it is the cell whose `metric` leaks most.
     """
     told = contenders(records, metric)
-    if told and metric != LABELS and question_for(told[0]).inputs:
+    if told and metric != LABELS.metric and question_for(told[0]).inputs:
         by = RAW if metric == RAW else rebuilding(told[0])
         return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)), by)
     leading = best(told, metric)
@@ -133,7 +134,7 @@ def contenders(records: Iterable[Record], metric: str = "") -> list[Record]:
     Of labels ("label_accuracy") it is over all that name them: those that attack nothing else, and reconstructions.
     """
     told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
-    if metric == LABELS:
+    if metric == LABELS.metric:
         return [r for r in told if value(r, metric) is not None]
     return [r for r in told if question_for(r).inputs] or told
 
