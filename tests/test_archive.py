@@ -6,6 +6,7 @@ import io
 import stat
 import struct
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.records import archive as module
+from ppbench.records import groups
 from ppbench.records.archive import MEMBER, Archive, pack, unpack
 from ppbench.records.soundness import Soundness, Trial, save_soundness, soundness_of
 from ppbench.records.store import Store, marker_bytes
@@ -68,8 +70,50 @@ def test_there_and_back_byte_for_byte(store, packed, tmp_path):
     assert contents(tmp_path / "back") == contents(store.out) and len(contents(store.out)) == 4 * 3 + 3
     pack(tmp_path / "back", tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes(), "equal files, equal bytes"
-    with zipfile.ZipFile(packed) as other:  # any other tool reads it
-        assert other.testzip() is None and {n: other.read(n) for n in other.namelist()} == contents(store.out)
+    with zipfile.ZipFile(packed) as other:  # any other tools read it
+        assert other.testzip() is None
+        other.extractall(tmp_path / "other")
+    groups = sorted((tmp_path / "other").glob("group-*.tar"))
+    for group in groups:
+        with tarfile.open(group, "r:") as opened:
+            assert all(member.isreg() and member.mtime == 0 for member in opened)
+            opened.extractall(tmp_path / "other")
+    assert groups and contents(tmp_path / "other") == contents(store.out)
+
+
+def test_an_archive_of_before_there_were_groups_is_read_alike(store, tmp_path):
+    old = tmp_path / "old.zip"
+    with zipfile.ZipFile(old, "w") as made:
+        for name, data in contents(store.out).items():
+            made.writestr(name, data)
+    assert Store(old).load_all() == store.load_all() and Archive(old).lost == [] and verify(old) == []
+    assert unpack(old, tmp_path / "back") == [] and contents(tmp_path / "back") == contents(store.out)
+
+
+@given(st.lists(st.binary(max_size=3000), max_size=12), st.integers(1, 5000))
+def test_groups_give_back_what_was_put_in_and_are_as_large_as_they_should_be(texts, least):
+    files = [(f"records/{place:032x}.json", data) for place, data in enumerate(texts)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "GROUP_BYTES", least)
+        made = list(groups.grouped(files))
+    parts = [list(groups.split(data)) for _, data in made]
+    assert [file for part in parts for file in part] == files
+    sizes = [sum(len(data) for _, data in part) for part in parts]
+    assert all(size >= least for size in sizes[:-1]) and all(
+        size - len(part[-1][1]) < least for size, part in zip(sizes, parts, strict=True)
+    )
+    assert all(groups.GROUP.fullmatch(name) for name, _ in made) and len(dict(made)) == len(made)
+
+
+def test_records_in_groups_are_smaller_than_each_for_itself(tmp_path):
+    """What the groups are for: the records of a sweep have most of their words in common."""
+    board = Path(__file__).parents[1] / "leaderboards" / "results" / "bank-marketing-two-cores" / "records.zip"
+    assert unpack(board, tmp_path / "b") == []
+    pack(tmp_path / "b", tmp_path / "grouped.zip")
+    with zipfile.ZipFile(tmp_path / "each.zip", "w", zipfile.ZIP_LZMA) as made:
+        for name, data in contents(tmp_path / "b").items():
+            made.writestr(name, data)
+    assert (tmp_path / "grouped.zip").stat().st_size < 0.6 * (tmp_path / "each.zip").stat().st_size
 
 
 def test_what_reads_a_folder_reads_its_archive_which_is_accepted_and_is_no_target(store, packed, tmp_path):
@@ -114,23 +158,45 @@ def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
     assert "not empty" in run("leaderboard", "out.zip", "--out", "drawn")[1]
 
 
+def flipped(path, name):
+    """Change a byte amid the packed ones of a member."""
+    with zipfile.ZipFile(path) as opened:
+        member = opened.getinfo(name)
+    data = bytearray(path.read_bytes())
+    data[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def apart(store, tmp_path, monkeypatch):
+    """The archive with each of a cell's files in a group of its own."""
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    pack(store.out, tmp_path / "apart.zip")
+    return tmp_path / "apart.zip"
+
+
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
-def test_a_flipped_byte_costs_its_member_alone(store, packed, tmp_path, end):
-    cell = store.ids()[1]
-    with zipfile.ZipFile(packed) as opened:
-        member = opened.getinfo(f"records/{cell}{end}")
-    data = bytearray(packed.read_bytes())
-    data[member.header_offset + 30 + len(member.filename) + member.compress_size // 2] ^= 0x10  # amid its packed bytes
-    packed.write_bytes(data)
-    problems = verify(packed)
-    assert len(problems) == 1 and f"{cell}{end}" in problems[0] and "damaged" in problems[0]
-    records, unread = Store(packed).readable()
-    assert len(records) == (3 if end == ".json" else 4) and len(unread) == (end == ".json")
-    damaged = unpack(packed, tmp_path / "back")
-    assert len(damaged) == 1 and f"{cell}{end}" in damaged[0]
+def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_path, end):
+    place = store.ids()[1]
+    inner = sorted(name for name in contents(store.out) if groups.INSIDE.fullmatch(name))
+    group = f"group-{inner.index(f'records/{place}{end}'):04}.tar" if end != ".safetensors" else ""
+    member = group or f"records/{place}{end}"
+    named = group or f"{place}{end}"
+    flipped(apart, member)
+    problems = verify(apart)
+    assert named in problems[0] and "damaged" in problems[0]
+    orphans = [f"{place}.timing.json: not a file of any finished cell"] if end == ".json" else []
+    assert problems[1:] == orphans
+    records, unread = Store(apart).readable()
+    assert len(records) == (3 if end == ".json" else 4) and len(unread) == bool(group)
+    if group:
+        with pytest.raises(UsageError, match=f"{group} cannot be read, and no file in it"):
+            Store(apart).load_all()
+    damaged = unpack(apart, tmp_path / "back")
+    assert len(damaged) == 1 and named in damaged[0]
     assert len(contents(tmp_path / "back")) == len(contents(store.out)) - 1
-    found = CliRunner().invoke(app, ["leaderboard", str(packed), "--out", str(tmp_path / "drawn")])
-    assert found.exit_code == 1 and f"{cell}{end}" in found.output and (tmp_path / "drawn/leaderboard.csv").is_file()
+    found = CliRunner().invoke(app, ["leaderboard", str(apart), "--out", str(tmp_path / "drawn")])
+    assert found.exit_code == 1 and named in found.output and (tmp_path / "drawn/leaderboard.csv").is_file()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
@@ -180,6 +246,55 @@ def test_no_name_leads_out_of_the_folder(name):
         if MEMBER.fullmatch(tried):
             assert all(part.strip(".") and part == part.lower() for part in tried.split("/"))
             assert not Path(tried).is_absolute() and set(tried) <= set("abcdefghijklmnopqrstuvwxyz0123456789_./")
+
+
+def block(name=f"records/{CELL}.json", kind=tarfile.REGTYPE, size=2, data=b"{}", link=""):
+    """Return a file of a tar as anyone could write it."""
+    about = tarfile.TarInfo(name)
+    about.type, about.size, about.linkname = kind, size, link
+    return about.tobuf(tarfile.GNU_FORMAT) + data.ljust(512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("group", "why"),
+    [
+        *((block(name), "is no file of results") for name in BAD if name and "\0" not in name),
+        (block("ppbench.json"), "is no file of results"),
+        (block(f"records/{CELL}.safetensors"), "is no file of results"),
+        (block(kind=tarfile.SYMTYPE, link="/etc/passwd"), "is no file of results"),
+        (block(kind=tarfile.LNKTYPE, link=f"records/{CELL}.json"), "is no file of results"),
+        (block(kind=tarfile.CHRTYPE), "is no file of results"),
+        (block(kind=tarfile.XHDTYPE, data=b"30 path=../../../../evil.json\n"), "is no file of results"),
+        (block(kind=tarfile.GNUTYPE_SPARSE), "is no file of results"),
+        (block(size=513), "states 513 bytes"),
+        (block(size=1 << 40), "states"),
+        (block(size=-1), "states -1 bytes"),
+        (block() * 2, "holds a file twice"),
+        (b"no tar" * 200, "is no tar"),
+        (block()[:100], "is no tar"),
+        (block().replace(b"records", b"Records", 1), "is no tar"),  # its sum is another's
+    ],
+)
+def test_a_group_that_is_none_of_ours_is_refused(tmp_path, group, why):
+    path = zipped(tmp_path / "a.zip", ("group-0000.tar", group))
+    for read in (lambda: Store(path).readable(), lambda: unpack(path, tmp_path / "deep" / "back")):
+        with pytest.raises(UsageError, match=f"is refused: its member group-0000.tar .*{why}"):
+            read()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_a_file_in_two_groups_or_beside_its_group_is_refused(tmp_path, monkeypatch):
+    both = [("group-0000.tar", block()), ("group-0001.tar", block())]
+    beside = [("group-0000.tar", block()), (f"records/{CELL}.json", b"{}")]
+    for members in (both, beside):
+        with pytest.raises(UsageError, match=f"it holds records/{CELL}.json twice"):
+            Store(zipped(tmp_path / "a.zip", *members)).ids()
+    with pytest.raises(UsageError, match=r"its member 'group-1\.tar' is no file of results"):
+        Store(zipped(tmp_path / "a.zip", ("group-1.tar", block())))
+    monkeypatch.setattr(module, "MEMBERS", 2)
+    others = b"".join(block(f"records/{place:032x}.json") for place in range(3))
+    with pytest.raises(UsageError, match="would unfold to more than 2 files"):
+        Store(zipped(tmp_path / "a.zip", ("group-0000.tar", others))).ids()
 
 
 TWICE = (("sources.json", b"[]"), ("sources.json", b"{}"))

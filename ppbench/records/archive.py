@@ -1,7 +1,9 @@
 """Results in one file: a zip of the files of `MEMBER`, safe to open wherever it comes from.
 
-Its bytes are a function of the folder's. Nothing is believed: what `pack` would not write, or would unfold beyond
-`MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, is refused before anything is read. A damaged member is an OSError of its own.
+Its bytes are a function of the folder's. Records and times are members in groups (`groups.py`); archives made before
+2026-11-26 have each as a member of its own, and are read alike. Nothing is believed: what `pack` would not write, or
+would unfold beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, is refused before anything is read; a group is, as a
+whole, when it is unfolded. A damaged member is an OSError of its own; a damaged group, `Archive.lost`.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ import stat
 import struct
 import zipfile
 import zlib
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, read_regular, unwritable, write_output
+from ppbench.records.groups import GROUP, INSIDE, grouped, split
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources|origin|submission)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
-    r"records/[0-9a-f]{32}\.(?:json|timing\.json|safetensors)|times/[0-9a-f]{32}\.json"
+    rf"records/[0-9a-f]{{32}}\.safetensors|{INSIDE.pattern}"
 )
-MEMBERS = 200_000
+MEMBERS = 200_000  # of groups too
 MEMBER_BYTES = 1 << 30
 TOTAL_BYTES = 1 << 35
 RATIO, FREE_BYTES = 200, 1 << 24
-"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; records give about 10."""
+"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; records give 10 to 20."""
 _KNOWN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
 _DICTIONARY = 1 << 27  # bytes of memory that LZMA may take
 _DAY = (1980, 1, 1, 0, 0, 0)  # the first that a zip can state
@@ -39,6 +44,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lost: list[str] = []
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder of it that are no folders', sorted: who reads what is no file is told."""
@@ -57,7 +63,7 @@ class Folder:
 
 
 class Archive:
-    """Results in one file."""
+    """Results in one file, each group unfolded once to learn the names in it, and the last one kept."""
 
     def __init__(self, path: Path) -> None:
         """Open an archive, unfolding nothing; UsageError where it is no whole zip such as `ppbench pack` writes."""
@@ -69,6 +75,7 @@ class Archive:
             raise UsageError(f"{path} is a file and no whole archive of results ({cause}); give a folder.") from cause
         self._check(members)
         self._members = {member.filename: member for member in members}
+        self._last: tuple[str, dict[str, bytes]] = ("", {})
 
     def _check(self, members: list[zipfile.ZipInfo]) -> None:
         """Refuse an archive for what its directory says (UsageError)."""
@@ -81,21 +88,62 @@ class Archive:
         if len(members) > MEMBERS or total > min(TOTAL_BYTES, max(FREE_BYTES, most)):
             raise UsageError(f"{self.path} is refused: it would unfold to {len(members)} files of {total} bytes.")
 
+    @cached_property
+    def _index(self) -> tuple[dict[str, str], list[str]]:
+        """Which group or member each file is in; a sentence for each damaged group. UsageError: not as we write it."""
+        found: dict[str, str] = {}
+        lost = []
+        for member in self._members:
+            try:
+                inner = self._group(member) if GROUP.fullmatch(member) else [member]
+            except OSError as cause:
+                lost.append(f"{self.path / member} cannot be read, and no file in it ({cause.strerror}).")
+                continue
+            if twice := next((name for name in inner if name in found), ""):
+                raise UsageError(f"{self.path} is refused: it holds {twice} twice.")
+            found |= dict.fromkeys(inner, member)
+            if len(found) > MEMBERS:
+                raise UsageError(f"{self.path} is refused: it would unfold to more than {MEMBERS} files.")
+        return found, lost
+
+    @property
+    def lost(self) -> list[str]:
+        """A sentence for each damaged group: what files were in it is not known."""
+        return self._index[1]
+
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the members in a folder of it, sorted."""
+        """Return the names of the files in a folder of it, sorted."""
         start = f"{folder}/" if folder else ""
-        inner = (name.removeprefix(start) for name in self._members if name.startswith(start))
+        inner = (name.removeprefix(start) for name in self._index[0] if name.startswith(start))
         return sorted(name for name in inner if "/" not in name)
 
     def holds(self, name: str) -> bool:
-        """Return whether there is such a member."""
-        return name in self._members
+        """Return whether there is such a file."""
+        return name in self._members or name in self._index[0]
 
     def read(self, name: str) -> bytes:
-        """Return a member's bytes. Raises FileNotFoundError, or another OSError where it is damaged."""
-        member = self._members.get(name)
-        if member is None:
+        """Return a file's bytes. Raises FileNotFoundError, or another OSError where its member is damaged."""
+        if name in self._members and MEMBER.fullmatch(name):
+            return self._member(self._members[name])
+        if name not in self._index[0]:
             raise FileNotFoundError(errno.ENOENT, "no such member", name)
+        return self._group(self._index[0][name])[name]
+
+    def _group(self, member: str) -> dict[str, bytes]:
+        """Return the files in a group by name. OSError: damaged; UsageError: one that we would not write."""
+        if self._last[0] != member:
+            data = self._member(self._members[member])
+            try:
+                files = [*split(data)]
+            except ValueError as cause:
+                raise UsageError(f"{self.path} is refused: its member {member} {cause}.") from cause
+            if len(files) != len(held := dict(files)):
+                raise UsageError(f"{self.path} is refused: its member {member} holds a file twice.")
+            self._last = member, held
+        return self._last[1]
+
+    def _member(self, member: zipfile.ZipInfo) -> bytes:
+        """Return what a member unfolds to. Raises OSError where it is damaged."""
         with self.path.open("rb") as file:
             file.seek(member.header_offset)
             header = file.read(_HEADER)
@@ -105,9 +153,9 @@ class Archive:
         try:
             data = _unfolded(packed, member)
         except (zlib.error, lzma.LZMAError, EOFError, ValueError) as cause:
-            raise OSError(errno.EIO, f"damaged: {cause}", name) from cause
+            raise OSError(errno.EIO, f"damaged: {cause}", member.filename) from cause
         if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
-            raise OSError(errno.EIO, "damaged: not the bytes that were packed", name)
+            raise OSError(errno.EIO, "damaged: not the bytes that were packed", member.filename)
         return data
 
 
@@ -117,7 +165,7 @@ Files = Folder | Archive
 
 def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
     """Return why a member cannot be accepted beside those named `before`, "" where it can."""
-    if MEMBER.fullmatch(member.orig_filename) is None:
+    if (MEMBER.fullmatch(member.orig_filename) or GROUP.fullmatch(member.orig_filename)) is None:
         return "is no file of results"
     if member.filename in before:
         return "is there twice"
@@ -160,16 +208,21 @@ def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
     kept = sorted({*kept, SUBMISSION}) if submission else kept
+    texts = ((name, read_regular(folder / name)) for name in kept if INSIDE.fullmatch(name))
+    others = (
+        (name, submission if submission and name == SUBMISSION else read_regular(folder / name))
+        for name in kept
+        if not INSIDE.fullmatch(name)
+    )
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(out, "w") as made:
-            for name in kept:
+            for name, data in chain(others, grouped(texts)):
                 member = zipfile.ZipInfo(name, _DAY)
                 member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
                 floats = name.endswith(".safetensors")
                 member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
-                told = submission if name == SUBMISSION else b""
-                made.writestr(member, told or read_regular(folder / name))
+                made.writestr(member, data)
     except OSError as cause:
         raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
     write_output(target, out.getvalue())
@@ -181,7 +234,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     files = Archive(archive)
     if kind_of(folder) is not None and (kind_of(folder) != "folder" or listing(folder)):
         raise UsageError(f"{folder} is not empty; give a new or an empty folder for what {archive.name} holds.")
-    problems = []
+    problems = [*files.lost]
     for inner in ("", "times", "records"):
         for name in files.names(inner):
             path = folder / inner / name

@@ -213,12 +213,14 @@ class Store:
 
     def load_all(self) -> list[Record]:
         """Return every record, in the order of the cells' names. Raises UsageError for the first that is corrupt."""
+        if self.files.lost:
+            raise UsageError(self.files.lost[0])
         return [self.load(cell_id) for cell_id in self.ids()]
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, in the order of the cells' names, and a sentence for each other."""
         found: list[Record] = []
-        problems: list[str] = []
+        problems = [*self.files.lost]
         for cell_id in self.ids():
             try:
                 found.append(self.load(cell_id))
