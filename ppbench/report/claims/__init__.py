@@ -121,8 +121,11 @@ def _one(
 
 
 def _gathered(judged: Sequence[tuple[_Found, Finding]], how: str) -> tuple[_Found, Finding]:
-    """Return which of several evaluations counts: the worst, or the one in the middle, from worst to best."""
-    rising = sorted(judged, key=lambda pair: (ORDER.index(pair[1].verdict), pair[0].place))
+    """Return which of several evaluations counts: the worst, or the one in the middle, from worst to best.
+
+    By the verdict first, then by the figure; the place, hence the seed, parts equal ones alone.
+    """
+    rising = sorted(judged, key=lambda pair: (ORDER.index(pair[1].verdict), -pair[1].harm, pair[0].place))
     return rising[0] if how == "worst" else rising[(len(rising) - 1) // 2]
 
 

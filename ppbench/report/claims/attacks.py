@@ -62,7 +62,7 @@ def members_stay_hidden(case: Case) -> Finding | str:
     cells = cells_of(sides.plain, worst, none, delivered)
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
-        return Finding(verdict, to, f"{reason}; {beside}", plain, strong, cells)
+        return Finding(verdict, to, f"{reason}; {beside}", plain, strong, cells, asr)
 
     outcome, asr = members_fate(worst, sides.tried, known), value(worst, "asr") or 0.0
     if known is None:
@@ -108,7 +108,8 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
         beside = None if none is None else none.worst
-        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells_of(sides.plain, worst, beside))
+        cells = cells_of(sides.plain, worst, beside)
+        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells, value(worst, name) or 0.0)
 
     if bad := unreliable(case, view):
         return found("cannot be told", bad)
@@ -158,7 +159,8 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
     reason = f"relative error of its outputs {figure(worst, 'output_error', '.2g')}"
 
     def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
-        return Finding(verdict, to, reason, plain, strong, cells_of(sides.plain, worst))
+        read = value(worst, name) or 0.0
+        return Finding(verdict, to, reason, plain, strong, cells_of(sides.plain, worst), -read if numbers else read)
 
     outcome = outputs_fate(worst, sides.tried)
     if outcome in ("falls", "part"):
@@ -212,9 +214,9 @@ def calibrated(case: Case) -> Finding | str:
     assert cap is not None and cap.value is not None
     of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
     if bad := unreliable(case, "server/1") or _off_scale(case, cases):
-        return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases))
+        return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases), -cap.value)
     fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
-    return replace(decided(fell, f"{cap.value:.2f}", of_all, worst, *cases), plain=plain)
+    return replace(decided(fell, f"{cap.value:.2f}", -cap.value, of_all, worst, *cases), plain=plain)
 
 
 def _off_scale(case: Case, cases: Sequence[Measured]) -> str | None:

@@ -43,10 +43,10 @@ class Finding:
     """What an evaluation says about a claim.
 
     to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
-    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from;
-    least, most: what `worst` would be in the same setting if all leaked (or the model were useless), and if nothing
-    did (or nothing were lost), "" where the rule has no such ends; own: the figure by the paper's own attack and
-    measure.
+    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from; harm:
+    how bad `worst` is for the claim, on a scale of its rule: greater is worse; least, most: what `worst` would be in
+    the same setting if all leaked (or the model were useless), and if nothing did (or nothing were lost), "" where the
+    rule has no such ends; own: the figure by the paper's own attack and measure.
     """
 
     verdict: Verdict
@@ -55,6 +55,7 @@ class Finding:
     plain: str = ""
     worst: str = ""
     cells: tuple[str, ...] = ()
+    harm: float = 0.0
     least: str = ""
     most: str = ""
     own: str = ""
@@ -64,10 +65,10 @@ Judge = Callable[[Case], Finding | str]
 """Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
 
 
-def decided(fell: bool, to: str, reason: str, told: str, *records: Measured | None) -> Finding:
+def decided(fell: bool, to: str, harm: float, reason: str, told: str, *records: Measured | None) -> Finding:
     """Return that a claim falls to `to`, or that it holds; told: our figures, which are those of `records`."""
     verdict: Verdict = "falls" if fell else "holds"
-    return Finding(verdict, f"to {to}" if fell else "", reason, "", told, cells_of(*records))
+    return Finding(verdict, f"to {to}" if fell else "", reason, "", told, cells_of(*records), harm)
 
 
 def unreliable(case: Case, threat: str) -> str | None:

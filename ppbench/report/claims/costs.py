@@ -26,7 +26,7 @@ def upload_is_as_large(case: Case) -> Finding | str:
     told = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
     reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
     reason += ", in float64 where the undefended sends float32" if width == 2 else ""
-    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", reason, told, mine, none)
+    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", numbers, reason, told, mine, none)
 
 
 def _sent(record: Record) -> float:
@@ -40,7 +40,7 @@ def bytes_are_saved(case: Case) -> Finding | str:
         return "the undefended bytes are not there to stand beside"
     saved = 1 - _sent(mine) / _sent(none)
     reason = f"{_sent(mine):.0f} B a client and round beside {_sent(none):.0f} B"
-    return decided(saved < case.claim.value - PRINTED, f"{saved:.2%}", reason, f"{saved:.2%}", mine, none)
+    return decided(saved < case.claim.value - PRINTED, f"{saved:.2%}", -saved, reason, f"{saved:.2%}", mine, none)
 
 
 def sends_less(case: Case) -> Finding | str:
@@ -49,7 +49,9 @@ def sends_less(case: Case) -> Finding | str:
         return f"no record of {case.claim.than.defense if case.claim.than else 'the other'} beside it"
     mine, other = (max(some, key=lambda r: (_sent(r), r.cell_id)) for some in (case.mine, case.rival))
     told = f"{_sent(mine):.0f} B a client and round beside {_sent(other):.0f} B"
-    return decided(_sent(mine) >= _sent(other), told, "counted", told, mine, other)
+    return decided(
+        _sent(mine) >= _sent(other), told, _sent(mine) / max(_sent(other), 1.0), "counted", told, mine, other
+    )
 
 
 def memory_is_as_small(case: Case) -> Finding | str:
@@ -66,5 +68,5 @@ def memory_is_as_small(case: Case) -> Finding | str:
     sliced = mine.config.defense.parameters.get("examples", mine.config.federation.batch)
     if ratio <= case.claim.value * OTHER_MACHINE and sliced != mine.config.federation.batch:
         reason += ", in slices of the batch beside all of it at once; backpropagation can be sliced too"
-        return Finding("cannot be told", "", reason, "", f"{ratio:.3f}", cells_of(mine, none))
-    return decided(ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", reason, f"{ratio:.3f}", mine, none)
+        return Finding("cannot be told", "", reason, "", f"{ratio:.3f}", cells_of(mine, none), ratio)
+    return decided(ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", ratio, reason, f"{ratio:.3f}", mine, none)

@@ -126,8 +126,8 @@ def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cel
     told = f"{what}{found.new:.2f} beside {found.base:.2f} ({attacks})"
     reason = f"difference {sign * found.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
     if verdict == "holds" and not knows:
-        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells)
-    return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells)
+        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells, found.worse)
+    return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells, found.worse)
 
 
 def _who(cases: Sequence[Measured]) -> str:
@@ -206,4 +206,4 @@ def learns_more(case: Case) -> Finding | str:
     told = f"{ours.value:{form}} beside {other.value:{form}}"
     reason = f"difference {sign * found.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
     to = f"to {told}" if verdict == "falls" else ""
-    return Finding(verdict, to, reason, "", told, cells_of(mine, theirs))
+    return Finding(verdict, to, reason, "", told, cells_of(mine, theirs), found.worse)

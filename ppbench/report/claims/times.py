@@ -105,7 +105,7 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
         reason += "; what compares two precisions judges nothing"
     fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
     reason += f"; {untimed}" if untimed else ""
-    found = decided(fell, f"{largest:.2f}", reason, told)
+    found = decided(fell, f"{largest:.2f}", largest, reason, told)
     return replace(found, verdict="cannot be told") if untimed and not fell else found, f"benchmark, {where}"
 
 

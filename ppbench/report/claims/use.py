@@ -67,18 +67,19 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     if ours is None and mine.utility.accuracy is not None:
         return f"no {words} of the defended model was kept"
     if ours is None:
-        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
+        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
     if _one_training(mine.utility, none.utility, SAME, relative=False):
         return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
     if may is None:
         reason = f"the paper reaches {paper.value:.1%}; {beside}"
         verdict = _verdict(-ours.high, -ours.low, -paper.value, MARGIN)
-        return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells)
+        to = f"to {ours.value:.1%}" if verdict == "falls" else ""
+        return Finding(verdict, to, reason, "", told, cells, -ours.value)
     lost = unpaired([theirs], [ours], safer=True)
     ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
     verdict = _verdict(lost.low, lost.high, may, MARGIN)
-    return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells)
+    return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells, lost.worse)
 
 
 def _may_lose(paper: Claim) -> float | None:
@@ -116,9 +117,8 @@ def accuracy_is_gained(case: Case) -> Finding | str:
     verdict: Verdict = "falls" if high < claimed else "holds" if low > 0 else "cannot be told"
     told = f"{_text(mine.utility, 'accuracy', '.1%')}; undefended {_text(none.utility, 'accuracy', '.1%')}"
     reason = f"{-100 * found.worse + 0.0:.1f} points [{100 * low:.1f}, {100 * high:.1f}] more than undefended"
-    return Finding(
-        verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells_of(mine, none)
-    )
+    to, cells = f"to {ours.value:.1%}" if verdict == "falls" else "", cells_of(mine, none)
+    return Finding(verdict, to, reason, "", told, cells, found.worse)
 
 
 def accuracy_rises(case: Case) -> Finding | str:
@@ -140,7 +140,8 @@ def accuracy_rises(case: Case) -> Finding | str:
         verdict = "falls"
     else:
         reason += ", the intervals overlap"
-    return Finding(verdict, "", reason, "", told, cells_of(by[min(by)], by[max(by)]))
+    rise = (last.accuracy or 0.0) - (first.accuracy or 0.0)
+    return Finding(verdict, "", reason, "", told, cells_of(by[min(by)], by[max(by)]), -rise)
 
 
 def error_is_kept(case: Case) -> Finding | str:
@@ -160,7 +161,7 @@ def error_is_kept(case: Case) -> Finding | str:
     told, cells = _text(mine.utility, "mse", ".4f"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, 'mse', '.4f')}"
     if mine.utility.mse is None or mine.utility.mse_low is None:
-        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells)
+        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
     may = paper.value / paper.undefended
     if _one_training(mine.utility, none.utility, SAME_ERROR, relative=True):
         return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
@@ -168,7 +169,8 @@ def error_is_kept(case: Case) -> Finding | str:
     share = mine.utility.mse / none.utility.mse
     reason = f"{share:.3f} [{low:.3f}, {high:.3f}] of the undefended error where the paper has {may:.3f}; {beside}"
     verdict = _verdict(low, high, may, ERROR_MARGIN)
-    return Finding(verdict, f"to {mine.utility.mse:.4f}" if verdict == "falls" else "", reason, "", told, cells)
+    to = f"to {mine.utility.mse:.4f}" if verdict == "falls" else ""
+    return Finding(verdict, to, reason, "", told, cells, share)
 
 
 def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
@@ -186,11 +188,11 @@ def guarantee_is_given(case: Case) -> Finding | str:
     privacy, cells = record.privacy, cells_of(record)
     if privacy.epsilon is None:
         reason = (privacy.reason or "no reason is recorded").rstrip(".")
-        return Finding("falls", "to no guarantee", reason, "", "none", cells)
+        return Finding("falls", "to no guarantee", reason, "", "none", cells, math.inf)
     told = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} over the whole training"
     fell = privacy.epsilon > (case.claim.value or 0.0)
     to = f"to {privacy.epsilon:.3g}" if fell else ""
-    return Finding("falls" if fell else "holds", to, "over the whole training", "", told, cells)
+    return Finding("falls" if fell else "holds", to, "over the whole training", "", told, cells, privacy.epsilon)
 
 
 def best_of(records: Sequence[Record], name: str) -> Record | None:
