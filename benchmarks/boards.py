@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ppbench.records.archive import pack, unpack
+from ppbench.records.origin import restate
 from ppbench.records.store import Store
 from ppbench.report.accepted import history
 from ppbench.report.baseline import accept
@@ -126,6 +127,8 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         if former:
             unpack(place / "records.zip", base)
         accept(folder, base, reason, recheck, keep=True)
+        seeds = sorted({r.config.seed for r in Store(base).load_all()})
+        restate(base, " ".join(board.command(seeds)))
         pack(base, packed)
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.zip").write_bytes(packed.read_bytes())
@@ -133,7 +136,6 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         accepted, records = history(base)[-1], Store(base).load_all()
     replaced = accepted.moved.removed or accepted.moved.changed
     where, earlier = records[0].environment, {} if replaced else former
-    seeds = sorted({r.config.seed for r in records})
     about = {
         "command": " ".join(board.command(seeds)),
         "accepted": accepted.date,

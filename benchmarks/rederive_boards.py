@@ -1,7 +1,8 @@
 """Derive the tables of the committed boards again from their records: after a change of columns, or of ranks.
 
 Run: python benchmarks/rederive_boards.py [NAME ...]        (of leaderboards/results; all by default)
-leaderboard.csv and worst_case.csv alone change, in the archive and beside it, and the archive's digest in its manifest.
+leaderboard.csv and worst_case.csv alone change, in the archive and beside it, the archive's digest in its manifest, and
+origin.json, which gets the manifest's command.
 Records are not touched. What changed is printed; the exit code is 1 where a board has problems that tables do not heal.
 """
 
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from ppbench.records.archive import pack, unpack
+from ppbench.records.origin import restate
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
@@ -23,6 +25,7 @@ from ppbench.report.page.boards import boards
 from ppbench.report.page.table import write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import verify
+from ppbench.suites import tomllib
 
 RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
 WORST = "worst_case.csv"
@@ -51,6 +54,7 @@ def rederive(board: Path) -> bool:
         if problems := unpack(archive, folder):
             raise SystemExit(problems[0])
         write_tables(folder)
+        restate(folder, tomllib.loads(manifest.read_text())["command"])
         pack(folder, packed)
         archive.write_bytes(packed.read_bytes())
         (board / WORST).write_bytes((folder / WORST).read_bytes())

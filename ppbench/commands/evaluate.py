@@ -88,7 +88,8 @@ def evaluate(
     input that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.commands.live import Live
-    from ppbench.commands.terminal import as_json, report, typed
+    from ppbench.commands.terminal import as_json, report
+    from ppbench.records.origin import typed
     from ppbench.report.completeness import exit_of
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run

@@ -34,9 +34,9 @@ def publish(
     """
     from ppbench.base.bars import Bars
     from ppbench.base.files import kind_of
-    from ppbench.commands.terminal import typed
     from ppbench.ledger.publish import LARGEST, computed
     from ppbench.ledger.publish import publish as run
+    from ppbench.records.origin import typed
 
     folder = kind_of(Path(what)) == "folder"
     if folder == (truth is not None):

@@ -57,7 +57,8 @@ def sweep(
     that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
-    from ppbench.commands.terminal import planned_report, swept_report, typed
+    from ppbench.commands.terminal import planned_report, swept_report
+    from ppbench.records.origin import typed
     from ppbench.report.completeness import exit_of
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -290,8 +288,3 @@ def _rebuilt(records: Frame) -> str:
     images = records.of([r for r in records if question_for(r).inputs])
     top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"
-
-
-def typed() -> str:
-    """Return the command line that this process was started with, as one can type it again."""
-    return shlex.join(["ppbench", *sys.argv[1:]])

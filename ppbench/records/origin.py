@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import re
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +19,15 @@ from ppbench.records.schema import Strict
 from ppbench.records.store import Store, canonical
 
 ORIGIN = "origin.json"
+_ABSOLUTE = re.compile(r"((?:--[\w-]+=)?(?:[a-z]{2,}:)?)(?:~?/(?!/)|[A-Za-z]:[\\/])(?:.*[\\/])?([^\\/]+)[\\/]?", re.S)
+"""A word of a command line that is an absolute path, or ends in one: what stands before it, and its last part."""
 
 
 class Origin(Strict):
     """How cells of a folder were last computed.
 
-    command: as typed, "" where it was no command line; date: the day, UTC, as "2026-11-23"; commit: of the checkout
-    that ppbench ran from, as git abbreviates it, "" where it was none.
+    command: as typed but for the folders of absolute paths, "" where it was no command line; date: the day, UTC, as
+    "2026-11-23"; commit: of the checkout that ppbench ran from, as git abbreviates it, "" where it was none.
     """
 
     schema_: Literal["ppbench.origin/1"] = Field(default="ppbench.origin/1", alias="schema")
@@ -30,10 +36,28 @@ class Origin(Strict):
     commit: str = ""
 
 
+def command_of(words: Sequence[str]) -> str:
+    """Return the command line of the arguments `words` as another can type it: results are handed on, and with them
+    goes no folder of this machine. Of an absolute path the last part stays ("parquet:/home/ann/cifar10" is
+    "parquet:cifar10", as records call it, too).
+    """
+    return shlex.join(["ppbench", *(_ABSOLUTE.sub(r"\1\2", w) if _ABSOLUTE.fullmatch(w) else w for w in words)])
+
+
+def typed() -> str:
+    """Return the command line that this process was started with, as another can type it."""
+    return command_of(sys.argv[1:])
+
+
 def save_origin(out: Path, command: str) -> None:
     """Keep today's origin in the results folder `out`. Raises UsageError where that cannot be."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     write_atomic(out / ORIGIN, canonical(Origin(command=command, date=today, commit=_commit())))
+
+
+def restate(out: Path, command: str) -> None:
+    """Put another command into the origin of a folder: one that makes all of its cells. Raises as `origin_of`."""
+    write_atomic(out / ORIGIN, canonical(origin_of(Store(out)).model_copy(update={"command": command})))
 
 
 def origin_of(store: Store) -> Origin:
