@@ -1,11 +1,12 @@
 """What the gradient-descent attacks reach on real CIFAR-10 images, as JSON: one run, one thread, fixed seeds.
 
-    OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... python benchmarks/measure_reconstruction.py [convnet] [noise] [batch]
+    OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... python benchmarks/measure_reconstruction.py [convnet|noise|batch|kinks ...]
 
 convnet: `ig`, 32 images, batch 1, `cnn` of 113,738 parameters at initialization, 300 steps, one start.
 noise: Gaussian noise of 2 and 3 times the gradients' root mean square on every entry; `ig` as it is against
 `likelihood` whose prior is tuned on other images; 8 images, 300 steps each.
 batch: `ig`, 8 images a batch, DLNet; images matched to the truth by least squared error.
+kinks: `adaptive_server`, `idlg` and `ig` on exact gradients of convolutions with ReLUs, images 41,000 on, batch 1.
 Settings were tuned on training images 1000 and up, reported are the first ones; labels are never granted.
 """
 
@@ -28,6 +29,8 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims
+from ppbench.attacks.adaptive.server import AdaptiveServer
+from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.likelihood import Likelihood
 from ppbench.base.seeds import Seeds
@@ -137,7 +140,22 @@ def batch() -> dict[str, object]:
     }
 
 
-PARTS = {"convnet": convnet, "noise": noise, "batch": batch}
+def kinks() -> dict[str, object]:
+    nets = {
+        "cnn": (net_spec("cnn", (3, 32, 32), 10), 8, 1800),
+        "densenet": (net_spec("densenet", (3, 32, 32), 10, {"bias": False}), 4, 900),
+        "resnet20": (net_spec("resnet20", (3, 32, 32), 10, {"head_bias": False}), 4, 900),
+    }
+    return {
+        f"{name}, {budget} evaluations": {
+            attack.name: attacked(attack, cifar(41_000, count), spec, NoDefense()).report()
+            for attack in (IDLG(budget=budget), IG(budget=budget), AdaptiveServer(budget=budget))
+        }
+        for name, (spec, count, budget) in nets.items()
+    }
+
+
+PARTS = {"convnet": convnet, "noise": noise, "batch": batch, "kinks": kinks}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
+from ppbench.attacks.adaptive.inversion import searched
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import Settings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
@@ -64,7 +65,7 @@ class AdaptiveDP(Attack):
         """Return one guess a challenge; zero or non-finite observations get their start image."""
         noisy, plan = view.defense.noise(view.plan) is not None, view.plan
         if not noisy and view.defense.clipping(plan) is None:
-            return DLG(budget=self.budget).answer(self.evidence(view), plan, challenges, generator)
+            return searched(DLG(budget=self.budget), self.evidence(view), plan, challenges, generator)
         found, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
         alike: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images

@@ -11,6 +11,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import replayed
+from ppbench.attacks.adaptive.inversion import searched
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.federation.evidence import Evidence
@@ -20,9 +21,10 @@ from ppbench.federation.wire import Slot
 
 @dataclass(frozen=True)
 class AdaptiveServer(IDLG):
-    """iDLG on the step that the server's own code takes on one client's messages alone: of an honest defense `idlg`.
+    """iDLG, and what else is `searched`, on the step that the server's own code takes on one client's messages alone.
 
-    A unit of several clients is taken apart where the server can read each of them.
+    Of an honest defense `idlg`, but on convolutions with kinks. A unit of several clients is taken apart where the
+    server can read each of them.
     """
 
     name: ClassVar[str] = "adaptive_server"
@@ -43,7 +45,7 @@ class AdaptiveServer(IDLG):
         for found in _layers(self.evidence(view)):
             ways = [_ways(challenge, found) for challenge in challenges]
             parts = [part for some in ways for way in some for part in way]
-            answers = iter(self.answer(list(found.values()), view.plan, parts, generator))
+            answers = iter(searched(self, list(found.values()), view.plan, parts, generator))
             for guesses, some in zip(told, ways, strict=True):
                 guesses += [_joined([next(answers) for _ in way]) for way in some]
         return [min(guesses, key=_unsure) for guesses in told]
