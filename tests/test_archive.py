@@ -361,7 +361,7 @@ def test_every_committed_board_is_what_its_manifest_says(manifest):
 def test_the_committed_boards_are_small_and_one_is_verified_and_drawn(tmp_path):
     folder = Path(__file__).parents[1] / "leaderboards" / "results"
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert size <= 20_000_000, "three seeds of every board, reconstructions left out"
+    assert size <= 15_000_000, "three seeds of every board, reconstructions left out"
     path = folder / "bank-marketing-two-cores" / "records.zip"
     found = CliRunner().invoke(app, ["leaderboard", str(path), "--out", str(tmp_path / "drawn")])
     assert found.exit_code == 0 and verify(path) == [] and verify(tmp_path / "drawn") == [], found.output
