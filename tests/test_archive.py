@@ -98,9 +98,9 @@ def test_groups_give_back_what_was_put_in_and_are_as_large_as_they_should_be(tex
         made = list(groups.grouped(files))
     parts = [list(groups.split(data)) for _, data in made]
     assert [file for part in parts for file in part] == files
-    sizes = [sum(len(data) for _, data in part) for part in parts]
+    sizes = [sum(512 + len(data) for _, data in part) for part in parts]
     assert all(size >= least for size in sizes[:-1]) and all(
-        size - len(part[-1][1]) < least for size, part in zip(sizes, parts, strict=True)
+        size - len(part[-1][1]) - 512 < least for size, part in zip(sizes, parts, strict=True)
     )
     assert all(groups.GROUP.fullmatch(name) for name, _ in made) and len(dict(made)) == len(made)
 
@@ -199,6 +199,17 @@ def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_pa
     assert found.exit_code == 1 and named in found.output and (tmp_path / "drawn/leaderboard.csv").is_file()
 
 
+def test_a_file_that_would_fill_a_group_is_a_member_of_its_own(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GROUP_BYTES", (store.folder / f"{store.ids()[0]}.json").stat().st_size)
+    pack(store.out, tmp_path / "some.zip")
+    with zipfile.ZipFile(tmp_path / "some.zip") as opened:
+        own = [name for name in opened.namelist() if name.startswith("records/") and name.endswith(".json")]
+        assert own and "group-0000.tar" in opened.namelist()
+    assert Store(tmp_path / "some.zip").load_all() == store.load_all() and verify(tmp_path / "some.zip") == []
+    assert unpack(tmp_path / "some.zip", tmp_path / "back") == []
+    assert contents(tmp_path / "back") == contents(store.out)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_archive_is_refused_in_a_sentence(packed, share):
     data = packed.read_bytes()
@@ -269,7 +280,8 @@ def block(name=f"records/{CELL}.json", kind=tarfile.REGTYPE, size=2, data=b"{}",
         (block(size=513), "states 513 bytes"),
         (block(size=1 << 40), "states"),
         (block(size=-1), "states -1 bytes"),
-        (block() * 2, "holds a file twice"),
+        (block() * 2, f"holds records/{CELL}.json after records/{CELL}.json"),
+        (block() + block(f"records/{'0' * 32}.json"), "holds records/0+.json after records/a+.json"),
         (b"no tar" * 200, "is no tar"),
         (block()[:100], "is no tar"),
         (block().replace(b"records", b"Records", 1), "is no tar"),  # its sum is another's
@@ -286,9 +298,12 @@ def test_a_group_that_is_none_of_ours_is_refused(tmp_path, group, why):
 def test_a_file_in_two_groups_or_beside_its_group_is_refused(tmp_path, monkeypatch):
     both = [("group-0000.tar", block()), ("group-0001.tar", block())]
     beside = [("group-0000.tar", block()), (f"records/{CELL}.json", b"{}")]
-    for members in (both, beside):
-        with pytest.raises(UsageError, match=f"it holds records/{CELL}.json twice"):
+    mixed = [("group-0000.tar", block(f"records/{'c' * 32}.json")), ("group-0001.tar", block())]
+    for members, why in ((both, "after"), (beside, "twice"), (mixed, "after records/c+.json")):
+        with pytest.raises(UsageError, match=f"holds records/{CELL}.json {why}"):
             Store(zipped(tmp_path / "a.zip", *members)).ids()
+    with pytest.raises(UsageError, match=r"'group-0000\.tar' would unfold to \d+ bytes"):
+        Store(zipped(tmp_path / "a.zip", ("group-0000.tar", bytes(groups.MOST_BYTES + 1))))
     with pytest.raises(UsageError, match=r"its member 'group-1\.tar' is no file of results"):
         Store(zipped(tmp_path / "a.zip", ("group-1.tar", block())))
     monkeypatch.setattr(module, "MEMBERS", 2)

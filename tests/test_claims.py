@@ -501,6 +501,37 @@ def test_of_evaluations_with_one_verdict_the_worst_figure_counts_whatever_the_se
     assert len(verdicts) == 1
 
 
+@pytest.mark.parametrize(
+    ("claim", "make", "figures"),
+    [
+        (ERROR, numbers, [(0.0600005,), (0.060001,), (0.060002,)]),
+        (replace(ACCURACY, metric="accuracy"), kept, [(0.84, 0.84), (0.83996, 0.84), (0.83992, 0.84)]),
+    ],
+)
+def test_of_trainings_that_are_identities_the_one_in_the_middle_is_told(claim, make, figures, fabricate):
+    for order in permutations(figures):
+        records = []
+        for seed, about in enumerate(order):
+            some = at(seed, make(fabricate, *about))
+            curve = [(r.config.federation.rounds, 0.06 if claim is ERROR else 0.84) for r in some[:1]]
+            records += [
+                r.model_copy(update={"utility": r.utility.model_copy(update={"curve": [(0, 0.5), *curve]})})
+                for r in some
+            ]
+        found = one(claim, records)
+        assert found.finding.verdict == "identity" and f"seed {order.index(figures[1])}" in found.setting
+
+
+def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabricate):
+    """A CAP below 0 harm was better than none at all, so that "one of five values was run" was told."""
+    strange = [at(seed, on_grid(fabricate, {0.1: 0.6, 1.0: 0.6})) for seed in (0, 2)]
+    short = at(1, on_grid(fabricate, {0.1: 0.6}))
+    off = [Claim("accuracy", 0.2, "digits", "mlp", None, "Table 8", when=(("kappa", k),)) for k in (0.1, 1.0)]
+    for some in (strange[0] + short, short + strange[1]):
+        found = check({"pbpfl": [CAP, *off]}, some, [])[0]
+        assert found.finding.worst.startswith("0.57 ["), found.finding
+
+
 def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, factory in load_all("defenses").items():
         for claim in factory.claimed:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 
 import pytest
 
@@ -159,6 +160,29 @@ def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabri
     assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
     near = [replace(claim, value=0.93) for claim in printed]
     assert check({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
+
+
+def reseeded(records, seed):
+    """Return records as if of another seed."""
+    configs = [r.config.model_copy(update={"seed": seed}) for r in records]
+    return [r.model_copy(update={"config": c, "cell_id": c.cell_id()}) for r, c in zip(records, configs, strict=True)]
+
+
+@pytest.mark.parametrize("levels", [(0.0, 0.02, 0.05), (0.5, 0.7, 1.0), (0.0, 0.3, 1.0)])
+@pytest.mark.parametrize(
+    "claim",
+    [*(ONE[m] for m in RULES if m in KINDS), *(replace(ONE[m], than=RIVAL) for m in RIVALS if m in KINDS)],
+    ids=lambda claim: f"{claim.metric}{'' if claim.than is None else ' than dp'}",
+)
+def test_of_three_seeds_the_one_that_leaks_most_is_told_whatever_its_place(claim, levels, fabricate):
+    """Each scale has its own direction: distances, decibels, shares, differences."""
+    noise = {} if claim.than is None else {"noise": 0.5}
+    made = [planted(fabricate, "pbpfl", claim, level, **noise) for level in levels]
+    alone = verdict("pbpfl", claim, made[-1])
+    for order in permutations(range(3)):
+        found = verdict("pbpfl", claim, [r for seed, place in enumerate(order) for r in reseeded(made[place], seed)])
+        assert (found.verdict, found.to) == (alone.verdict, alone.to), order
+        assert found.worst.partition(" (")[0] == alone.worst.partition(" (")[0], "but for which of equal cells"
 
 
 @pytest.mark.parametrize("metric", [m for m in RIVALS if m in KINDS])

@@ -36,6 +36,17 @@ RESULTS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("
             "sweep s --address ray://10.0.0.1:6379 --only=control=1/3",
         ),
         (["sweep", "s", "--out", "/"], "sweep s --out /"),
+        (["sweep", "s", "--set", "model.weights=/home/ann/w.pth"], "sweep s --set model.weights=w.pth"),
+        (["sweep", "s", "--set=model.weights=/home/ann/w.pth"], "sweep s --set=model.weights=w.pth"),
+        (["evaluate", "--attack", "dlg,/home/a/b.py:M,/c/d.py:O"], "evaluate --attack dlg,b.py:M,d.py:O"),
+        (
+            ["evaluate", "--dataset", "csv:/home/ann/b.csv?target=in/out&sep=/"],
+            "evaluate --dataset 'csv:b.csv?target=in/out&sep=/'",
+        ),
+        (["sweep", "s", "--dataset", "my_data:v2:/home/ann/x"], "sweep s --dataset my_data:v2:x"),
+        (["sweep", "s", "--out", "//srv/ann/x//"], "sweep s --out x"),
+        (["sweep", "s", "--out", "\\\\srv\\ann\\x"], "sweep s --out x"),
+        (["sweep", "s", "--out", "~ann/x", "--weights", "file:///home/ann/w"], "sweep s --out x --weights file:w"),
     ],
 )
 def test_a_command_names_no_folder_of_this_machine(words, told):

@@ -54,7 +54,7 @@ class ImageScore(ProbedScore):
         rmse: ||guess - x|| / ||x||, clipped ("recon/1"); rmse_raw: the same, not clipped.
         ssim: structural similarity, clipped; null where the image is too small.
         label: whether the label that came with the reconstruction is right; null when none was given.
-        confidence: the attacker's own relative mismatch.
+        confidence: the attacker's own figure, as a relative mismatch; smaller is surer.
         at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
         evaluations: gradient evaluations spent on the image's batch.
         ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of

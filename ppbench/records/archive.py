@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, read_regular, unwritable, write_output
-from ppbench.records.groups import GROUP, INSIDE, grouped, split
+from ppbench.records.groups import GROUP, GROUP_BYTES, INSIDE, MOST_BYTES, grouped, split
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources|origin|submission)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
@@ -32,7 +32,7 @@ MEMBERS = 200_000  # of groups too
 MEMBER_BYTES = 1 << 30
 TOTAL_BYTES = 1 << 35
 RATIO, FREE_BYTES = 200, 1 << 24
-"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; records give 10 to 20."""
+"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; groups of records give 10 to 45."""
 _KNOWN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
 _DICTIONARY = 1 << 27  # bytes of memory that LZMA may take
 _DAY = (1980, 1, 1, 0, 0, 0)  # the first that a zip can state
@@ -90,18 +90,22 @@ class Archive:
 
     @cached_property
     def _index(self) -> tuple[dict[str, str], list[str]]:
-        """Which group or member each file is in; a sentence for each damaged group. UsageError: not as we write it."""
-        found: dict[str, str] = {}
-        lost = []
-        for member in self._members:
+        """Which group or member each file is in; a sentence for each damaged group. UsageError: not as we write it.
+
+        Names increase from group to group, or reading in their order could unfold a group for each file.
+        """
+        grouped_ = sorted(member for member in self._members if GROUP.fullmatch(member))
+        found, last, lost = {m: m for m in self._members if m not in grouped_}, "", []
+        for member in grouped_:
             try:
-                inner = self._group(member) if GROUP.fullmatch(member) else [member]
+                inner = list(self._group(member, last))
             except OSError as cause:
                 lost.append(f"{self.path / member} cannot be read, and no file in it ({cause.strerror}).")
                 continue
             if twice := next((name for name in inner if name in found), ""):
                 raise UsageError(f"{self.path} is refused: it holds {twice} twice.")
             found |= dict.fromkeys(inner, member)
+            last = max([last, *inner])
             if len(found) > MEMBERS:
                 raise UsageError(f"{self.path} is refused: it would unfold to more than {MEMBERS} files.")
         return found, lost
@@ -129,16 +133,17 @@ class Archive:
             raise FileNotFoundError(errno.ENOENT, "no such member", name)
         return self._group(self._index[0][name])[name]
 
-    def _group(self, member: str) -> dict[str, bytes]:
-        """Return the files in a group by name. OSError: damaged; UsageError: one that we would not write."""
+    def _group(self, member: str, before: str = "") -> dict[str, bytes]:
+        """Return the files in a group by name, all after `before`. OSError: damaged; UsageError: not as we write it."""
         if self._last[0] != member:
-            data = self._member(self._members[member])
+            held: dict[str, bytes] = {}
             try:
-                files = [*split(data)]
+                for name, data in split(self._member(self._members[member])):
+                    if name <= before:
+                        raise ValueError(f"holds {name} after {before}")
+                    before, held[name] = name, data
             except ValueError as cause:
                 raise UsageError(f"{self.path} is refused: its member {member} {cause}.") from cause
-            if len(files) != len(held := dict(files)):
-                raise UsageError(f"{self.path} is refused: its member {member} holds a file twice.")
             self._last = member, held
         return self._last[1]
 
@@ -173,7 +178,8 @@ def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
         return "is a link or a device"
     if member.flag_bits & 1 or member.compress_type not in _KNOWN:
         return "is encrypted or packed by a method other than deflate and LZMA"
-    return f"would unfold to {member.file_size} bytes" if member.file_size > MEMBER_BYTES else ""
+    most = MOST_BYTES if GROUP.fullmatch(member.orig_filename) else MEMBER_BYTES
+    return f"would unfold to {member.file_size} bytes" if member.file_size > most else ""
 
 
 def _unfolded(packed: bytes, member: zipfile.ZipInfo) -> bytes:
@@ -208,12 +214,10 @@ def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
     kept = sorted({*kept, SUBMISSION}) if submission else kept
-    texts = ((name, read_regular(folder / name)) for name in kept if INSIDE.fullmatch(name))
-    others = (
-        (name, submission if submission and name == SUBMISSION else read_regular(folder / name))
-        for name in kept
-        if not INSIDE.fullmatch(name)
-    )
+    small = [n for n in kept if INSIDE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES]
+    told = {SUBMISSION: submission} if submission else {}
+    texts = ((name, read_regular(folder / name)) for name in small)
+    others = ((name, told.get(name) or read_regular(folder / name)) for name in kept if name not in {*small})
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(out, "w") as made:

@@ -1,7 +1,8 @@
 """Small files of results packed together: a tar, as large as what the archive's compressor looks back over.
 
 Records of one sweep say the same things in the same words. Packed each for itself, 1,620 of them take 4.4 MB; in tars
-of 8 MB, 1.8. Any tar program reads a group; we read only what we write, so that nothing else has to be safe.
+of 8 MB, 1.8. Any tar program reads a group; we read plain headers of regular files of ours alone, so that nothing else
+has to be safe.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ GROUP = re.compile(r"group-[0-9]{4}\.tar")
 INSIDE = re.compile(r"records/[0-9a-f]{32}\.(?:json|timing\.json)|times/[0-9a-f]{32}\.json")
 """What a group can hold."""
 GROUP_BYTES = 1 << 23
-"""From how many bytes on a group takes no other file: zipfile's LZMA looks back 8 MiB."""
+"""From how many bytes on a group takes no other file: zipfile's LZMA looks back 8 MiB. Larger files are in no group."""
+MOST_BYTES = 4 * GROUP_BYTES
+"""More than any group has."""
 _BLOCK = tarfile.BLOCKSIZE
 
 
 def grouped(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Yield groups, name and bytes, of files in the order given: equal files give equal groups."""
+    """Yield groups, name and bytes, of files in the order given: equal files give equal groups. Names must increase."""
     held: list[tuple[str, bytes]] = []
     number = size = 0
     for name, data in files:
         held.append((name, data))
-        size += len(data)
+        size += len(data) + _BLOCK
         if size >= GROUP_BYTES:
             yield f"group-{number:04}.tar", _tar(held)
             held, number, size = [], number + 1, 0

@@ -19,8 +19,9 @@ from ppbench.records.schema import Strict
 from ppbench.records.store import Store, canonical
 
 ORIGIN = "origin.json"
-_ABSOLUTE = re.compile(r"((?:--[\w-]+=)?(?:[a-z]{2,}:)?)(?:~?/(?!/)|[A-Za-z]:[\\/])(?:.*[\\/])?([^\\/]+)[\\/]?", re.S)
-"""A word of a command line that is an absolute path, or ends in one: what stands before it, and its last part."""
+_PIECE = re.compile(r"((?:[\w-]{2,}:)*)(.*)", re.S)
+"""What stands before a path, as "parquet:", and the path."""
+_ABSOLUTE = re.compile(r"[\\/]|~[\w.-]*[\\/]|[A-Za-z]:[\\/]")
 
 
 class Origin(Strict):
@@ -39,9 +40,21 @@ class Origin(Strict):
 def command_of(words: Sequence[str]) -> str:
     """Return the command line of the arguments `words` as another can type it: results are handed on, and with them
     goes no folder of this machine. Of an absolute path the last part stays ("parquet:/home/ann/cifar10" is
-    "parquet:cifar10", as records call it, too).
+    "parquet:cifar10", as records call it, too), also in lists and behind "="; what follows a "?" is a data set's own.
     """
-    return shlex.join(["ppbench", *(_ABSOLUTE.sub(r"\1\2", w) if _ABSOLUTE.fullmatch(w) else w for w in words)])
+    told = []
+    for word in words:
+        head, mark, query = word.partition("?")
+        told.append("".join([*map(_bare, re.split("([=,])", head)), mark, query]))
+    return shlex.join(["ppbench", *told])
+
+
+def _bare(piece: str) -> str:
+    """Return a piece of a word without the folders of an absolute path; one that is none, or an address, as it is."""
+    scheme, path = _PIECE.fullmatch(piece).groups()  # type: ignore[union-attr]  # everything matches
+    address = scheme not in ("", "file:") and re.match(r"//\w", path)
+    last = re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+    return scheme + last if last and not address and _ABSOLUTE.match(path) else piece
 
 
 def typed() -> str:

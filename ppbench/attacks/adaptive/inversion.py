@@ -1,7 +1,7 @@
 """Inversion of exact evidence that an adaptive attack has made: by algebra where that applies, else by search.
 
 Evidence here is a gradient of some scalar of a perturbed network, or several of them. Which search gets further is the
-network's matter and not the defense's (`searched`): who knows the mechanism is no worse at it than `ig` is undefended.
+network's matter and not the defense's (`searched`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -19,12 +20,13 @@ from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.rows import first_layer
-from ppbench.attacks.reconstruction.search.starts import ImageSearch
+from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
 from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import Net
+from ppbench.nets.walk import traced
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""
@@ -32,8 +34,11 @@ RESTARTS = 6
 """Of a search that ends above it: ReLU networks have local minima. On two examples and an MLP 64-64, one start finds
 half of the images, seven find seven of eight."""
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold)
 """Activations whose slope jumps, and with it the gradient that L-BFGS takes for smooth."""
+KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.relu, torch.relu_, "relu", "relu_"}
+"""The same as functions, and by their names as methods of a tensor."""
 SHARE = 12
 """Of a budget the part that each search gets which is tried out: 150 of 1,800, where L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
@@ -47,45 +52,63 @@ def searched(
 ) -> list[Guess]:
     """Return the guesses of `search`, but on convolutions with kinked activations, where it stalls, of the fittest.
 
-    There a twelfth of the budget goes to one start of `search`, and to `ig` with each of two weights of its prior; the
-    rest to that weight whose answer's gradient has the smaller angle to what was observed. The smallest angle counts:
-    it nearly always names the better image (docs/benchmarks.md). Perceptrons with kinks are left to the restarts of
-    `search`, which does better there.
+    There a twelfth of the budget goes to one start of `search`, and to `ig` with each of two weights of its prior, and
+    the rest to that of the three whose answer's gradient has the smallest angle to what was observed. Of all answers
+    that of the smallest angle counts. Perceptrons with kinks are left to the restarts of `search`, which does better
+    there. The confidence is 1 - cosine.
     """
-    layers = [type(layer) for layer in plan.net.module.modules()]
-    kinked, share = nn.Conv2d in layers and any(kind in layers for kind in KINKED), search.budget // SHARE
-    if not kinked or plan.spec.classes == 1 or share < 2:
+    share = search.budget // SHARE
+    if plan.spec.classes == 1 or share < 2 or not _kinked(plan.net):
         return search.answer(found, plan, challenges, generator)
-    known, signs = {frozenset(e.unit): e for e in reversed(found)}, IG(start=search.start)
+    known = {frozenset(e.unit): e for e in reversed(found)}
+    ways: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
+    seeds = torch.randint(2**62, (2 * len(ways),), generator=generator).tolist()
 
-    def told(way: ImageSearch, rows: Sequence[int]) -> list[Guess]:
-        """Return the answers of a search to the challenges `rows`, their angles as their confidence."""
-        asked, answers = [challenges[i] for i in rows], []
-        for one, guess in zip(asked, way.answer(found, plan, asked, generator), strict=True):
-            angle = _angle(known.get(frozenset(one.unit)), guess, plan.spec.classes)
-            answers.append(Guess(guess.x, guess.y, confidence=angle, evaluations=guess.evaluations + 1))
-        return answers
+    def told(way: DLG | IG, rows: Sequence[int], seed: int) -> list[Guess]:
+        """Return a search's answers to all challenges, evidence on `rows` alone: nobody's draws depend on another."""
+        units, own = {frozenset(challenges[i].unit) for i in rows}, torch.Generator().manual_seed(seed)
+        answers = way.answer([e for e in found if frozenset(e.unit) in units], plan, challenges, own)
+        angles = [_angle(known.get(frozenset(c.unit)), a, plan) for c, a in zip(challenges, answers, strict=True)]
+        return [
+            Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
+            for a, angle in zip(answers, angles, strict=True)
+        ]
 
     every = range(len(challenges))
-    first = told(replace(search, budget=share - 1, restarts=0), every)
-    tried = [told(replace(signs, budget=share - 1, tv=tv), every) for tv in PRIORS]
-    answers = [[one, *others] for one, *others in zip(first, *tried, strict=True)]
-    open_ = [i for i in every if EXPLAINED < min(map(_confidence, answers[i])) < math.inf]
-    for place, tv in enumerate(PRIORS):
-        rows = [i for i in open_ if _confidence(answers[i][1 + place]) == min(map(_confidence, answers[i][1:3]))]
-        last = replace(signs, budget=search.budget - 3 * share - 1, tv=tv)
-        for i, guess in zip(rows, told(last, rows), strict=True):
-            answers[i].append(guess)
+    short = [replace(search, restarts=0), *ways[1:]]
+    tried = [told(replace(way, budget=share - 1), every, seeds[place]) for place, way in enumerate(short)]
+    answers = [[*some] for some in zip(*tried, strict=True)]
+    best = [min(range(len(ways)), key=lambda place: _confidence(some[place])) for some in answers]
+    open_ = [i for i in every if EXPLAINED < _confidence(answers[i][best[i]]) < math.inf]
+    for place, way in enumerate(ways):
+        if rows := [i for i in open_ if best[i] == place]:
+            last = told(replace(way, budget=search.budget - len(ways) * share - 1), rows, seeds[len(ways) + place])
+            for i in rows:
+                answers[i].append(last[i])
     return [replace(min(some, key=_confidence), evaluations=sum(g.evaluations for g in some)) for some in answers]
 
 
-def _angle(evidence: Evidence | None, guess: Guess, classes: int) -> float | None:
+def _kinked(net: Net) -> bool:
+    """Return whether a network convolves and has kinked activations, as layers or as functions that fx can see."""
+    layers = list(net.module.modules())
+    if not any(isinstance(layer, CONVOLUTIONS) for layer in layers):
+        return False
+    if any(isinstance(layer, KINKED) for layer in layers):
+        return True
+    try:
+        graph = traced(net).graph
+    except UsageError:  # it cannot be told
+        return False
+    return any(node.op in ("call_function", "call_method") and node.target in KINKS for node in graph.nodes)
+
+
+def _angle(evidence: Evidence | None, guess: Guess, plan: Plan) -> float | None:
     """Return how far a guess's gradient points from what was observed, 1 - cos; of signs, how far it misses them."""
     if evidence is None or guess.x is None or guess.y is None:
         return None
     asked = evidence if evidence.measure == "hinge" else replace(evidence, measure="cosine")
     x, y = (part.to(evidence.device).unflatten(0, (len(evidence.unit), -1)) for part in (guess.x, guess.y))
-    found = at_truth(asked, x, one_hot(y, classes))
+    found = at_truth(asked, x, one_hot(y, plan.spec.classes))
     return found if math.isfinite(found) else None
 
 

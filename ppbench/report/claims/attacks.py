@@ -106,10 +106,10 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     about += _bare(None if none is None else none.worst, shown, form, unit)
     about += "" if view == "server/1" else f"; seen by {view}"
 
-    def found(verdict: Verdict, reason: str, to: str = "") -> Finding:
-        beside = None if none is None else none.worst
+    def found(verdict: Verdict, reason: str, to: str = "", seen: Measured | None = worst) -> Finding:
+        beside, harm = None if none is None else none.worst, (None if seen is None else value(seen, name)) or 0.0
         cells = cells_of(sides.plain, worst, beside)
-        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells, value(worst, name) or 0.0)
+        return Finding(verdict, to, f"{reason}; {about}", plain, strong, cells, harm)
 
     if bad := unreliable(case, view):
         return found("cannot be told", bad)
@@ -120,7 +120,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     if fallen:
         top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)
         levels = " and ".join(sorted({WORDS[leak.level] for leak in fallen}))
-        return found("falls", f"images are {levels}", f"to {value(top.worst, shown):{form}}{unit}")
+        return found("falls", f"images are {levels}", f"to {value(top.worst, shown):{form}}{unit}", top.worst)
     if unsure := next((leak for leak in leaks if leak.level == "undecided"), None):
         reason = "; ".join(one.words for one in unsure.qualifiers if one.code != "some_rebuilt")
         return found("cannot be told", reason or "neither that images are recognizable nor that they are not is shown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -44,9 +45,9 @@ class Finding:
 
     to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
     the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from; harm:
-    how bad `worst` is for the claim, on a scale of its rule: greater is worse; least, most: what `worst` would be in
-    the same setting if all leaked (or the model were useless), and if nothing did (or nothing were lost), "" where the
-    rule has no such ends; own: the figure by the paper's own attack and measure.
+    how bad the figure is for the claim, on a scale of the rule and the verdict, greater is worse, by default none;
+    least, most: what `worst` would be in the same setting if all leaked (or the model were useless), and if nothing did
+    (or nothing were lost), "" where the rule has no such ends; own: the figure by the paper's own attack and measure.
     """
 
     verdict: Verdict
@@ -55,7 +56,7 @@ class Finding:
     plain: str = ""
     worst: str = ""
     cells: tuple[str, ...] = ()
-    harm: float = 0.0
+    harm: float = -math.inf
     least: str = ""
     most: str = ""
     own: str = ""

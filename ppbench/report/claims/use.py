@@ -62,19 +62,22 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     ours, may = level_of(mine.utility, name), _may_lose(paper)
     told, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, name, '.1%')}"
+    harm = math.inf if ours is None else -ours.value
     if none.utility.low is not None and none.utility.low <= none.utility.chance:
-        return Finding("cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells)
+        return Finding(
+            "cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells, harm
+        )
     if ours is None and mine.utility.accuracy is not None:
         return f"no {words} of the defended model was kept"
     if ours is None:
-        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
+        return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, harm)
     if _one_training(mine.utility, none.utility, SAME, relative=False):
-        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
+        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells, harm)
     if may is None:
         reason = f"the paper reaches {paper.value:.1%}; {beside}"
         verdict = _verdict(-ours.high, -ours.low, -paper.value, MARGIN)
         to = f"to {ours.value:.1%}" if verdict == "falls" else ""
-        return Finding(verdict, to, reason, "", told, cells, -ours.value)
+        return Finding(verdict, to, reason, "", told, cells, harm)
     lost = unpaired([theirs], [ours], safer=True)
     ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
@@ -164,7 +167,7 @@ def error_is_kept(case: Case) -> Finding | str:
         return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
     may = paper.value / paper.undefended
     if _one_training(mine.utility, none.utility, SAME_ERROR, relative=True):
-        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells)
+        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells, mine.utility.mse)
     low, high = _ratio(mine.utility, none.utility)
     share = mine.utility.mse / none.utility.mse
     reason = f"{share:.3f} [{low:.3f}, {high:.3f}] of the undefended error where the paper has {may:.3f}; {beside}"
