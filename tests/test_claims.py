@@ -7,6 +7,7 @@ from functools import partial
 from itertools import permutations
 
 import pytest
+from reseeding import reseeded
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
@@ -460,12 +461,6 @@ def test_of_several_trainings_the_one_in_the_middle_counts(fabricate):
     assert one(ACCURACY, made[0] + kept(fabricate, 0.60, 0.84, seed=1) + made[2]).finding.verdict == "falls"
 
 
-def at(seed, records):
-    """Return records as if of another seed."""
-    configs = [r.config.model_copy(update={"seed": seed}) for r in records]
-    return [r.model_copy(update={"config": c, "cell_id": c.cell_id()}) for r, c in zip(records, configs, strict=True)]
-
-
 @pytest.mark.parametrize(
     ("claim", "make", "mild", "middle", "harsh", "counts"),
     [
@@ -492,7 +487,7 @@ def test_of_evaluations_with_one_verdict_the_worst_figure_counts_whatever_the_se
     """Of trainings, which are drawn, it is the figure in the middle."""
     verdicts = set()
     for order in permutations((mild, middle, harsh)):
-        records = [r for seed, about in enumerate(order) for r in at(seed, make(fabricate, *about))]
+        records = [r for seed, about in enumerate(order) for r in reseeded(make(fabricate, *about), seed)]
         found = one(claim, records)
         finding = found.finding
         assert counts in f"{finding.verdict} {finding.to} {finding.reason} {finding.worst}", finding
@@ -512,7 +507,7 @@ def test_of_trainings_that_are_identities_the_one_in_the_middle_is_told(claim, m
     for order in permutations(figures):
         records = []
         for seed, about in enumerate(order):
-            some = at(seed, make(fabricate, *about))
+            some = reseeded(make(fabricate, *about), seed)
             curve = [(r.config.federation.rounds, 0.06 if claim is ERROR else 0.84) for r in some[:1]]
             records += [
                 r.model_copy(update={"utility": r.utility.model_copy(update={"curve": [(0, 0.5), *curve]})})
@@ -524,8 +519,8 @@ def test_of_trainings_that_are_identities_the_one_in_the_middle_is_told(claim, m
 
 def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabricate):
     """A CAP below 0 harm was better than none at all, so that "one of five values was run" was told."""
-    strange = [at(seed, on_grid(fabricate, {0.1: 0.6, 1.0: 0.6})) for seed in (0, 2)]
-    short = at(1, on_grid(fabricate, {0.1: 0.6}))
+    strange = [reseeded(on_grid(fabricate, {0.1: 0.6, 1.0: 0.6}), seed) for seed in (0, 2)]
+    short = reseeded(on_grid(fabricate, {0.1: 0.6}), 1)
     off = [Claim("accuracy", 0.2, "digits", "mlp", None, "Table 8", when=(("kappa", k),)) for k in (0.1, 1.0)]
     for some in (strange[0] + short, short + strange[1]):
         found = check({"pbpfl": [CAP, *off]}, some, [])[0]

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import permutations
 
 import pytest
+from reseeding import reseeded
 
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim, Rival
@@ -160,12 +161,6 @@ def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabri
     assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
     near = [replace(claim, value=0.93) for claim in printed]
     assert check({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
-
-
-def reseeded(records, seed):
-    """Return records as if of another seed."""
-    configs = [r.config.model_copy(update={"seed": seed}) for r in records]
-    return [r.model_copy(update={"config": c, "cell_id": c.cell_id()}) for r, c in zip(records, configs, strict=True)]
 
 
 @pytest.mark.parametrize("levels", [(0.0, 0.02, 0.05), (0.5, 0.7, 1.0), (0.0, 0.3, 1.0)])

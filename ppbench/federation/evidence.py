@@ -216,9 +216,10 @@ def as_gradient(plan: Plan, round_: int) -> float:
 
 
 def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
-    """Return the discrepancy at the true batch x [U, B, *shape], y [U, B, C] relative to an all-zero simulation's.
+    """Return the discrepancy at a batch x [U, B, *shape], y [U, B, C] relative to an all-zero simulation's.
 
-    About 0 where the evidence is exact; else the noise floor, or the share of an unknown mechanism. For the scorer.
+    The scorer gives the true batch: about 0 where the evidence is exact; else the noise floor, or the share of an
+    unknown mechanism. Attacks, which have no truth, give a guess of their own.
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))

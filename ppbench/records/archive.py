@@ -214,12 +214,11 @@ def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
     kept = sorted({*kept, SUBMISSION}) if submission else kept
-    small = [n for n in kept if INSIDE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES]
-    told = {SUBMISSION: submission} if submission else {}
-    texts = ((name, read_regular(folder / name)) for name in small)
-    others = ((name, told.get(name) or read_regular(folder / name)) for name in kept if name not in {*small})
-    out = io.BytesIO()
+    told, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
     try:
+        small = {n for n in kept if INSIDE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES}
+        texts = ((name, read_regular(folder / name)) for name in kept if name in small)
+        others = ((name, told.get(name) or read_regular(folder / name)) for name in kept if name not in small)
         with zipfile.ZipFile(out, "w") as made:
             for name, data in chain(others, grouped(texts)):
                 member = zipfile.ZipInfo(name, _DAY)
