@@ -94,13 +94,15 @@ SMALL = {"active", "cost", "digits-quick"}
 """Suites that two cores can do as they are."""
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped()) - SMALL))
-def test_what_two_cores_do_keeps_the_premise_of_the_claims(name):
+@pytest.mark.parametrize(
+    ("name", "preset"), [(n, p) for n in sorted(set(shipped()) - SMALL) for p in sorted({"two-cores", *presets(n)})]
+)
+def test_what_two_cores_do_keeps_the_premise_of_the_claims(name, preset):
     """Fewer examples, rounds and victims; networks, losses, shares, clients and parameters are those of the suite."""
     needs(name)
-    before, _, after = shipped()[name].read_text().partition("[preset.two-cores]")
+    before, _, after = shipped()[name].read_text().partition(f"[preset.{preset}]")
     assert before.rstrip("\n").splitlines()[-1].startswith("# ") and after, "a comment says what the preset gives up"
-    whole, two = (load_suite(name, preset).configs for preset in ("", "two-cores"))
+    whole, two = (load_suite(name, chosen).configs for chosen in ("", preset))
 
     def premise(config):
         own = sorted((k, v) for k, v in config.settings.items() if "." not in k)
