@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ppbench.metrics.intervals import ALIKE, clopper_pearson, lower_bound, upper_bound
 from ppbench.records.schema import Flag
+from ppbench.report.controls import check_controls
+from ppbench.report.knowing import breaks
 from ppbench.report.leak import SEVERITY, leak_of
 
 BLIND = 11.0
@@ -44,6 +46,29 @@ def beside(make, *cells, vouched=True):
 
 def codes(leak):
     return [one.code for one in leak.qualifiers]
+
+
+# -- the control: are the attacks any good? ---------------------------------------------------------------------------
+@pytest.mark.parametrize(("rebuilt", "found", "ok"), [(0, 6, True), (0, 5, False), (3, 6, True), (3, 3, False)])
+def test_attacks_that_let_half_of_the_undefended_images_be_found_again_are_not_weak(fabricate, rebuilt, found, ok):
+    """As of ResNet20 at 14 dB. Of 12 images `rebuilt` are, the first `found` are found again: each counts once."""
+    scores = victims([40.0] * rebuilt + [13.0] * (12 - rebuilt), [i < found for i in range(12)], [False] * 12)
+    record = cell(fabricate, scores, defense="none", attack="ig")
+    blank = cell(fabricate, victims([8.0] * 12, [False] * 12, [False] * 12), defense="none", attack="dlg")
+    check = check_controls([record, blank])[0]
+    assert (check.ok, breaks(record), breaks(blank)) == (ok, ok, False)
+    verb = "breaks" if ok else "does NOT break"
+    share = f"{max(rebuilt, found) / 12:.0%} of images are rebuilt or found again"
+    assert check.sentence == f"The best attack (ig) {verb} the undefended model: {share}."
+
+
+def test_where_half_are_rebuilt_the_control_speaks_of_nothing_else(fabricate):
+    some = [
+        cell(fabricate, victims([db] * 6 + [8.0] * 6, [found] * 12, [False] * 12), defense="none", attack=name)
+        for name, db, found in (("dlg", 40.0, False), ("ig", 13.0, True))
+    ]
+    expected = "The best attack (dlg) breaks the undefended model: 50% of images are rebuilt."
+    assert check_controls(some)[0].sentence == expected
 
 
 # -- what is legible, and what is noise -------------------------------------------------------------------------------

@@ -78,6 +78,12 @@ def seen_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_
     return {unit: np.array(some, dtype=np.bool_) for unit, some in units.items()}
 
 
+def is_found(score: Any) -> bool:
+    """Return whether the original of a victim is found again among the gallery, by its pixels or by its features."""
+    found: Recognition | None = getattr(score, "recognition", None)
+    return found is not None and any(of(found) == 0 for name, of in LOOKED.items() if name.startswith(FOUND))
+
+
 def gallery_size(scores: Sequence[Any]) -> int:
     """Return how many held-out images the victims were to be found among; 0 where that was not measured."""
     seen = (getattr(score, "recognition", None) for score in scores)

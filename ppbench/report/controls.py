@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -13,6 +13,7 @@ from scipy import stats
 from ppbench.metrics.intervals import LEVEL, proportion
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import rebuilt
+from ppbench.questions.recognition import is_found
 from ppbench.records.figure import Figured, best, metric_of
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
@@ -22,7 +23,7 @@ UNREAD = "can be read"
 """How the reason ends of a cell whose attack had nothing to go by."""
 BELIED = ("own_account", "own_weights", "probe_noticed")
 """Flags of a defense whose own account of its uploads is not what its server makes of them, or not in training."""
-BROKEN = 0.5  # share of undefended victims that the best attack must rebuild
+BROKEN = 0.5  # share of undefended victims that the best attack must rebuild, or whose originals it must let find
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
 
 
@@ -94,21 +95,30 @@ def rebuilding(record: Figured) -> str:
 
 def rebuilt_share(record: Figured) -> Metric | None:
     """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
+    return _share(record, "share_rebuilt", lambda victim: rebuilt(victim, is_image(record)))
+
+
+def taken_share(record: Figured) -> Metric | None:
+    """Return the share of a reconstruction's victims that are rebuilt or found again; None without victims."""
+    return _share(record, "share_taken", lambda victim: rebuilt(victim, is_image(record)) or is_found(victim))
+
+
+def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric | None:
     units: dict[tuple[int, ...], list[bool]] = {}
     for victim in record.victims if question_for(record).inputs else ():
-        units.setdefault(victim.unit, []).append(rebuilt(victim, is_image(record)))
+        units.setdefault(victim.unit, []).append(taken(victim))
     if not units:
         return None
-    return metric_of("share_rebuilt", proportion([np.array(unit) for unit in units.values()]), safer=False)
+    return metric_of(name, proportion([np.array(unit) for unit in units.values()]), safer=False)
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:
     """Return what the controls say about the attacks that gave `records` (one data set, model and threat model).
 
-    `none` must fall at the smallest batch at initialization: half of the victims rebuilt, or of labels recovered where
-    only these were attacked, or members found above chance where only these were. Each adversary and probe is judged
-    for itself. Cells of `full_noise` above chance, at .01 over all of them, are an alarm. Extraction tells neither: an
-    undefended model is there to be read.
+    `none` must fall at the smallest batch at initialization: half of the victims rebuilt or found again, or of labels
+    recovered where only these were attacked, or members found above chance where only these were. Each adversary and
+    probe is judged for itself. Cells of `full_noise` above chance, at .01 over all of them, are an alarm. Extraction
+    tells neither: an undefended model is there to be read.
     """
     noise = [r for r in records if r.config.defense.id == "full_noise" and r.status == "complete"]
     noise = [r for r in noise if question_for(r).noise]
@@ -140,9 +150,10 @@ def _none(records: Sequence[Record]) -> Check:
         return _members(undefended)
     if images:
         what = "images are rebuilt" if is_image(images[0]) else "rows come within a tenth of their size"
-        hits = ([rebuilt(victim, is_image(r)) for victim in r.victims] for r in images)
-        shares = [(sum(some) / max(1, len(some)), r.config.attack.id) for some, r in zip(hits, images, strict=True)]
-        share, attack = max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
+        share, attack = _most(images, rebuilt_share)
+        if share < BROKEN and is_image(images[0]):
+            what = "images are rebuilt or found again"
+            share, attack = _most(images, taken_share)
     else:
         what, strongest = "labels are recovered", best(read, "label_accuracy")
         share = value(strongest, "label_accuracy") or 0.0
@@ -150,6 +161,13 @@ def _none(records: Sequence[Record]) -> Check:
     ok = share >= BROKEN
     verb = "breaks" if ok else "does NOT break"
     return Check("none", ok, f"The best attack ({attack}) {verb} the undefended model: {share:.0%} of {what}.")
+
+
+def _most(images: Sequence[Record], share: Callable[[Figured], Metric | None]) -> tuple[float, str]:
+    """Return the largest share of victims over attacks, and whose it is: of equal ones the first by name."""
+    found = [(share(r), r.config.attack.id) for r in images]
+    shares = [(0.0 if some is None else some.value or 0.0, name) for some, name in found]
+    return max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
 
 
 def _members(undefended: Sequence[Record]) -> Check:

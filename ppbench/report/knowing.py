@@ -10,7 +10,7 @@ from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BROKEN, CONTROLS, is_image, rebuilt_share, value
+from ppbench.report.controls import BROKEN, CONTROLS, is_image, taken_share, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import Measured, contenders, knows
 
@@ -97,12 +97,14 @@ def _beyond(one: Metric | None, other: Metric | None) -> bool:
 
 
 def breaks(record: Record) -> bool:
-    """Return whether an attack breaks a defense: half of the victims rebuilt, outputs read, or members above chance."""
+    """Return whether an attack breaks a defense: half of the victims rebuilt or found again, outputs read, or members
+    above chance.
+    """
     question = question_for(record)
     if record.status != "complete" or record.config.attack.oracle:
         return False
     if question.inputs:
-        share = rebuilt_share(record)
+        share = taken_share(record)
         return share is not None and (share.value or 0.0) >= BROKEN
     metric = record.metric(question.headline(record.config))
     if metric is None or metric.value is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ppbench.questions.base import question_of
 from ppbench.records.figure import best, leak
 from ppbench.records.schema import Record
-from ppbench.report.controls import BROKEN, Check, probe_words, rebuilt_share, unread
+from ppbench.report.controls import BROKEN, Check, probe_words, taken_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.leak import SEVERITY
 from ppbench.report.page.costs import CostRow
@@ -100,8 +100,8 @@ def _main(rows: Rows) -> list[Board]:
 
 
 def _breaks(entry: Entry) -> bool:
-    """Return whether a row is of the undefended model, and half of its victims are rebuilt."""
-    share = rebuilt_share(entry.worst) if entry.defense.id == "none" and entry.worst is not None else None
+    """Return whether a row is of the undefended model, and half of its victims are rebuilt or found again."""
+    share = taken_share(entry.worst) if entry.defense.id == "none" and entry.worst is not None else None
     return share is not None and (share.value or 0.0) >= BROKEN
 
 
