@@ -1,11 +1,15 @@
 """What every registered defense must keep, whatever it does: the battery of `ppbench.testing`, and our own rules."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import one_hot
 
+from ppbench.attacks.reconstruction.search.problem import discrepancy, objective
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
 from ppbench.base.tree import nbytes
@@ -95,6 +99,25 @@ def test_evidence_on_one_broadcast_is_attacked_in_one_batch(name):
     run = federate(make(name))
     view = run.probe(victims_of(run).data).view("server/1")
     assert len({id(e.simulate) for e in view.defense.evidence(view)}) == (0 if name in SILENT else 1)
+
+
+@pytest.mark.parametrize("measure", ["squares", "cosine", "poisoned"])
+@pytest.mark.parametrize("name", sorted(set(DEFENSES) - SILENT))
+def test_what_a_search_minimizes_is_what_the_evidence_compares(name, measure):
+    """However it is computed: a chain of layers may not leave out what a defense does to the gradient, as clipping."""
+    run = federate(make(name))
+    victims = victims_of(run)
+    view = run.probe(victims.data).view("server/1")
+    for found in view.defense.evidence(view):
+        asked = found if found.measure == "hinge" else replace(found, measure=measure)
+        data = torch.Generator().manual_seed(0)
+        slots, count, classes = len(asked.unit), victims.batch, run.plan.spec.classes
+        x = torch.rand(1, slots * count, *run.plan.spec.shape, generator=data, dtype=torch.float64)
+        y = one_hot(torch.randint(classes, (1, slots * count), generator=data), classes).double()
+        extra = torch.zeros(1, sum(math.prod(shape) for shape in asked.nuisance.values())).double()
+        search, only = objective([asked], run.plan, slots * count, torch.float64), torch.zeros(1, dtype=torch.int64)
+        told = discrepancy(asked, x[0], y[0], extra[0])
+        torch.testing.assert_close(search(x, y, extra, only)[0][0], told, rtol=1e-6, atol=1e-9)
 
 
 KEY = 32

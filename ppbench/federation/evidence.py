@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -18,6 +18,8 @@ Simulate = Callable[..., Params]
 Measure = Literal["squares", "absolute", "cosine", "tensors", "poisoned", "bounded", "hinge"]
 POWERS: Mapping[str, float] = {"tensors": 0.5, "poisoned": 0.0, "bounded": 0.0}
 """Measures that compare tensor by tensor, and the power of the mean that they take; 0: the geometric one."""
+DIRECTIONS = ("cosine", "hinge", *POWERS)
+"""Measures that a factor on a whole simulation does not change."""
 TINY = 1e-30
 FLOOR = 1e-4
 """A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
@@ -48,7 +50,8 @@ class Evidence:
         simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
             that may be attacked in one batch shares this very object.
         params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's equally
-            weighted examples, as far as the attacker believes; None where it is something else.
+            weighted examples, as far as the attacker believes; None where it is something else. Where `simulate` has
+            an attribute `alters` that is true, what it does to that gradient comes on top.
         weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
         noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
@@ -75,6 +78,17 @@ class Evidence:
     def device(self) -> torch.device:
         """Where it lies, and a guess at it: `observed`, `params`, `weight` and what `simulate` holds."""
         return next(iter(self.observed.values())).device
+
+    @property
+    def compared(self) -> Evidence:
+        """The same, as cheap as its measure allows: of directions, a factor on one slot's whole simulation is left out.
+
+        It is what `simulate` may have as `unscaled`: what a client clips, by whatever norm.
+        """
+        plain: Simulate | None = getattr(self.simulate, "unscaled", None)
+        if plain is None or len(self.unit) > 1 or self.measure not in DIRECTIONS:
+            return self
+        return replace(self, simulate=plain)
 
     def discrepancy(self, simulated: Params) -> Tensor:
         """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
@@ -131,7 +145,7 @@ class Evidence:
 
         Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
         """
-        if self.measure in ("cosine", "hinge", *POWERS):
+        if self.measure in DIRECTIONS:
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
 

@@ -11,7 +11,8 @@ Theorem 4). The mask makes G larger than F, for kappa above 1 about as kappa^2, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,15 +41,25 @@ def clipped(found: Surrogates, measured: Params, bound: float) -> Surrogates:
     return tree_map(lambda value: value * by.to(value.dtype), found)
 
 
-def clipped_truth(true: Simulate, measured: Simulate, bound: float) -> Simulate:
-    """Return `true`, clipped as a client clips it who holds one slot's batch, by the norm of `measured`; their mean."""
+@dataclass(frozen=True, eq=False)
+class Clipped:
+    """A simulation of clients who clip `true`, each his one slot's batch, by the norm of `measured`; their mean."""
 
-    def simulate(x: Tensor, y: Tensor) -> Params:
+    true: Simulate
+    measured: Simulate
+    bound: float
+    alters: ClassVar[bool] = True
+
+    @property
+    def unscaled(self) -> Simulate:
+        """What one client clips by a factor: its direction is the whole's."""
+        return self.true
+
+    def __call__(self, x: Tensor, y: Tensor) -> Params:
+        """Return the mean of the clipped gradients at x [U, B, *shape], y [U, B, C], in the dtype of x."""
         parts = []
         for i in range(len(x)):
             batch = x[i : i + 1], y[i : i + 1]
-            by = factor(measured(*batch), bound).to(x.dtype)
-            parts.append({name: by * value for name, value in true(*batch).items()})
+            by = factor(self.measured(*batch), self.bound).to(x.dtype)
+            parts.append({name: by * value for name, value in self.true(*batch).items()})
         return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-
-    return simulate

@@ -18,7 +18,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.mpdp.clipping import Clip, clipped, clipped_truth, factor
+from ppbench.defenses.mpdp.clipping import Clip, Clipped, clipped, factor
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.perturbation import Perturbed, Surrogates, exchanges, whole_cohorts
 from ppbench.defenses.pbpfl.round import Perturbation
@@ -217,7 +217,7 @@ class ModelPerturbation(Perturbation):
 
         The server has it recovered, at the true weights, with noise of the root mean square over the coordinates given
         its R. By what factor a client clipped is not told, but the server knows what it sent: it simulates the factor
-        as well, of each client of a sum (`clipped_truth`). A listener has the first surrogate, the gradient of another
+        as well, of each client of a sum (`Clipped`). A listener has the first surrogate, the gradient of another
         network than the plan's, so that `params` is None; of an oracle's clipping it compares directions.
         """
         plan, expansion, found = view.plan, self.expansion(view.plan), []
@@ -239,7 +239,7 @@ class ModelPerturbation(Perturbation):
                 observed, simulate = self.recover(plan, server, answer), true.at(server.params)
                 if self.shrinks:
                     measured = seen.at(unit[0].asked.params) if self.clip == "seen" else simulate
-                    whole = clipped_truth(simulate, measured, self.bound)
+                    whole = Clipped(simulate, measured, self.bound)
                     simulate = known.setdefault((id(simulate), id(measured)), whole)
                 channel = "noisy" if variance else "recovered"
                 piece = Evidence(slots, observed, simulate, server.params, noise=law, channel=channel)

@@ -241,6 +241,7 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
 
     batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
+    evidences = [e.compared for e in evidences]
     first, measure = evidences[0], evidences[0].measure
     mappable, altered = isinstance(first.simulate, Mappable), getattr(first.simulate, "alters", False)
     whole = not altered and not first.nuisance and first.params and set(first.observed) == set(first.params)
