@@ -62,6 +62,13 @@ def test_attacks_that_let_half_of_the_undefended_images_be_found_again_are_not_w
     assert check.sentence == f"The best attack (ig) {verb} the undefended model: {share}."
 
 
+def test_what_chance_finds_in_a_small_gallery_breaks_nothing(fabricate):
+    scores = victims([8.0] * 12, [i < 7 for i in range(12)], [False] * 12, gallery=3)
+    record = cell(fabricate, scores, defense="none", attack="ig")
+    assert record.metric("reidentified").chance == 0.25 and record.metric("reidentified").value > 0.5
+    assert check_controls([record])[0].ok is False and not breaks(record)
+
+
 def test_where_half_are_rebuilt_the_control_speaks_of_nothing_else(fabricate):
     some = [
         cell(fabricate, victims([db] * 6 + [8.0] * 6, [found] * 12, [False] * 12), defense="none", attack=name)

@@ -13,7 +13,7 @@ from scipy import stats
 from ppbench.metrics.intervals import LEVEL, proportion
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import rebuilt
-from ppbench.questions.recognition import is_found
+from ppbench.questions.recognition import FOUND, LOOKED, is_found
 from ppbench.records.figure import Figured, best, metric_of
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
@@ -24,6 +24,7 @@ UNREAD = "can be read"
 BELIED = ("own_account", "own_weights", "probe_noticed")
 """Flags of a defense whose own account of its uploads is not what its server makes of them, or not in training."""
 BROKEN = 0.5  # share of undefended victims that the best attack must rebuild, or whose originals it must let find
+CLEAR = 0.10  # a share beyond chance is seen where its interval begins above this
 ALARM = 0.01  # probability of a false alarm over all cells of `full_noise` together
 
 
@@ -98,9 +99,21 @@ def rebuilt_share(record: Figured) -> Metric | None:
     return _share(record, "share_rebuilt", lambda victim: rebuilt(victim, is_image(record)))
 
 
-def taken_share(record: Figured) -> Metric | None:
-    """Return the share of a reconstruction's victims that are rebuilt or found again; None without victims."""
-    return _share(record, "share_taken", lambda victim: rebuilt(victim, is_image(record)) or is_found(victim))
+def taken_share(record: Figured) -> float:
+    """Return the share of a reconstruction's victims that are rebuilt, or of those rebuilt or found again if that is
+    more; found ones count where their share begins `CLEAR` above chance: a small gallery lets everything be found.
+    """
+    share = value_of(rebuilt_share(record))
+    taken = _share(record, "share_taken", lambda victim: rebuilt(victim, is_image(record)) or is_found(victim))
+    finds = [found for name in LOOKED if name.startswith(FOUND) and (found := record.metric(name)) is not None]
+    chance = sum(1.0 if found.chance is None else found.chance for found in finds)
+    clear = finds and taken is not None and (taken.low or 0.0) - chance > CLEAR
+    return max(share, value_of(taken)) if clear else share
+
+
+def value_of(share: Metric | None) -> float:
+    """Return what a share is, 0 where there is none."""
+    return 0.0 if share is None else share.value or 0.0
 
 
 def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric | None:
@@ -150,7 +163,7 @@ def _none(records: Sequence[Record]) -> Check:
         return _members(undefended)
     if images:
         what = "images are rebuilt" if is_image(images[0]) else "rows come within a tenth of their size"
-        share, attack = _most(images, rebuilt_share)
+        share, attack = _most(images, lambda r: value_of(rebuilt_share(r)))
         if share < BROKEN and is_image(images[0]):
             what = "images are rebuilt or found again"
             share, attack = _most(images, taken_share)
@@ -163,10 +176,9 @@ def _none(records: Sequence[Record]) -> Check:
     return Check("none", ok, f"The best attack ({attack}) {verb} the undefended model: {share:.0%} of {what}.")
 
 
-def _most(images: Sequence[Record], share: Callable[[Figured], Metric | None]) -> tuple[float, str]:
+def _most(images: Sequence[Record], share: Callable[[Figured], float]) -> tuple[float, str]:
     """Return the largest share of victims over attacks, and whose it is: of equal ones the first by name."""
-    found = [(share(r), r.config.attack.id) for r in images]
-    shares = [(0.0 if some is None else some.value or 0.0, name) for some, name in found]
+    shares = [(share(r), r.config.attack.id) for r in images]
     return max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
 
 

@@ -104,8 +104,7 @@ def breaks(record: Record) -> bool:
     if record.status != "complete" or record.config.attack.oracle:
         return False
     if question.inputs:
-        share = taken_share(record)
-        return share is not None and (share.value or 0.0) >= BROKEN
+        return taken_share(record) >= BROKEN
     metric = record.metric(question.headline(record.config))
     if metric is None or metric.value is None:
         return False

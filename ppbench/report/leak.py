@@ -18,14 +18,14 @@ from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, gai
 from ppbench.questions.recognition import LOOKED, seen_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN, is_image, rebuilt_share, value
+from ppbench.report.controls import BELIED, BROKEN, CLEAR, is_image, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.worst import Measured, WorstCase, contenders
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
 Code = Literal["some_rebuilt", "untested", "undefended_stands", "undefended_missing", "belied", "unmeasured"]
-CLEAR, CLOSE = 0.10, 0.30
-"""Shares beyond chance: seen, where the interval begins above the first; not, where it ends below the second."""
+CLOSE = 0.30
+"""Shares beyond chance: seen, where the interval begins above `CLEAR`; not, where it ends below this."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
 READERS = {True: tuple(LOOKED), False: ("reconstruction_accuracy",)}

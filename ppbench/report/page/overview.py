@@ -101,8 +101,7 @@ def _main(rows: Rows) -> list[Board]:
 
 def _breaks(entry: Entry) -> bool:
     """Return whether a row is of the undefended model, and half of its victims are rebuilt or found again."""
-    share = taken_share(entry.worst) if entry.defense.id == "none" and entry.worst is not None else None
-    return share is not None and (share.value or 0.0) >= BROKEN
+    return entry.defense.id == "none" and entry.worst is not None and taken_share(entry.worst) >= BROKEN
 
 
 def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: CostRow | None) -> Value:
