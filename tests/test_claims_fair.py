@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from ppbench.federation.claim import Claim, Rival
@@ -10,11 +11,17 @@ from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
 from ppbench.report.claims import Checked, check
 from ppbench.report.claims.times import Benchmark
+from ppbench.report.compare.paired import change
 from ppbench.report.compare.samples import rules_for, sample_of
 from ppbench.report.worst import worst_case
 
 LABEL = Claim("cap_label", 0.4, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))
 GRID = (1.0, 10.0)
+
+
+def rivals_rule(case):
+    """Return the rule by which decibels are judged."""
+    return next(rule for rule in question_for(case).rules if rule.metric == "psnr_median")
 
 
 def told(claim, records, name="pbpfl"):
@@ -139,6 +146,31 @@ def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
     less = replace(claim, views=("server/1", "collusion/1"), than=Rival("none"))
     assert told(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
     assert "seen by collusion/1" in told(less, records).finding.reason
+
+
+def searched(make, defense, value, attack, decibels):
+    """Return a search that rebuilds each victim at its decibels."""
+    made = images(make, defense, value, attack, 0, n=len(decibels), adaptive=True)
+    victims = [v.model_copy(update={"psnr": float(db)}) for v, db in zip(made.victims, decibels, strict=True)]
+    return made.model_copy(update={"victims": victims})
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(0.0, "cannot be told"), (-6.0, "holds"), (6.0, "falls")])
+@pytest.mark.parametrize("more", ["mine", "theirs"])
+def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricate, step, verdict, more):
+    """Each answer is what can be seen, but for luck; of three of them the best is 2 dB nearer than one alone."""
+    draws = np.random.default_rng(0).normal(14, 2, (4, 24))
+    mine, theirs = (draws[:3], draws[3:]) if more == "mine" else (draws[:1], draws[1:])
+    records = [searched(fabricate, end, None, "ig", [db] * 24) for end, db in (("none", 60.0), ("full_noise", 5.0))]
+    records += [searched(fabricate, "pbpfl", 1.0, f"search_{i}", some + step) for i, some in enumerate(mine)]
+    records += [searched(fabricate, "dp", 0.1, f"search_{i}", some) for i, some in enumerate(theirs)]
+    claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
+    finding = told(claim, records).finding
+    assert finding.verdict == verdict and finding.reason.startswith("difference"), finding
+    one, other = (worst_case([r for r in records if r.config.defense.id == d], "psnr_median") for d in ("dp", "pbpfl"))
+    plain = change([one], [other], rivals_rule(one), "")
+    if step == 0:
+        assert plain.low > 0 or plain.high < 0, "the worst cases alone would be told apart"
 
 
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):

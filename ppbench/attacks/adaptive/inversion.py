@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,10 @@ KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.
 SHARE = 12
 """Of a budget the part that each search gets which is tried out: 150 of 1,800, where L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
-"""Weights of `ig`'s prior that are tried out: images of 8 x 8 pixels need none, photographs the usual one."""
+"""Weights of `ig`'s prior that are tried out on images which need none: those of 8 x 8 pixels."""
+SMOOTH = 16
+"""Pixels a side from which on images are smooth enough for `ig`'s usual prior, and the angle misleads: there what is
+tried out won by noise that points nearer. On 28 and 32 pixels a side no other way did better (docs/benchmarks.md)."""
 EXPLAINED = 1e-6
 """1 - cosine up to which an answer needs no further search."""
 
@@ -52,29 +56,20 @@ def searched(
 ) -> list[Guess]:
     """Return the guesses of `search`, but on convolutions with kinked activations, where it stalls, of the fittest.
 
-    There a twelfth of the budget goes to one start of `search`, and to `ig` with each of two weights of its prior, and
-    the rest to that of the three whose answer's gradient has the smallest angle to what was observed. Of all answers
-    that of the smallest angle counts. Perceptrons with kinks are left to the restarts of `search`, which does better
-    there. The confidence is 1 - cosine.
+    That is `ig` for images of `SMOOTH` pixels a side or more. For smaller ones a twelfth of the budget goes to one
+    start of `search`, and to `ig` with each of two weights of its prior, and the rest to that of the three whose
+    answer's gradient has the smallest angle to what was observed; of all answers that of the smallest angle counts.
+    Perceptrons with kinks are left to the restarts of `search`, which does better there. The confidence is 1 - cosine.
     """
     share = search.budget // SHARE
     if plan.spec.classes == 1 or share < 2 or not _kinked(plan.net):
         return search.answer(found, plan, challenges, generator)
-    known = {frozenset(e.unit): e for e in reversed(found)}
     ways: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
     seeds = torch.randint(2**62, (2 * len(ways),), generator=generator).tolist()
-
-    def told(way: DLG | IG, rows: Sequence[int], seed: int) -> list[Guess]:
-        """Return a search's answers to all challenges, evidence on `rows` alone: nobody's draws depend on another."""
-        units, own = {frozenset(challenges[i].unit) for i in rows}, torch.Generator().manual_seed(seed)
-        answers = way.answer([e for e in found if frozenset(e.unit) in units], plan, challenges, own)
-        angles = [_angle(known.get(frozenset(c.unit)), a, plan) for c, a in zip(challenges, answers, strict=True)]
-        return [
-            Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
-            for a, angle in zip(answers, angles, strict=True)
-        ]
-
+    told = partial(_by_angle, found=found, plan=plan, challenges=challenges)
     every = range(len(challenges))
+    if min(plan.spec.shape[-2:]) >= SMOOTH:
+        return told(IG(start=search.start, budget=search.budget - 1), every, seeds[0])
     short = [replace(search, restarts=0), *ways[1:]]
     tried = [told(replace(way, budget=share - 1), every, seeds[place]) for place, way in enumerate(short)]
     answers = [[*some] for some in zip(*tried, strict=True)]
@@ -86,6 +81,29 @@ def searched(
             for i in rows:
                 answers[i].append(last[i])
     return [replace(min(some, key=_confidence), evaluations=sum(g.evaluations for g in some)) for some in answers]
+
+
+def _by_angle(
+    way: DLG | IG,
+    rows: Sequence[int],
+    seed: int,
+    *,
+    found: Sequence[Evidence],
+    plan: Plan,
+    challenges: Sequence[Challenge],
+) -> list[Guess]:
+    """Return a search's answers to all challenges, evidence on `rows` alone, as sure as the angle between gradients.
+
+    Draws are its own: nobody's depend on another's.
+    """
+    units, known = {frozenset(challenges[i].unit) for i in rows}, {frozenset(e.unit): e for e in reversed(found)}
+    mine = [e for e in found if frozenset(e.unit) in units]
+    answers = way.answer(mine, plan, challenges, torch.Generator().manual_seed(seed))
+    angles = [_angle(known.get(frozenset(c.unit)), a, plan) for c, a in zip(challenges, answers, strict=True)]
+    return [
+        Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
+        for a, angle in zip(answers, angles, strict=True)
+    ]
 
 
 def _kinked(net: Net) -> bool:

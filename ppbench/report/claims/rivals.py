@@ -2,11 +2,15 @@
 
 A CAP is large where the distances are or where the model is good, so that of two CAPs nothing follows: distances are
 compared at equal accuracy.
+
+Two worst cases over unlike many searches differ although the same can be seen: of each victim the best of three answers
+is kept on one side, and the only one on the other. So nothing is said to leak less than what the other's best attack
+alone found, nor to leak more by more than its own best attack alone found (`searched_alike`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,22 +103,47 @@ def _best(points: Sequence[Point]) -> str:
 def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, about: str) -> Finding:
     if bad := unreliable(case, "server/1"):
         return Finding("cannot be told", "", bad)
+    form = replace(rule, form="mean") if len(pairs) > 1 else rule
+
+    def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
+        samples = [sample_of(other, own, rule) for other, own in zip(theirs, mine, strict=True)]
+        base, new = (np.mean([getattr(s, side) for s in samples], axis=0) for side in ("base", "new"))
+        mean = replace(samples[0], base=base, new=new)
+        return bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
+
     try:
-        samples = [sample_of(theirs.worst, mine.worst, rule) for mine, theirs in pairs]
+        found = searched_alike(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
     except ValueError:
         return Finding("cannot be told", "", "the two were asked about other victims")
-    mean = replace(
-        samples[0],
-        base=np.mean([s.base for s in samples], axis=0),
-        new=np.mean([s.new for s in samples], axis=0),
-    )
-    form = replace(rule, form="mean") if len(samples) > 1 else rule
-    found = bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
     cells = cells_of(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
     knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
     if not rule.safer:  # a share of right answers: told as the distance, which is the rest
         found = replace(found, base=1 - found.base, new=1 - found.new)
     return _told(found, True, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
+
+
+def searched_alike(
+    judged: Callable[[Sequence[WorstCase], Sequence[WorstCase]], Change],
+    theirs: Sequence[WorstCase],
+    mine: Sequence[WorstCase],
+) -> Change:
+    """Return how much more mine leak than theirs, its interval as wide as the number of searches could have made it.
+
+    The lower end is that of my best attack alone beside all of theirs, the upper end that of mine beside their best one
+    alone, where these lie farther out. `judged` compares; ValueError as it raises.
+    """
+    found = judged(theirs, mine)
+    low = judged(theirs, [_alone(case, other) for case, other in zip(mine, theirs, strict=True)]).low
+    high = judged([_alone(case, other) for case, other in zip(theirs, mine, strict=True)], mine).high
+    return replace(found, low=min(found.low, low), high=max(found.high, high))
+
+
+def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
+    """Return what a case's leading cell found on the victims of `other`; all found where it lacks some."""
+    places = {v.place for v in other.victims}
+    if case.alone or not places <= {v.place for v in case.leading.victims}:
+        return case
+    return _only(WorstCase(case.leading, tuple(case.leading.victims)), places)
 
 
 def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
@@ -157,8 +186,12 @@ def leaks_less(case: Case) -> Finding | str:
     if any(r.config.role for r in (*case.mine, *case.rival)):  # whole cohorts are probed until each role has enough
         mine, theirs = shared(mine, theirs)
         about += f", on the {len(mine.victims)} whom both were asked about"
+
+    def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
+        return change(theirs, mine, rule, f"{case.claim.source} {metric}")
+
     try:
-        found = change([theirs], [mine], rule, f"{case.claim.source} {metric}")
+        found = searched_alike(judged, [theirs], [mine])
     except ValueError:
         return Finding("cannot be told", "", "the two were asked about other victims")
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
