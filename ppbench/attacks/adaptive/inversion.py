@@ -46,7 +46,8 @@ PRIORS = (1.0, 0.1)
 """Weights of `ig`'s prior that are tried out on images which need none: those of 8 x 8 pixels."""
 SMOOTH = 16
 """Pixels a side from which on images are smooth enough for `ig`'s usual prior, and the angle misleads: there what is
-tried out won by noise that points nearer. On 28 and 32 pixels a side no other way did better (docs/benchmarks.md)."""
+tried out won by noise that points nearer. On 28 and 32 pixels a side no other way got images further that came out at
+all (docs/benchmarks.md)."""
 EXPLAINED = 1e-6
 """1 - cosine up to which an answer needs no further search."""
 
