@@ -72,7 +72,8 @@ def _pairs(mine: Sequence[Point], theirs: Sequence[Point], rule: Judged) -> list
 def stays_farther(case: Case) -> Finding | str:
     """That a CAP is larger than another defense's holds where, at equal accuracy, the worst case over all attacks stays
     farther from the truth, victim by victim, with its whole interval; it falls where it comes nearer. The other
-    defense counts at the control value that protects best and costs no more accuracy (to a point).
+    defense counts at the control value that protects best and costs no more accuracy (to a point). The interval is as
+    wide as the number of searches could have made it: it reaches to what either side's best attack alone found.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
     question = question_of(kind)
@@ -171,7 +172,8 @@ def leaks_less(case: Case) -> Finding | str:
     """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
     attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both are
     seen by the same, of those whom the claim speaks of by who sees most. Where clients play roles, each victim counts
-    in the role that it played.
+    in the role that it played. The interval is as wide as the number of searches could have made it: it reaches to what
+    either side's best attack alone found beside all of the other's.
     """
     metric, kind, _, _ = OF[case.claim.metric]
     mine = _strongest(case.mine, case.claim.metric, case.claim.views)
