@@ -173,6 +173,18 @@ def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricat
         assert plain.low > 0 or plain.high < 0, "the worst cases alone would be told apart"
 
 
+def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_those_in_common(fabricate):
+    """Of five clients 24 victims are 25 for who reads their sum."""
+    records = [searched(fabricate, end, None, "ig", [db] * 25) for end, db in (("none", 60.0), ("full_noise", 5.0))]
+    records += [searched(fabricate, "pbpfl", 1.0, "ig", [7.0] * 24), searched(fabricate, "dp", 0.1, "ig", [20.0] * 25)]
+    claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
+    found = told(claim, records).finding
+    assert found.verdict == "holds" and found.reason.endswith("on the 24 whom both were asked about"), found
+    others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
+    strangers = told(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
+    assert strangers.verdict == "cannot be told" and "other victims" in strangers.reason, strangers
+
+
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):
     def timed(defense, variant, clients, ratio):
         figures = {"clients": float(clients), "server_ratio": ratio, "client_ratio": ratio}

@@ -46,6 +46,11 @@ class WorstCase:
         """Whether one cell is the worst case on all victims."""
         return all(record is self.leading for record in self.winners)
 
+    @cached_property
+    def places(self) -> frozenset[tuple[int, ...]]:
+        """Where the victims are: of one task and seed those at one place are the same."""
+        return frozenset(victim.place for victim in self.victims)
+
     @property
     def attack(self) -> str:
         """The name of the attack that is best on most victims, the first by name of equals."""

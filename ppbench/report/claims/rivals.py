@@ -141,10 +141,8 @@ def searched_alike(
 
 def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
     """Return what a case's leading cell found on the victims of `other`; all found where it lacks some."""
-    places = {v.place for v in other.victims}
-    if case.alone or not places <= {v.place for v in case.leading.victims}:
-        return case
-    return _only(WorstCase(case.leading, tuple(case.leading.victims)), places)
+    one = WorstCase(case.leading, tuple(case.leading.victims))
+    return case if case.alone or not other.places <= one.places else _only(one, other.places)
 
 
 def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
@@ -171,9 +169,9 @@ def _name(case: Case) -> str:
 def leaks_less(case: Case) -> Finding | str:
     """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
     attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both are
-    seen by the same, of those whom the claim speaks of by who sees most. Where clients play roles, each victim counts
-    in the role that it played. The interval is as wide as the number of searches could have made it: it reaches to what
-    either side's best attack alone found beside all of the other's.
+    seen by the same, of those whom the claim speaks of by who sees most, on the victims whom both were asked about.
+    Where clients play roles, each counts in the role that it played. The interval is as wide as the number of searches
+    could have made it: it reaches to what either side's best attack alone found beside all of the other's.
     """
     metric, kind, _, _ = OF[case.claim.metric]
     mine = _strongest(case.mine, case.claim.metric, case.claim.views)
@@ -185,28 +183,27 @@ def leaks_less(case: Case) -> Finding | str:
         return Finding("cannot be told", "", bad)
     rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
     about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
-    if any(r.config.role for r in (*case.mine, *case.rival)):  # whole cohorts are probed until each role has enough
+    if mine.places != theirs.places:  # whole cohorts are probed, until each role has enough
         mine, theirs = shared(mine, theirs)
         about += f", on the {len(mine.victims)} whom both were asked about"
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
         return change(theirs, mine, rule, f"{case.claim.source} {metric}")
 
-    try:
-        found = searched_alike(judged, [theirs], [mine])
-    except ValueError:
+    if not mine.victims:
         return Finding("cannot be told", "", "the two were asked about other victims")
+    found = searched_alike(judged, [theirs], [mine])
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
     return _told(found, rule.safer, knows, about, _who([mine]), cells_of(mine, theirs))
 
 
 def shared(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
     """Return two worst cases on the victims that both have: of one task and seed those at one place are the same."""
-    places = {v.place for v in one.victims} & {v.place for v in other.victims}
+    places = one.places & other.places
     return _only(one, places), _only(other, places)
 
 
-def _only(case: WorstCase, places: set[tuple[int, ...]]) -> WorstCase:
+def _only(case: WorstCase, places: frozenset[tuple[int, ...]]) -> WorstCase:
     kept = [i for i, victim in enumerate(case.victims) if victim.place in places]
     victims, winners = tuple(case.victims[i] for i in kept), tuple(case.winners[i] for i in kept if case.winners)
     return WorstCase(case.leading, victims, winners)
