@@ -63,7 +63,7 @@ class Board:
         return ["ppbench", "sweep", self.suite, *preset, *data, *(f"--only={one}" for one in filters)]
 
 
-# Image searches on DenseNet, and on the other networks of mnist-perturbed, were not run (leaderboards/README.md).
+# Image searches on DenseNet were not run; MNIST's on convolutions tell nothing (leaderboards/README.md).
 BOARDS = {
     board.name: board
     for board in (
