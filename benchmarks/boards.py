@@ -73,6 +73,7 @@ BOARDS = {
         Board("baffle-masks", "mnist"),
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("cifar10-perturbed", "cifar10", only=("model=resnet20",), preset="convolutions"),
+        Board("cifar10-perturbed", "cifar10", only=("model=densenet",), preset="densenet"),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),

@@ -21,7 +21,7 @@ from ppbench.federation.wire import Slot
 
 @dataclass(frozen=True)
 class AdaptiveServer(IDLG):
-    """iDLG, and what else is `searched`, on the step that the server's own code takes on one client's messages alone.
+    """iDLG, or what else is `searched`, on the step that the server's own code takes on one client's messages alone.
 
     Of an honest defense `idlg`, but on convolutions with kinks. A unit of several clients is taken apart where the
     server can read each of them.
