@@ -63,7 +63,7 @@ class Board:
         return ["ppbench", "sweep", self.suite, *preset, *data, *(f"--only={one}" for one in filters)]
 
 
-# Image searches on DenseNet were not run; MNIST's on convolutions tell nothing (leaderboards/README.md).
+# MNIST on networks with convolutions is left out: image searches tell nothing there (docs/benchmarks.md).
 BOARDS = {
     board.name: board
     for board in (

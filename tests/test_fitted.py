@@ -114,7 +114,7 @@ def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best,
 
 
 def test_larger_images_are_left_to_the_usual_prior(monkeypatch):
-    """There noise that points nearer would win: of photographs on `resnet20` at twice the usual error."""
+    """There an answer full of noise that points nearer would win (docs/benchmarks.md)."""
     wide, calls = net_spec("cnn", (1, inversion.SMOOTH, inversion.SMOOTH), 10, {"widths": "8"}), []
     large = torch.nn.functional.interpolate(digits().x[:8], size=wide.shape[1:], mode="bilinear")
     data = {0: Data(large, digits().y[:8])}

@@ -43,7 +43,7 @@ KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.
 SHARE = 12
 """Of a budget the part that each search gets which is tried out: 150 of 1,800, where L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
-"""Weights of `ig`'s prior that are tried out on images which need none: those of 8 x 8 pixels."""
+"""Weights of `ig`'s prior that are tried out on small images: those of 8 x 8 pixels need none."""
 SMOOTH = 16
 """Pixels a side from which on images are smooth enough for `ig`'s usual prior, and the angle misleads: there what is
 tried out won by noise that points nearer. On 28 and 32 pixels a side no other way got images further that came out at
