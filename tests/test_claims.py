@@ -266,9 +266,32 @@ def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
     found = one(CAP, records).finding
     assert (found.verdict, found.to) == ("falls", "to 0.05") and found.worst.startswith("0.05 [")
     assert found.plain.startswith("0.57 [") and "(dlg)" in found.plain
-    assert told(replace(CAP, value=0.04), records).startswith("holds")
+    weak = [r for r in records if r.config.attack.id != "strong"]
+    weak += [fabricate("pbpfl", kappa, "strong", "reconstruction", error=0.4, adaptive=True) for kappa in (1.0, 10.0)]
+    assert told(replace(CAP, value=0.36), weak).startswith("holds")
     assert told(replace(CAP, batch=8), records).startswith("unchecked: no record at batch 8")
     assert told(replace(CAP, model="dlnet"), records).startswith("outside the premise : mlp, not dlnet; mean over")
+
+
+def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fabricate):
+    """An optimizer that diverges is a thousand times as far off as the one of the paper that stalled."""
+
+    def records(dlg, strong=0.05, seen="dlg"):
+        found = [r for r in pixels(fabricate, 8.0, None) if r.config.defense.id != "pbpfl"]
+        for kappa in (1.0, 10.0):
+            found.append(fabricate("pbpfl", kappa, seen, "reconstruction", 8.0, error=dlg))
+            found.append(fabricate("pbpfl", kappa, "strong", "reconstruction", error=strong, adaptive=True))
+        return found
+
+    assert one(CAP, records(0.84)).finding.verdict == "falls", "0.798, where twice the claim is 0.8"
+    for strong in (0.05, 0.9):
+        off = one(CAP, records(0.85, strong)).finding
+        assert off.verdict == "cannot be told" and not off.to
+        assert off.reason.startswith("by the paper's own attack and measure it is 0.81 here: distances of another")
+        assert off.worst.startswith("0.05" if strong == 0.05 else "0.81"), "the figure is told all the same"
+    assert one(CAP, records(0.01)).finding.verdict == "falls", "the paper's own attack sees them here"
+    unknown = one(CAP, records(0.6, seen="ig")).finding
+    assert unknown.reason.startswith("dlg was not run at two values, so whether distances compare is not known")
 
 
 def on_grid(make, errors):
@@ -276,7 +299,8 @@ def on_grid(make, errors):
     found = [r for r in pixels(make, 8.0, None) if r.config.defense.id != "pbpfl"]
     for kappa, error in errors.items():
         status = "failed" if error is None else "complete"
-        found.append(make("pbpfl", kappa, "dlg", "reconstruction", 8.0, error=error or 0.5, status=status))
+        made = partial(make, "pbpfl", kappa, kind="reconstruction", share=8.0, status=status)
+        found += [made(attack="dlg", error=error or 0.5), made(attack="strong", error=0.9, adaptive=True)]
     return found
 
 
@@ -287,7 +311,9 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     finding = one(CAP, with_off).finding
     assert (finding.verdict, finding.reason) == ("holds", "mean over 3 of 5 values of the paper's grid")
     assert finding.plain.startswith("0.57 [") and len(finding.cells) == 3
-    ours = [r for r in with_off if r.config.defense.id == "pbpfl"]
+    ours = [r for r in with_off if r.config.defense.id == "pbpfl" and not r.config.attack.adaptive]
+    unasked = [r for r in strict if not r.config.attack.adaptive]
+    assert told(CAP, unasked).startswith("cannot be told : no attack that knows the defense was run")
     assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
 
 

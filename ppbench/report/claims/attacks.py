@@ -6,29 +6,21 @@ A claim of protection falls in any setting in which an attack succeeds; it holds
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ppbench.base.errors import listed
-from ppbench.base.registry import load, plugins
-from ppbench.federation.claim import Claim
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, decided, told, unreliable
+from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
 from ppbench.report.controls import above_chance, is_image, value
-from ppbench.report.frame import SETTING, Key, frame_of
+from ppbench.report.frame import SETTING, frame_of
 from ppbench.report.leak import WORDS, leak_of
 from ppbench.report.verdict.lines import Sides, figure
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
-from ppbench.report.worst import Measured, attack_of
+from ppbench.report.worst import Measured
 
 IMAGES = {"psnr_median": (".1f", " dB"), "test_mse_mean": (".3f", "")}
 """Figures of reconstructed images that papers print; the verdict is the same of all: whether images are seen."""
-AS_GOOD = 0.05
-"""Shares of right answers by which our models may differ from the paper's, on average, and CAPs still compare."""
-LAWS = {"cap_reconstruction": "recon_raw/1", "cap_label": "label/1", "cap_tracing": "trace/1"}
-"""The distance that a printed CAP is of."""
 UNKNOWN = "no attack that knows the defense was run"
 
 
@@ -170,92 +162,3 @@ def outputs_stay_hidden(case: Case) -> Finding | str:
     if outcome == "stands":
         return found("holds", f"no attack tried reads them; {reason}")
     return found("cannot be told", f"the interval allows both; {reason}")
-
-
-def asked(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
-    """Return the cells that a distance is known of, at one batch, from the server's view of random weights."""
-    some = [r for r in cells if question_for(r).distance(law) is not None and r.config.batch_size == batch]
-    return [r for r in some if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
-
-
-def paper_grid(cells: Sequence[Record], claim: Claim, *, own: bool = True) -> list[Record]:
-    """Return the cells at values of the paper's grid: the claim's if it has one (of its own defense), the defense's."""
-    if not cells:
-        return []
-    grid = claim.grid if own and claim.grid else grid_of(cells[0].config.defense.id)
-    return [r for r in cells if (c := r.config.defense.control) is None or not grid or c.value in grid]
-
-
-def grid_of(defense: str) -> tuple[float, ...]:
-    """Return the paper's grid of a defense, each value once; empty where none is known."""
-    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
-    return tuple(dict.fromkeys(grids.get("paper", ())))
-
-
-def calibrated(case: Case) -> Finding | str:
-    """A claimed CAP holds where ours, of the worst cases over the attacks of its kind, is not below it by its interval.
-    It is the mean over those control values that were run and are in the paper's grid, of which there must be two; it
-    compares only where the models are as good as the paper's, to 5 points on average. Errors of images are, as the
-    paper's, not clipped; labels are compared as multisets, also those that come with images.
-    """
-    law, batch = LAWS[case.claim.metric], case.claim.batch
-    cells = asked(case.mine, law, batch)
-    if not cells:
-        kind = case.claim.metric.removeprefix("cap_")
-        return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
-    grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
-    kept = paper_grid(cells, case.claim) if grid else []
-    every = worst_caps([r for r in kept if r.config.defense.control is not None], law)
-    known = [found for found in every if found[1].value is not None]
-    if not known:
-        return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
-    plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive], law))
-    worst, cap, cases = _lowest(known)
-    assert cap is not None and cap.value is not None
-    of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
-    if bad := unreliable(case, "server/1") or _off_scale(case, cases):
-        return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases), -cap.value)
-    fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
-    return replace(decided(fell, f"{cap.value:.2f}", -cap.value, of_all, worst, *cases), plain=plain)
-
-
-def _off_scale(case: Case, cases: Sequence[Measured]) -> str | None:
-    """Return that our models are not as good as the paper's at the same control values, a clause, or None."""
-    printed: dict[object, float] = {}
-    for claim in case.siblings:
-        same = (claim.dataset, claim.model, claim.than) == (case.claim.dataset, case.claim.model, None)
-        if claim.metric == "accuracy" and same and claim.value is not None and set(case.claim.when) <= set(claim.when):
-            printed |= {v: claim.value for _, v in set(claim.when) - set(case.claim.when)}
-    pairs = [
-        (one.utility.accuracy, printed[control.value])
-        for one in cases
-        if (control := one.config.defense.control) is not None
-        and control.value in printed
-        and one.utility.accuracy is not None
-    ]
-    if not pairs:
-        return None
-    ours, theirs = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    if abs(ours - theirs) <= AS_GOOD:
-        return None
-    return f"the models reach {ours:.1%} where the paper's reach {theirs:.1%}: CAPs of other models do not compare"
-
-
-def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
-    """Return why none of these CAPs over values of the paper's grid has a value."""
-    if not grid:
-        return "the grid of the paper is not known"
-    most = max(every, key=lambda cap: cap.n, default=None)
-    found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
-    return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
-
-
-def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:
-    """Return the lowest of some CAPs in words, itself, and its worst cases."""
-    known = [(cap, cases) for _, cap, cases in some if cap.value is not None]
-    if not known:
-        return "not run", None, []
-    cap, cases = min(known, key=lambda pair: pair[0].value or 0.0)
-    ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
-    names = ", ".join(dict.fromkeys(attack_of(case) for case in cases))
-    return f"{cap.value:.2f}{ends} ({names})", cap, cases

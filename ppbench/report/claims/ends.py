@@ -135,6 +135,34 @@ def lossless(case: Case) -> Case | str:
     return "there is no undefended model" if none is None else _with_use(case, [none.utility for _ in case.mine])
 
 
+def flawless(case: Case) -> Case | str:
+    """Return the case as if the defended model made no mistake, which is what a gain could have been at most."""
+    return _with_use(case, [_faultless(r.utility) for r in case.mine])
+
+
+def falling(case: Case) -> Case | str:
+    """Return the case as if the model made no mistake at the smallest control value, and had learnt nothing beyond."""
+    return _stepping(case, upwards=False)
+
+
+def rising(case: Case) -> Case | str:
+    """Return the case as if the model had learnt nothing at the smallest control value, and made no mistake beyond."""
+    return _stepping(case, upwards=True)
+
+
+def _stepping(case: Case, *, upwards: bool) -> Case:
+    """Return the case as if the model made no mistake at all but the smallest control value, or at that one alone."""
+    values = [0.0 if (control := r.config.defense.control) is None else control.value for r in case.mine]
+    good = [(value > min(values)) == upwards for value in values]
+    pairs = zip(case.mine, good, strict=True)
+    return _with_use(case, [_faultless(r.utility) if fine else _untaught(r.utility, []) for r, fine in pairs])
+
+
+def _faultless(own: Utility) -> Utility:
+    low = clopper_pearson(own.n, own.n).low if own.n else None
+    return own.model_copy(update={"accuracy": 1.0, "low": low, "high": None if low is None else 1.0})
+
+
 def _with_use(case: Case, given: Iterable[Utility]) -> Case:
     pairs = zip(case.mine, given, strict=True)
     return replace(case, mine=[record.model_copy(update={"utility": use}) for record, use in pairs])

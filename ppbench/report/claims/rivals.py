@@ -18,7 +18,8 @@ import numpy as np
 from ppbench.questions.base import Rule as Judged
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
-from ppbench.report.claims.attacks import UNKNOWN, asked, paper_grid
+from ppbench.report.claims.attacks import UNKNOWN
+from ppbench.report.claims.caps import asked, paper_grid
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, unreliable
 from ppbench.report.claims.use import best_of
 from ppbench.report.compare.paired import Change, bootstrapped, change, level_of, unpaired

@@ -6,12 +6,12 @@ from ppbench.federation.claim import Claim
 from ppbench.report.claims import costs, use
 from ppbench.report.claims.attacks import (
     IMAGES,
-    calibrated,
     members_stay_hidden,
     outputs_stay_hidden,
     pixels_stay_hidden,
 )
-from ppbench.report.claims.ends import Rule, leaking, lossless, silent, useless
+from ppbench.report.claims.caps import calibrated
+from ppbench.report.claims.ends import Rule, falling, flawless, leaking, lossless, rising, silent, useless
 from ppbench.report.claims.rivals import OF, leaks_less, learns_more, stays_farther
 
 CAPS = ("cap_reconstruction", "cap_label", "cap_tracing")
@@ -24,8 +24,8 @@ RULES: dict[str, Rule] = {
     "accuracy_top5": Rule(use.top5_is_kept, useless, lossless, "middle"),
     "dice": Rule(use.dice_is_kept, useless, lossless, "middle"),
     "mse": Rule(use.error_is_kept, useless, lossless, "middle"),
-    "accuracy_rises": Rule(use.accuracy_rises),
-    "accuracy_gain": Rule(use.accuracy_is_gained, gathered="middle"),
+    "accuracy_rises": Rule(use.accuracy_rises, falling, rising),
+    "accuracy_gain": Rule(use.accuracy_is_gained, useless, flawless, "middle"),
     "epsilon": Rule(use.guarantee_is_given),
     "upload_ratio": Rule(costs.upload_is_as_large),
     "bytes_saving": Rule(costs.bytes_are_saved),
