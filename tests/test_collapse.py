@@ -12,9 +12,12 @@ from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.outcome import TRAININGS, Utility
 from ppbench.report.cap import caps
 from ppbench.report.claims import Unchecked, check
+from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards
 from ppbench.report.page.entries import COLLAPSED
+from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.table import rows
+from ppbench.report.strays import FAR
 from ppbench.run import train as training
 from ppbench.run.collapse import LOOKS, at_chance, attempt_in, attempt_of, commonest, ends_above
 from ppbench.run.config import configure
@@ -172,11 +175,41 @@ def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricat
 
     def far(*accuracies):
         [board] = boards([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
-        return {e.key.seed for e in board.entries if "far from other seeds" in [b.text for b in e.badges]}
+        return {e.key.seed for e in board.entries if FAR in [b.text for b in e.badges]}
 
     assert far(0.1, 0.95, 0.96) == {0}
     assert far(0.9, 0.95, 0.96) == set() and far(0.1, 0.95) == set() and far(0.82, 0.95, 0.96) == set()
     assert far(0.1, 0.5, 0.95) == {0, 1, 2}
+
+
+def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other_seeds(fabricate):
+    """No training of one seed in three makes a claim fall, nor is one done again until all agree."""
+    claim = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8", grid=(0.1, 0.2))
+
+    def seed(number, accuracy):
+        found = [fabricate("none", None, "dlg", "reconstruction", 60.0, error=0.01, seed=number)]
+        found.append(fabricate("full_noise", None, "dlg", "reconstruction", 5.0, error=0.9, seed=number))
+        for sigma in (0.1, 0.2):
+            learnt = accuracy if sigma == 0.1 else 0.95
+            for attack in ("dlg", "strong"):
+                made = fabricate("dp", sigma, attack, "reconstruction", 8.0, error=0.5, seed=number, accuracy=learnt,
+                                 adaptive=attack == "strong")  # fmt: skip
+                found.append(made)
+        return found
+
+    records = [record for number, accuracy in enumerate((0.3, 0.94, 0.95)) for record in seed(number, accuracy)]
+    mine = [r for r in records if r.config.defense.id == "dp"]
+    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 0} == {1}
+    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed > 0} == {0}
+    [board] = boards(records, lambda _: "")
+    marks = {(e.key.seed, e.key.value) for e in board.entries if FAR in [b.text for b in e.badges]}
+    assert marks == {(0, 0.1)}
+    [ppc] = [one for one in ppcs(board, Knowledge.of(records)) if one.defense == "dp"]
+    assert [point.accuracy for point in ppc.points if point.mark == FAR] == [0.3, 0.3], "of each attack's line"
+    [alone] = check({"dp": (claim,)}, seed(0, 0.3), [])
+    assert alone.finding.verdict == "falls", "one seed says nothing of others"
+    [found] = check({"dp": (claim,)}, records, [])
+    assert (found.finding.verdict, found.evaluations) == ("holds", 2)
 
 
 def test_top5_is_the_share_of_the_five_likeliest_and_kept_of_more_than_ten_classes():

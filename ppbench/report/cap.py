@@ -8,15 +8,19 @@ chance-corrected CAP stands beside it. Distances are versioned; a CAP says which
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from ppbench.questions.base import DistanceLaw, question_for, question_of
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import value
-from ppbench.report.frame import EVALUATION, GRID, SERIES, SETTING, Key, frame_of
+from ppbench.report.frame import EVALUATION, GRID, SERIES, SETTING, TRAINED, Key, frame_of, key_of
+from ppbench.report.strays import FAR, strays
 from ppbench.report.worst import Measured
+
+UNLEARNT = "no training learnt"
+"""Mark of a point whose accuracy is chance because every training collapsed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Distance:
 class PpcPoint:
     """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered.
 
-    collapsed: whether no training of it learnt, so that its accuracy is chance, whatever the defense costs.
+    mark: why its accuracy may not be what the defense costs: `UNLEARNT`, `FAR`, or "".
     """
 
     control: float
@@ -42,7 +46,7 @@ class PpcPoint:
     accuracy_low: float | None
     accuracy_high: float | None
     distance: Distance
-    collapsed: bool = False
+    mark: str = ""
 
     def x(self) -> float | None:
         """Return log10(ratio + 1), the figure's x-coordinate, or None without a ratio."""
@@ -55,7 +59,7 @@ class Cap:
 
     low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
     corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
-    collapsed: of the settings, those of which no training learnt.
+    collapsed, strays: of the settings, those of which no training learnt, and those far from all other seeds.
     """
 
     distance: str
@@ -66,6 +70,7 @@ class Cap:
     corrected: float | None = None
     reason: str | None = None
     collapsed: int = 0
+    strays: int = 0
 
 
 def cap_value(accuracies: Sequence[float], distances: Sequence[float]) -> float:
@@ -98,29 +103,33 @@ def record_distance(record: Figured, name: str | None = None) -> Distance | None
     return None if law is None or metric is None else distance_of(metric, law)
 
 
-def ppc_point(record: Figured, name: str | None = None) -> PpcPoint | None:
-    """Return a record's point of the PPC, or None where control, accuracy or distance is missing."""
+def ppc_point(record: Figured, name: str | None = None, far: Set[Key] = frozenset()) -> PpcPoint | None:
+    """Return a record's point of the PPC, or None where control, accuracy or distance is missing; far: see `strays`."""
     control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
         return None
     ratio = value(record, "ratio_median")
     ends = utility.low, utility.high
-    return PpcPoint(control.value, ratio, utility.accuracy, *ends, distance, utility.is_collapsed)
+    mark = UNLEARNT if utility.is_collapsed else FAR if far and key_of(record.config).only(TRAINED) in far else ""
+    return PpcPoint(control.value, ratio, utility.accuracy, *ends, distance, mark)
 
 
-def series_cap(records: Sequence[Figured], undefended: float | None, name: str | None = None) -> Cap:
+def series_cap(
+    records: Sequence[Figured], undefended: float | None, name: str | None = None, far: Set[Key] = frozenset()
+) -> Cap:
     """Return the CAP of one series: cells that differ in the control value alone.
 
     A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the
     CAP null: it would otherwise be the mean over a grid of its own. undefended: accuracy of `none` in the same
-    federation, for the chance-corrected CAP; name: which distance, by default the main one of its question.
+    federation, for the chance-corrected CAP; name: which distance, by default the main one of its question; far:
+    trainings that stray from all other seeds, of all records (`strays`).
     """
     n, question = len(records), question_for(records[0])
     if (law := question.distance(name)) is None:
         return Cap("", n, reason=f"no distance is known of {question.title}")
     if records[0].config.defense.control is None or n < 2:
         return Cap(law.name, n, reason="a CAP needs at least two values of a control parameter")
-    points = [ppc_point(record, law.name) for record in records if record.status != "diverged"]
+    points = [ppc_point(record, law.name, far) for record in records if record.status != "diverged"]
     known = [point for point in points if point is not None]
     if len(known) < len(points):
         missing = f"{len(points) - len(known)} of {n} settings"
@@ -135,7 +144,8 @@ def series_cap(records: Sequence[Figured], undefended: float | None, name: str |
     high = _end(((p.accuracy_high, p.distance.high) for p in known), scale)
     low, high = (low, high) if low is not None and high is not None else (None, None)
     figures = cap_value(accuracies, distances) * scale, low, high, corrected
-    return Cap(law.name, n, *figures, collapsed=sum(p.collapsed for p in known))
+    marks = [point.mark for point in known]
+    return Cap(law.name, n, *figures, collapsed=marks.count(UNLEARNT), strays=marks.count(FAR))
 
 
 def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> float | None:
@@ -157,13 +167,16 @@ class SeriesCap:
 def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
     """Return the CAP of the series of every record, by the record's `cell_id`."""
     found: dict[str, SeriesCap] = {}
-    for evaluation in frame_of(records).by(EVALUATION).values():
+    frame = frame_of(records)
+    far = strays(frame)
+    for evaluation in frame.by(EVALUATION).values():
         whole = next((r for r in evaluation if r.config.defense.id == "none" and r.status == "complete"), None)
         plain = None if whole is None else whole.utility.accuracy
         for key, members in evaluation.by(SERIES).items():
             others = question_of(key.asked).distances[1:]
-            unit = series_cap(members, plain, others[0].name) if others else None
-            found |= dict.fromkeys((r.cell_id for r in members), SeriesCap(series_cap(members, plain), unit))
+            unit = series_cap(members, plain, others[0].name, far) if others else None
+            main = series_cap(members, plain, far=far)
+            found |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
     return found
 
 

@@ -177,6 +177,7 @@ CELLS: Final = (
     _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learnt."),
     _whole("retrained", "utility.retrained", "Seed of the training that stands here, where the cell's own collapsed."),
     _whole("cap_collapsed", "cap.collapsed", "Of `cap_settings`, those of which no training learnt."),
+    _whole("cap_strays", "cap.strays", "Of `cap_settings`, those whose accuracy is far from that of every other seed."),
 )
 """The columns of leaderboard.csv, in order; new ones go last.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ppbench.base.errors import count_of
@@ -16,8 +16,9 @@ from ppbench.report.claims.own import own_measure
 from ppbench.report.claims.rules import rule_of, unjudged
 from ppbench.report.claims.times import KEY_OF, Benchmark, time_is_kept
 from ppbench.report.controls import unread
-from ppbench.report.frame import EVALUATION, Frame, frame_of, network
+from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
 from ppbench.report.page.evaluations import about
+from ppbench.report.strays import strays
 from ppbench.report.verdict.lines import labels_of, listed
 
 NO_RECORD = "no record of "
@@ -74,12 +75,15 @@ def check(
 ) -> list[Checked | Unchecked]:
     """Return what becomes of each claim, in order, in the worst of the evaluations closest to the paper's setting."""
     some = {record.cell_id: record for record in records}
-    groups = frame_of(records).of(some[cell] for cell in sorted(some)).by(EVALUATION)
+    frame = frame_of(records).of(some[cell] for cell in sorted(some))
+    groups, far = frame.by(EVALUATION), strays(frame)
     places = {key: (about(key), key.text()) for key in groups}
     order = sorted(groups, key=places.__getitem__)
     ordered = {places[key]: groups[key] for key in order}
     return [
-        _one(name, claim, ordered, benchmarks, claimed[name]) for name in sorted(claimed) for claim in claimed[name]
+        _one(name, claim, ordered, benchmarks, claimed[name], far)
+        for name in sorted(claimed)
+        for claim in claimed[name]
     ]
 
 
@@ -89,6 +93,7 @@ def _one(
     groups: Mapping[tuple[str, str], Frame],
     benchmarks: Sequence[Benchmark],
     siblings: Sequence[Claim],
+    far: Set[Key],
 ) -> Checked | Unchecked:
     run = any(r.config.defense.id == name for records in groups.values() for r in records)
     if claim.metric in KEY_OF and (run or any(b.defense == name for b in benchmarks)):  # times are in no record
@@ -99,7 +104,7 @@ def _one(
     rule = rule_of(claim)
     if rule is None:
         return Unchecked(name, claim, unjudged(claim.metric))
-    cases = list(_cases(name, claim, groups, siblings))
+    cases = list(_cases(name, claim, groups, siblings, far))
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
     found = [_Found(place, case, within(rule, case), lacks) for place, case, lacks in cases]
@@ -130,7 +135,7 @@ def _gathered(judged: Sequence[tuple[_Found, Finding]], how: str) -> tuple[_Foun
 
 
 def _cases(
-    name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame], siblings: Sequence[Claim]
+    name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame], siblings: Sequence[Claim], far: Set[Key]
 ) -> Iterator[tuple[tuple[str, str], Case, tuple[str, ...]]]:
     """Yield the evaluations that have cells at the claim's control value, and what they lack of its premise."""
     for place, records in groups.items():
@@ -148,7 +153,8 @@ def _cases(
             none = records.of([r for r in complete if r.config.defense.id == "none"])
             rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or unread(r)]))
             case = Case(claim, mine, none, records.of(complete), rival, siblings)
-            yield place, case, (*premise.lacking(claim, mine[0].config), *other, *premise.collapsed(claim, mine, rival))
+            trained = (*premise.collapsed(claim, mine, rival), *premise.straying(claim, far, mine))
+            yield place, case, (*premise.lacking(claim, mine[0].config), *other, *trained)
 
 
 def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:

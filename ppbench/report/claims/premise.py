@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ppbench.base.errors import count_of
@@ -11,7 +11,7 @@ from ppbench.base.make import made
 from ppbench.base.registry import load
 from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.frame import network
+from ppbench.report.frame import TRAINED, Frame, Key, network
 
 LONG_ENOUGH = 0.95
 """Share of the paper's epochs from which on a training is as long: rounds of whole batches are a little short."""
@@ -161,6 +161,15 @@ def _layers(config: CellConfig) -> int | None:
     if isinstance(counted, int) and counted:
         return counted
     return None if widths is None else 1 + len([word for word in str(widths).split(",") if word.strip()])
+
+
+def straying(claim: Claim, far: Set[Key], mine: Frame) -> tuple[str, ...]:
+    """Return that a training lies far from those of all other seeds, a clause, where a CAP counts it; else nothing.
+
+    Claims about accuracies count the training in the middle of all seeds, which such a one is not.
+    """
+    bad = far and claim.metric.startswith("cap_") and any(mine.key(record).only(TRAINED) in far for record in mine)
+    return ("a training lies far from those of all other seeds",) if bad else ()
 
 
 def collapsed(claim: Claim, *some: Sequence[Record]) -> tuple[str, ...]:

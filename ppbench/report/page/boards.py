@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from ppbench.questions.base import Missing, Question, question_for, question_of
 from ppbench.records.figure import best, leak
-from ppbench.records.schema import Metric, Record, Utility
+from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import Check, check_controls
-from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, Frame, Key, frame_of
+from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leak_of
 from ppbench.report.page.entries import COLLAPSED, UNINFORMED, USABLE, Badge, Board, Entry, badges_of, points_lost
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
+from ppbench.report.strays import FAR, STRAY, strays
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
 COSTLY = "costs accuracy"
 """Badge of rows that lose more accuracy than a usable setting may."""
-STRAY = 0.1
-"""Distance of intervals of accuracy from which on a seed is far from another."""
-SEEDLESS = tuple(name for name in ROW if name != "seed")
 UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
@@ -29,10 +27,10 @@ UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, "diverged", "failed", "con
 def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
     """Return every board of `records`, in the order of their questions; `sound` as of `judged`, else none is ranked."""
     frame = frame_of(records)
-    scopes, known = frame.by(SCOPE), Knowledge.of(frame)
+    scopes, known, far = frame.by(SCOPE), Knowledge.of(frame), strays(frame)
     known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
-    return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound) for key, some in groups]
+    return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound, far) for key, some in groups]
 
 
 def _place(setting: Key) -> tuple[object, ...]:
@@ -42,7 +40,13 @@ def _place(setting: Key) -> tuple[object, ...]:
 
 
 def _board(
-    setting: Key, members: Frame, scope: Sequence[Record], known: Knowledge, claims: Claims, sound: bool
+    setting: Key,
+    members: Frame,
+    scope: Sequence[Record],
+    known: Knowledge,
+    claims: Claims,
+    sound: bool,
+    far: Set[Key],
 ) -> Board:
     question = question_of(setting.kind)
     name, rows = question.headline(members[0].config), members.by(ROW)
@@ -51,7 +55,7 @@ def _board(
         replace(_entry(key, rows[key], name, known, claims, differs[key]), leak=leaks[key])
         for key in sorted(rows, key=Key.text)
     ]
-    entries = _with_strays(_with_losses(entries))
+    entries = _with_strays(_with_losses(entries), far)
     checks = _checks(question, entries, scope)
     reliable = sound and all(check.ok is True for check in checks)
     placed = _ranked(entries, name) if reliable and not setting.intended else entries
@@ -71,30 +75,11 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     return found
 
 
-def _with_strays(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, with a badge where accuracy is far from that of every other seed, of two or more.
-
-    Far: the 95 % intervals lie more than `STRAY` apart. One training of three says little of a defense's price.
-    """
-    alike: dict[Key, list[Entry]] = {}
-    for entry in entries:
-        alike.setdefault(entry.key.only(SEEDLESS), []).append(entry)
-    found = []
-    for entry in entries:
-        others = [other for other in alike[entry.key.only(SEEDLESS)] if other.key.seed != entry.key.seed]
-        gaps = [apart(entry.sample.utility, other.sample.utility) for other in others]
-        if len({other.key.seed for other in others}) > 1 and all(gap is not None and gap > STRAY for gap in gaps):
-            title = f"Accuracy is more than {STRAY:.0%} from that of every other seed: one training, not the defense's."
-            entry = replace(entry, badges=(*entry.badges, Badge("far from other seeds", "warning", title)))
-        found.append(entry)
-    return found
-
-
-def apart(one: Utility, other: Utility) -> float | None:
-    """Return how far the 95 % intervals of two accuracies lie apart, 0 where they meet; None where one is not known."""
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return None
-    return max(0.0, one.low - other.high, other.low - one.high)
+def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
+    """Return the entries, with a badge where a training is far from that of every other seed."""
+    title = f"Accuracy is more than {STRAY:.0%} from that of every other seed: one training, not the defense's."
+    badge = Badge(FAR, "warning", title)
+    return [replace(e, badges=(*e.badges, badge)) if e.key.only(TRAINED) in far else e for e in entries]
 
 
 def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:

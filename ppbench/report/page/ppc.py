@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 
 from ppbench.questions.base import question_of, questions
 from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, PpcPoint, SeriesCap, ppc_point
+from ppbench.report.cap import UNLEARNT, Cap, PpcPoint, SeriesCap, ppc_point
+from ppbench.report.frame import TRAINED
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import INK, tip
 from ppbench.report.page.sections import weights
+from ppbench.report.strays import FAR
 
 REGIONS = (("#2ca25f", 0.0, math.log10(2)), ("#de2d26", math.log10(11), 99.0))
 _MARKERS = "os^Dv<>Ph*"
@@ -97,10 +99,10 @@ class Ppc:
         values = [(p, "accuracy", p.accuracy, p.accuracy_low, p.accuracy_high) for p in one_each]
         look = dict(color=INK, linewidth=2, marker="o", markersize=3, label="accuracy (left axis)")
         self._curve(axis, values, look, "accuracy")
-        lost = [(p, value) for p, _, value, _, _ in values if p.collapsed]
-        if lost:
-            places, heights = [self.at(p) for p, _ in lost], [value for _, value in lost]
-            axis.plot(places, heights, "x", color=INK, markersize=9, label="no training learnt")
+        for mark, sign in ((UNLEARNT, "x"), (FAR, "D")):
+            places = [(self.at(p), value) for p, _, value, _, _ in values if p.mark == mark]
+            if places:
+                axis.plot(*zip(*places, strict=True), sign, color=INK, markersize=9, fillstyle="none", label=mark)
 
     def _distances(self, axis: Any, index: int, line: Line) -> None:
         palette = seaborn.color_palette("colorblind")
@@ -123,8 +125,8 @@ class Ppc:
         """Return what a marker says: "sigma = 0.1: recon/1 0.512 (0.480 to 0.560), gradient / perturbation 3.1"."""
         interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
         ratio = "" if point.ratio is None else f", gradient / perturbation {point.ratio:.3g}"
-        learnt = ", no training learnt" if point.collapsed else ""
-        return f"{self.control} = {point.control:g}: {name} {value:.3f}{interval}{ratio}{learnt}"
+        mark = f", {point.mark}" if point.mark else ""
+        return f"{self.control} = {point.control:g}: {name} {value:.3f}{interval}{ratio}{mark}"
 
     def _axes(self, left: Any, right: Any) -> None:
         left.set_ylim(0, 1.02)
@@ -146,9 +148,10 @@ class Ppc:
 def ppcs(board: Board, known: Knowledge) -> list[Ppc]:
     """Return a figure a defense and distance with two control values; rows that differ in more are other lines."""
     lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
+    far = {entry.key.only(TRAINED) for entry in board.entries if any(badge.text == FAR for badge in entry.badges)}
     for entry in board.entries:
         for record in entry.records:
-            point, control = ppc_point(record), entry.defense.control
+            point, control = ppc_point(record, far=far), entry.defense.control
             if point is not None and control is not None:
                 key = (entry.defense.id, control.name, point.distance.name)
                 lines[key].setdefault((_line_name(entry, record), known.adaptive(record)), []).append(point)
