@@ -289,14 +289,16 @@ def test_local_steps_perturb_along_directions_of_their_own():
         assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
 
 
-def test_what_is_delivered_is_the_average_of_the_weights():
-    run, history = federation(central_bare(k=2, ema=0.9)), []
+@pytest.mark.parametrize("how", ["warmed", "constant"])
+def test_what_is_delivered_is_the_average_of_the_weights(how):
+    run, history = federation(central_bare(k=2, ema=0.9, average=how)), []
     average = flat(run.parties.server.params)
     run.run(100, lambda _: history.append(flat(run.parties.server.params)))
     for step, weights in enumerate(history, 1):
-        b = min(0.9, (1 + step) / (10 + step))
+        b = 0.9 if how == "constant" else min(0.9, (1 + step) / (10 + step))
         average = b * average + (1 - b) * weights
     assert central_bare(ema=0.9).decay(1) == 2 / 11 and central_bare(ema=0.9).decay(100) == 0.9
+    assert central_bare(ema=0.9, average="constant").decay(1) == 0.9
     assert float((flat(run.deliver().params) - average).abs().max()) < 1e-5
     assert float((flat(run.deliver().params) - history[-1]).abs().max()) > 1e-2
     last = federation(central_bare(k=10, ema=0.0))
