@@ -202,6 +202,7 @@ def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_o
     assert found.reason.endswith("resnet56 vector was not timed with 100 clients")
     client = judged(replace(server, metric="client_cost_ratio"), *light, heavy)
     assert (client.verdict, client.worst) == ("cannot be told", "3 to 60 beside 50 to 50"), "one client's are of any"
+    assert client.reason.endswith("it depends on what is timed: resnet56 scalar, resnet56 vector beside resnet56")
     alone = replace(server, than=None)
     assert judged(replace(alone, value=3.0), *light).verdict == "holds"
     assert judged(replace(alone, value=3.0), *light, heavy).verdict == "cannot be told"

@@ -27,8 +27,9 @@ MPDP = {
 # Sec. 5.1: "128, 64 or 32"; "initial learning rate for all workers is set to 0.01"; "Momentum optimizer"; Table 1: 250
 # epochs; Tables 2 and 4: up to 10 workers, imbalanced. No attack is run in it: Theorems 2 and 4 are of any.
 FEDPC = {
-    "dataset": "cifar10", "model": "resnet50_fixup", "clients": 10, "rounds": 250, "local_epochs": 1, "optimizer": "sgd",
-    "lr": 0.01, "momentum": 0.9, "partition": "imbalanced", "upload": "delta", "schedule": "parallel",
+    "dataset": "cifar10", "model": "resnet50_fixup", "clients": 10, "rounds": 250, "local_epochs": 1,
+    "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "partition": "imbalanced",
+    "upload": "delta", "schedule": "parallel",
 }  # fmt: skip
 # Sec. 4: "Adam with beta = (0.9, 0.99), learning rate 0.01 and epochs 20/40 for MNIST and CIFAR-10/100", C = 10, iid;
 # Table 1: epoch-level, K of 100, 200 and 500 on MNIST; guideline 1: twice-FD. Neither batches nor attacks are printed.

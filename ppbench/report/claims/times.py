@@ -139,5 +139,11 @@ def _is_faster(
     verdict: Verdict = "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "cannot be told"
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
     untimed = "; ".join(filter(None, (_untimed(claim, name, key, benchmarks) for name in names)))
-    reason = "times the undefended, measured on one machine" + (f"; {untimed}" if untimed else "")
+    open_ = untimed or ("" if verdict != "cannot be told" else f"it depends on what is timed: {_spread(sides)}")
+    reason = "times the undefended, measured on one machine" + (f"; {open_}" if open_ else "")
     return Finding("cannot be told" if untimed else verdict, "", reason, "", told), f"benchmark, {where}"
+
+
+def _spread(sides: Sequence[Sequence[Benchmark]]) -> str:
+    """Return the variants of two defenses whose times overlap: "cnn scalar gamma, cnn vector gamma beside cnn"."""
+    return " beside ".join(", ".join(dict.fromkeys(b.variant for b in side)) for side in sides)
