@@ -26,7 +26,7 @@ from typing import Any
 
 from ppbench.records.archive import pack, unpack
 from ppbench.records.origin import restate
-from ppbench.records.store import Store
+from ppbench.records.store import TIMES, Store
 from ppbench.report.accepted import history
 from ppbench.report.baseline import accept
 from ppbench.run.recheck import recheck
@@ -42,13 +42,14 @@ class Board:
     """What is swept for a board.
 
     data: the folder of its parquet files, "" where PPBENCH_DATA gives the place. only: filters of the sweep. preset: of
-    the suite, "" for the suite as it is.
+    the suite, "" for the suite as it is. timed: whether what clients took is published beside the records.
     """
 
     suite: str
     data: str = ""
     only: tuple[str, ...] = ()
     preset: str = "two-cores"
+    timed: bool = False
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ BOARDS = {
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),
-        Board("cost", "cifar10", preset=""),
+        Board("cost", "cifar10", preset="", timed=True),
         Board("digits-quick", preset=""),  # what a run of the suite is compared with
         Board("digits-quick", preset="three-seeds"),
         Board("deployed", "cifar10"),  # with Flower, NVFlare and Opacus beside ppbench
@@ -128,9 +129,13 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         base, packed = Path(made) / "base", Path(made) / "records.zip"
         if former:
             unpack(place / "records.zip", base)
+        times = _times(board, base, folder)  # which a baseline does not keep
         accept(folder, base, reason, recheck, keep=True)
         seeds = sorted({r.config.seed for r in Store(base).load_all()})
         restate(base, " ".join(board.command(seeds)))
+        for name, text in times.items():
+            (base / TIMES).mkdir(exist_ok=True)
+            (base / TIMES / name).write_bytes(text)
         pack(base, packed)
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.zip").write_bytes(packed.read_bytes())
@@ -158,6 +163,12 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         *(f"{k} = {json.dumps(v)}" for k, v in about.items()),
     ]
     (place / "manifest.toml").write_text("\n".join(lines) + "\n")
+
+
+def _times(board: Board, *folders: Path) -> dict[str, bytes]:
+    """Return the files of what clients took, of a board that publishes them; those of a later folder count."""
+    found = (path for folder in folders for path in sorted((folder / TIMES).glob("*.json")) if board.timed)
+    return {path.name: path.read_bytes() for path in found}
 
 
 def main() -> int:
