@@ -254,6 +254,8 @@ def test_seconds_scale_with_the_ciphertexts_and_say_what_was_timed():
     assert (twice.client, twice.server) == (24.0, 40.0)
     sentence = encryption_sentence(found)
     assert sentence == "encryption adds 12 s a client and round, 20 s at the server (a library 1)"
+    many = found.model_copy(update={"client": 571.2, "server": 1567.2})
+    assert encryption_sentence(many).startswith("encryption adds 571 s a client and round, 1,570 s at the server (")
 
 
 def test_without_the_libraries_the_cost_says_what_to_install_and_all_else_works(monkeypatch):

@@ -81,8 +81,14 @@ def encryption_sentence(found: EncryptionTime | None) -> str:
     if found.client is None or found.server is None:
         return f"encryption {found.reason}"
     return (
-        f"encryption adds {found.client:.2g} s a client and round, {found.server:.2g} s at the server ({found.library})"
+        f"encryption adds {_seconds(found.client)} a client and round, {_seconds(found.server)} at the server "
+        f"({found.library})"
     )
+
+
+def _seconds(time: float) -> str:
+    """Return "1,570 s", "5.9 s": two digits, or three from a hundred on."""
+    return f"{float(f'{time:.3g}'):,.0f} s" if time >= 100 else f"{time:.2g} s"
 
 
 # -- the page's table -------------------------------------------------------------------------------------------------
