@@ -287,7 +287,7 @@ def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fa
     for strong in (0.05, 0.9):
         off = one(CAP, records(0.85, strong)).finding
         assert off.verdict == "cannot be told" and not off.to
-        assert off.reason.startswith("by the paper's own attack and measure it is 0.81 here: distances of another")
+        assert off.reason.startswith("the paper's attack and measure give 0.81 here (dlg): distances of another scale")
         assert off.worst.startswith("0.05" if strong == 0.05 else "0.81"), "the figure is told all the same"
     assert one(CAP, records(0.01)).finding.verdict == "falls", "the paper's own attack sees them here"
     unknown = one(CAP, records(0.6, seen="ig")).finding

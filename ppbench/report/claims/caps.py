@@ -111,7 +111,7 @@ def _other_distances(case: Case) -> str | None:
         return f"{case.claim.attack or ATTACK} was not run at two values, so whether distances compare is not known"
     if own.cap <= AS_FAR * claimed:
         return None
-    return f"by the paper's own attack and measure it is {own.cap:.2f} here: distances of another scale do not compare"
+    return f"the paper's attack and measure give {own.cap:.2f} here ({own.attack}): distances of another scale"
 
 
 @dataclass(frozen=True)
