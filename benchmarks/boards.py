@@ -64,7 +64,7 @@ class Board:
         return ["ppbench", "sweep", self.suite, *preset, *data, *(f"--only={one}" for one in filters)]
 
 
-# MNIST on networks with convolutions is left out: image searches tell nothing there (docs/benchmarks.md).
+# MNIST on networks with convolutions and DenseNet are left out: image searches tell nothing there (docs/benchmarks.md).
 BOARDS = {
     board.name: board
     for board in (
@@ -74,7 +74,6 @@ BOARDS = {
         Board("baffle-masks", "mnist"),
         Board("cifar10-perturbed", "cifar10", only=("model=mlp",)),
         Board("cifar10-perturbed", "cifar10", only=("model=resnet20",), preset="convolutions"),
-        Board("cifar10-perturbed", "cifar10", only=("model=densenet",), preset="densenet"),
         Board("mnist-perturbed", "mnist", only=("model=mlp",)),
         Board("perturbed-models", "cifar10"),
         Board("bank-marketing"),
