@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -128,7 +129,8 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         base, packed = Path(made) / "base", Path(made) / "records.zip"
         if former:
             unpack(place / "records.zip", base)
-        times = _times(board, base, folder)  # which a baseline does not keep
+        times = _times(board, base, folder)
+        shutil.rmtree(base / TIMES, ignore_errors=True)  # no part of a baseline, which would be refused with them
         accept(folder, base, reason, recheck, keep=True)
         seeds = sorted({r.config.seed for r in Store(base).load_all()})
         restate(base, " ".join(board.command(seeds)))
