@@ -36,12 +36,7 @@ def strays(records: Sequence[Record]) -> frozenset[Key]:
 
 
 def _far(one: Utility, other: Utility) -> bool:
-    gap = apart(one, other)
-    return gap is not None and gap > STRAY
-
-
-def apart(one: Utility, other: Utility) -> float | None:
-    """Return how far the 95 % intervals of two accuracies lie apart, 0 where they meet; None where one is not known."""
+    """Return whether the 95 % intervals of two accuracies lie far apart; not where one is unknown."""
     if one.low is None or one.high is None or other.low is None or other.high is None:
-        return None
-    return max(0.0, one.low - other.high, other.low - one.high)
+        return False
+    return max(one.low - other.high, other.low - one.high) > STRAY
