@@ -197,15 +197,19 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
                 found.append(made)
         return found
 
-    records = [record for number, accuracy in enumerate((0.3, 0.94, 0.95)) for record in seed(number, accuracy)]
+    records = [record for number, accuracy in enumerate((0.94, 0.3, 0.95)) for record in seed(number, accuracy)]
     mine = [r for r in records if r.config.defense.id == "dp"]
-    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 0} == {1}
-    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed > 0} == {0}
+    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 1} == {1}
+    assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed != 1} == {0}
     [board] = boards(records, lambda _: "")
     marks = {(e.key.seed, e.key.value) for e in board.entries if FAR in [b.text for b in e.badges]}
-    assert marks == {(0, 0.1)}
+    assert marks == {(1, 0.1)}
     [ppc] = [one for one in ppcs(board, Knowledge.of(records)) if one.defense == "dp"]
     assert [point.accuracy for point in ppc.points if point.mark == FAR] == [0.3, 0.3], "of each attack's line"
+    for order in (records, records[::-1]):  # the line is of one seed, the mark of whichever strays
+        [drawn] = [one for one in ppcs(boards(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
+        [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == FAR]
+        assert list(mark.get_ydata()) == [0.3]
     [alone] = check({"dp": (claim,)}, seed(0, 0.3), [])
     assert alone.finding.verdict == "falls", "one seed says nothing of others"
     [found] = check({"dp": (claim,)}, records, [])

@@ -100,7 +100,7 @@ class Ppc:
         look = dict(color=INK, linewidth=2, marker="o", markersize=3, label="accuracy (left axis)")
         self._curve(axis, values, look, "accuracy")
         for mark, sign in ((UNLEARNT, "x"), (FAR, "D")):
-            places = [(self.at(p), value) for p, _, value, _, _ in values if p.mark == mark]
+            places = sorted({(self.at(p), p.accuracy) for p in self.points if p.mark == mark})  # of any seed
             if places:
                 axis.plot(*zip(*places, strict=True), sign, color=INK, markersize=9, fillstyle="none", label=mark)
 
