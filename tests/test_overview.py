@@ -90,7 +90,7 @@ def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
 
 def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate):
     found = row(controls(fabricate) + grid(fabricate, (0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)))
-    assert found.loss == pytest.approx(-2.0) and found.accuracies == (0.9, 0.95)
+    assert found.value.loss == pytest.approx(-2.0) and found.accuracies == (0.9, 0.95)
     assert found.value.metric.value == pytest.approx(9.0) and found.leaks == pytest.approx((8.0, 36.0))
     assert found.value.cost.ratios.up == 1.0
 
@@ -131,7 +131,8 @@ def test_a_refuted_epsilon_is_the_verdict(fabricate):
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
     audit = audit.model_copy(update={"metrics": [*audit.metrics, bound]})
     assert row([*controls(fabricate), told, audit]).verdict == "epsilon refuted by audit"
-    assert "audit: ≥ 3.00, refuted" in head([*controls(fabricate), told, audit, *other(fabricate)])
+    page = head([*controls(fabricate), told, audit, *other(fabricate)])
+    assert "audit: ≥ 3.00" in page and ">refuted (2)</span>" in page
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ppbench.report.verify import verify
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ppbench"
-LINES = 300
+LINES = 600
 house = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "house.py"), run_name="house"))
 MODULES, SOURCES = house.MODULES, sorted(house.MODULES.values())
 arrows_between, imports, room = house.arrows_between, house.imports, house.room

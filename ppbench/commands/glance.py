@@ -12,7 +12,7 @@ from rich.table import Table
 from ppbench.report.controls import value
 from ppbench.report.page.answer import Answer
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.standing import Standing, Value, chip
+from ppbench.report.page.standing import Setting
 from ppbench.report.worst import Measured
 
 WIDTH = 120  # of what is not a terminal
@@ -47,17 +47,16 @@ NARROW, WIDE = 100, 130
 
 def glance(overview: Overview, width: int) -> Table:
     """Return a row a setting, or of several defenses a row each; what it is and the verdict wrap, and are never cut."""
-    rows = [row for row in overview.rows if row.value.entry.role == "compared"]
-    single = len(rows) == 1
-    columns: list[tuple[str, Callable[[Standing, Value], str]]] = [
-        ("accuracy", lambda row, v: _accuracy(row, v)),
-        ("worst case", lambda row, v: _leaked(v)),
-        ("labels", lambda row, v: _share(v.labels, "label_accuracy")),
-        ("found", lambda row, v: _share(v.worst, "reidentified")),
-        ("in batch", lambda row, v: _share(v.batch, "batch_asr")),
-        ("members", lambda row, v: _share(v.members, "asr")),
-        ("epsilon", lambda row, v: _epsilon(v)),
-        ("upload", lambda row, v: _ratio(v)),
+    single = len(overview.compared) == 1
+    columns: list[tuple[str, Callable[[Setting], str]]] = [
+        ("accuracy", _accuracy),
+        ("worst case", _leaked),
+        ("labels", lambda v: _share(v.labels, "label_accuracy")),
+        ("found", lambda v: _share(v.worst, "reidentified")),
+        ("in batch", lambda v: _share(v.batch, "batch_asr")),
+        ("members", lambda v: _share(v.members, "asr")),
+        ("epsilon", lambda v: v.epsilon or "-"),
+        ("upload", _ratio),
     ]
     columns = columns[: 2 if width < NARROW else 5 if width < WIDE else None]
     names = ["setting" if single else "defense", "verdict", *(name for name, _ in columns)]
@@ -66,13 +65,12 @@ def glance(overview: Overview, width: int) -> Table:
         column.min_width = least
     for row in overview.rows:
         for v in row.by_control if single else [row.value]:
-            undefended = v.entry.defense.id == "none"
-            verdict = chip(v)[0] if single and overview.reliable and not undefended else row.verdict
-            table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(row, v) for _, cell in columns))
+            verdict = v.verdict if single and v.entry.role == "compared" else row.verdict
+            table.add_row(escape(_setting(v, single)), escape(verdict), *(cell(v) for _, cell in columns))
     return table
 
 
-def _setting(v: Value, single: bool) -> str:
+def _setting(v: Setting, single: bool) -> str:
     if v.entry.defense.id == "none":
         return "undefended"
     words = (v.entry.control.replace(" = ", "="), v.entry.differs)
@@ -80,14 +78,13 @@ def _setting(v: Value, single: bool) -> str:
     return about or v.entry.defense.id if single else " ".join(word for word in (v.entry.defense.id, about) if word)
 
 
-def _accuracy(row: Standing, v: Value) -> str:
-    use, loss = v.entry.sample.utility, row.loss_of(v)
-    if use.accuracy is None:
-        return "-" if use.mse is None else f"MSE {use.mse:.3g}"
-    return f"{use.accuracy:.1%}" + ("" if loss is None or v.entry.defense.id == "none" else f" ({loss:+.1f})")
+def _accuracy(v: Setting) -> str:
+    if v.accuracy is None:
+        return "-" if v.mse is None else f"MSE {v.mse:.3g}"
+    return f"{v.accuracy:.1%}" + ("" if v.loss is None else f" ({v.loss:+.1f})")
 
 
-def _leaked(v: Value) -> str:
+def _leaked(v: Setting) -> str:
     if v.metric is None or v.metric.value is None:
         return "-"
     if v.metric.name != "psnr_median":
@@ -101,11 +98,6 @@ def _share(found: Measured | None, name: str) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _epsilon(v: Value) -> str:
-    epsilon = v.entry.sample.privacy.epsilon
-    return "-" if epsilon is None else f"{epsilon:.3g}"
-
-
-def _ratio(v: Value) -> str:
+def _ratio(v: Setting) -> str:
     up = None if v.cost is None else v.cost.ratios.up
     return "-" if up is None else f"{up:.2f}x"

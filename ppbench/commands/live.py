@@ -14,4 +14,4 @@ class Live(Bars):
 
     def ready(self, records: Sequence[Record]) -> None:  # type: ignore[override]  # Bars cannot know records
         """Say what the cells of the first answer show, while the others run."""
-        self.say(f"{answer_of(records, None).headline.words} (first answer; the rest is being asked)")
+        self.say(f"{answer_of(records, None).headline.words} (preliminary; still running)")

@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.base.errors import count_of
 from ppbench.commands.glance import console, glance, plain_table, say_answer
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import NEAR
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
-from ppbench.report.controls import CONTROLS, is_image, value
+from ppbench.report.completeness import failures
+from ppbench.report.controls import CONTROLS, is_image, unread, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.page.table import ranks_of
@@ -47,12 +49,24 @@ def report(result: Evaluation, full: bool = False) -> None:
         if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
             to.print(escape(said), highlight=False)
         say_verdict(to, result.answer.trust, (*result.verdict, *result.left_out))
-    for reason in dict.fromkeys(r.reason or "" for r in result.records if r.status == "failed"):
-        to.print(f"[red]failed:[/] {escape(reason)}", highlight=False)
+    say_unfinished(to, result.records)
     found = len(result.records) - result.computed
     more = "" if full else "; --full prints all tables and sentences"
     where = result.out / "leaderboard.html"
     to.print(f"{len(result.records)} cells ({found} found finished) in {escape(str(where))}{more}", highlight=False)
+
+
+def say_unfinished(to: Console, records: Sequence[Record]) -> None:
+    """Print which cells failed, by reason, and which attacks do not apply because they have nothing to read."""
+    for reason, count in Counter(r.reason or "" for r in failures(records)).items():
+        to.print(f"[red]failed, {count_of(count, 'cell')}:[/] {escape(reason)}", highlight=False)
+    idle: dict[str, set[str]] = {}
+    for record in records:
+        if unread(record):
+            idle.setdefault(record.config.defense.id, set()).add(record.config.attack.id)
+    for defense, attacks in idle.items():
+        words = f"not applicable to {defense}, as nothing is sent that they read: {', '.join(sorted(attacks))}"
+        to.print(escape(words), style="dim", highlight=False)
 
 
 def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
@@ -254,8 +268,7 @@ def swept_report(swept: Swept, full: bool = False) -> None:
     if full:
         to.print(defenses(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)
-    for reason, count in Counter(r.reason or "" for r in swept.failed).items():
-        to.print(f"[red]failed, {count} cells:[/] {escape(reason)}", highlight=False)
+    say_unfinished(to, swept.records)
     cells, found = len(swept.records), len(swept.records) - swept.computed
     told = f"{cells} cells ({found} found finished, {len(swept.failed)} failed)"
     where = swept.out / "leaderboard.html"

@@ -153,7 +153,7 @@ class Federation:
         batch, or what its "local" part makes of it. rounds: how many it holds the batch, all of them in the transcript.
         acting: of a server that sends weights of its own; UsageError where these are of another architecture.
         """
-        plan = self._probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
+        plan = self.probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
         wire, states = Wire(keep=True), []
         for probe in sorted({slot.probe for slot in victims}):
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
@@ -167,10 +167,12 @@ class Federation:
             wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)
         return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
 
-    def _probe_plan(self, batch: int, kind: ProbeKind, rounds: int) -> Plan:
+    def probe_plan(self, batch: int, kind: ProbeKind, rounds: int, *, whole: bool = False) -> Plan:
+        """Return the plan of a probe; whole: with all of the batch in every local step, whatever the plan's own."""
         own, server_opt = self.plan.local, self.plan.server_opt
         if kind == "local":
-            return replace(self.plan, local=replace(own, batch=min(own.batch, batch)), schedule="parallel")
+            size = batch if whole else min(own.batch, batch)
+            return replace(self.plan, local=replace(own, batch=size), schedule="parallel")
         if self.defense.sends == "weights":
             step = Local("delta", 1, batch, own.opt)
             return replace(self.plan, local=step, schedule="parallel")

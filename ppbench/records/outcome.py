@@ -24,6 +24,8 @@ class Utility(Grown):
     collapsed: how many trainings stayed at chance in every evaluated round (or, tried again, diverged); retrained: the
     seed of the training that stands here, None where it is the cell's own. All figures are of one training: the first
     that did not collapse, or the cell's own where all did.
+    constant, constant_mse: accuracy, or mean squared error, of the best constant answer on the test part; None in older
+    records, and where targets are masks: `chance` is that accuracy there.
     """
 
     accuracy: Share | None
@@ -44,10 +46,18 @@ class Utility(Grown):
     accuracy_top5_high: Share | None = None
     collapsed: Annotated[int, Field(ge=0, le=TRAININGS)] = 0
     retrained: Count | None = None
+    constant: Share | None = None
+    constant_mse: Amount | None = None
     LATER: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(("accuracy_top5", "accuracy_top5_low", "accuracy_top5_high", "retrained")),
+        **dict.fromkeys(("constant", "constant_mse")),
         "collapsed": 0,
     }
+
+    @property
+    def floor(self) -> float:
+        """The accuracy of the best constant answer, where that is known, else the chance level."""
+        return self.chance if self.constant is None else self.constant
 
     @property
     def is_collapsed(self) -> bool:
@@ -81,12 +91,19 @@ class Cost(Strict):
     memory_peak: Count | None = None
 
 
-class Privacy(Strict):
-    """The formal guarantee over the whole training, or null with the reason."""
+class Privacy(Grown):
+    """The formal guarantee over the whole training, or null with the reason.
+
+    probe_epsilon, probe_delta: the same of what a probed client sent alone, for an example that certainly takes part;
+    null where there is no guarantee, where nothing was probed, and in older records.
+    """
 
     epsilon: Amount | None
     delta: Share | None
     reason: str | None = None
+    probe_epsilon: Amount | None = None
+    probe_delta: Share | None = None
+    LATER: ClassVar[Mapping[str, Any]] = {"probe_epsilon": None, "probe_delta": None}
 
 
 class Played(Strict):

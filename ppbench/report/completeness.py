@@ -29,6 +29,12 @@ def failures(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.status == "failed" and not unread(record)]
 
 
+def statuses_of(records: Sequence[Record]) -> dict[str, int]:
+    """Return how many cells have each status; those whose attack has nothing to read are "not applicable"."""
+    words = ["not applicable" if unread(record) else record.status for record in records]
+    return {word: words.count(word) for word in ("complete", "diverged", "failed", "not applicable")}
+
+
 def exit_of(records: Sequence[Record], reliable: bool) -> Exit:
     """Return the exit code of the cells that were asked for; reliable: whether the controls ran and held.
 

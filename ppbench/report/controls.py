@@ -38,10 +38,10 @@ class Check:
     """One control's outcome. ok: None where the controls were not run.
 
     control: "board": whether the attacks break the undefended model on one board; where not, nothing speaks against
-    the others.
+    the others. "learning": whether the undefended model learned enough to judge usability by.
     """
 
-    control: Literal["none", "full_noise", "harness", "board"]
+    control: Literal["none", "full_noise", "harness", "board", "learning"]
     ok: bool | None
     sentence: str
 

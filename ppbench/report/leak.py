@@ -20,10 +20,13 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BELIED, BROKEN, CLEAR, is_image, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
+from ppbench.report.learning import learning_of
 from ppbench.report.worst import Measured, WorstCase, contenders
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
-Code = Literal["some_rebuilt", "untested", "undefended_stands", "undefended_missing", "belied", "unmeasured"]
+Code = Literal[
+    "some_rebuilt", "untested", "undefended_stands", "undefended_missing", "unlearned", "belied", "unmeasured"
+]
 CLOSE = 0.30
 """Shares beyond chance: seen, where the interval begins above `CLEAR`; not, where it ends below this."""
 GAIN_DB = 1.0
@@ -178,13 +181,20 @@ class Leak:
     def level(self) -> Level:
         """The level to who tries all attacks; that nothing is seen counts where it is seen without the defense."""
         level = self.everybody.level
-        return "undecided" if level == "blind" and (self.belied or self._unproven) else level
+        return "undecided" if level == "blind" and (self.belied or self._unproven or self.unlearned) else level
 
     @cached_property
     def plain(self) -> Level:
         """The level to who does not know of the defense: where who does sees nothing, nothing."""
         level = "blind" if self.everybody.level == "blind" and self.unaware.worst is not None else self.unaware.level
-        return "undecided" if level == "blind" and self._unproven else level
+        return "undecided" if level == "blind" and (self._unproven or self.unlearned) else level
+
+    @cached_property
+    def unlearned(self) -> str:
+        """Why nothing is said to withstand the attacks, where the undefended model learned too little; else ""."""
+        if not self.compared or self.undefended is None or not self.undefended.everybody.cells:
+            return ""
+        return learning_of(self.undefended.everybody.cells[0].utility).clause
 
     @property
     def falls(self) -> bool:
@@ -216,7 +226,9 @@ class Leak:
             if self.compared and self.undefended is None:
                 yield Qualifier("undefended_missing", "the undefended model was not attacked")
             elif self._unproven:
-                yield Qualifier("undefended_stands", "the undefended model stands too: nothing can be said")
+                yield Qualifier("undefended_stands", "even the undefended model resists these attacks")
+            elif self.unlearned:
+                yield Qualifier("unlearned", self.unlearned)
         if self.untested:
             yield Qualifier("untested", "no attack here is shown to know of it")
         if self.belied:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,7 +27,7 @@ from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import Environment, Flag, Record, Tuned
+from ppbench.records.schema import Environment, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
@@ -37,7 +37,7 @@ from ppbench.run.detection import detected
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import noticed
 from ppbench.run.scene import attacked, draws_of, probed, yardstick_of
-from ppbench.run.train import Trained, untrained
+from ppbench.run.train import Trained, of_probe, untrained
 from ppbench.run.tuning import rehearsal, tuned
 
 Status = Literal["complete", "diverged", "failed"]
@@ -58,6 +58,10 @@ class Bench:
     group: Group
     store: Store
     trained: Trained
+    privacy: Privacy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.privacy = self.trained.privacy
 
     def run(self, fed: Federation, missing: list[Cell]) -> None:
         """Probe, attack, score and keep each of `missing`; what fails, or leaves the range of uploads, says so."""
@@ -94,7 +98,8 @@ class Bench:
             self._answered(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
     def _probed(self, fed: Federation, missing: list[Cell]) -> None:
-        group, task = self.group, self.experiment.task
+        group, task, config = self.group, self.experiment.task, self.experiment.config
+        self.privacy = of_probe(self.trained.privacy, fed, config.probe, config.probe_rounds)
         transcript, view, victims, acting = probed(self.experiment, group, fed)
         noticed_by = dict[Slot, float]()
         if acting is not None:
@@ -204,7 +209,7 @@ class Bench:
             metrics=aggregate(victims, classes=classes, seed=config.seed, delta=delta) if victims else [],
             utility=trained.utility,
             cost=trained.cost,
-            privacy=trained.privacy,
+            privacy=self.privacy,
             played=trained.played,
             tuned=choice,
             asked=asked,

@@ -16,6 +16,7 @@ from ppbench.base.errors import PluginError, Unwritable
 from ppbench.base.machine import of_machine
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
+from ppbench.report.controls import unread
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
 from ppbench.run.experiment import Experiment
@@ -246,7 +247,7 @@ class Schedule:
     def _told(self, job: Job) -> None:
         for cell in job.cells:
             record = self.store.load(cell)
-            self.progress.cell(record.status, _words(record.config))
+            self.progress.cell("not applicable" if unread(record) else record.status, _words(record.config))
         self.progress.advance("attacking", len(job.cells))
         self._looked_at(job.cells)
 

@@ -16,6 +16,7 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
+from ppbench.report.completeness import failures
 from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
@@ -67,7 +68,7 @@ class Swept:
     @property
     def failed(self) -> tuple[Record, ...]:
         """The cells that failed; each says why, and the next sweep tries them again."""
-        return tuple(record for record in self.records if record.status == "failed")
+        return tuple(failures(self.records))
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from ppbench.base.files import kind_of, publish_folder
 from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults
-from ppbench.federation.engine import Federation
+from ppbench.federation.engine import Federation, ProbeKind
+from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Interval, clopper_pearson
 from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
 from ppbench.records.outcome import TRAININGS
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
-from ppbench.run.collapse import at_chance, attempt_in, attempt_of, ends_above, retried
+from ppbench.run.collapse import at_chance, attempt_in, attempt_of, commonest, ends_above, retried
 from ppbench.run.cost import client_cost
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
@@ -226,6 +227,10 @@ def figures_of(
         accuracy_top5=top5,
         accuracy_top5_low=ends.low if ends else None,
         accuracy_top5_high=ends.high if ends else None,
+        constant=None if accuracy is None else commonest(task) / n,
+        constant_mse=None
+        if mse is None
+        else float((task.test.y.double() - task.test.y.double().mean(0)).square().mean()),
     )
     if finished and task.segmented:
         utility = _of_masks(fed, task, curve)
@@ -259,18 +264,34 @@ def _cost(fed: Federation, memory_peak: int | None) -> Cost:
 
 
 def _privacy(fed: Federation) -> Privacy:
-    plan = fed.plan
-    sizes = sorted({len(shard.x) for shard in fed.shards.values()})
-    if stranger("defenses", fed.defense.name):
-        for size in sizes:
-            refuse("defenses", fed.defense.name, guarantee_faults(fed.defense.guarantee(plan, size, fed.round)))
-    guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan, size, fed.round)) is not None]
-    guarantee = max(guarantees) if len(guarantees) == len(sizes) else None  # the client with the weakest
+    guarantee = _guarantee(fed, lambda size: fed.plan, fed.round)
     return Privacy(
         epsilon=guarantee[0] if guarantee else None,
         delta=guarantee[1] if guarantee else None,
-        reason=None if guarantee else fed.defense.why_no_epsilon(plan, fed.parties.server, fed.round),
+        reason=None if guarantee else fed.defense.why_no_epsilon(fed.plan, fed.parties.server, fed.round),
     )
+
+
+def _guarantee(fed: Federation, plan_of: Callable[[int], Plan], rounds: int) -> tuple[float, float] | None:
+    """Return the weakest client's guarantee, None where one has none; plan_of: by its number of examples."""
+    sizes = sorted({len(shard.x) for shard in fed.shards.values()})
+    if stranger("defenses", fed.defense.name):
+        for size in sizes:
+            refuse("defenses", fed.defense.name, guarantee_faults(fed.defense.guarantee(plan_of(size), size, rounds)))
+    guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan_of(size), size, rounds)) is not None]
+    return max(guarantees) if len(guarantees) == len(sizes) else None
+
+
+def of_probe(privacy: Privacy, fed: Federation, kind: ProbeKind, rounds: int) -> Privacy:
+    """Return `privacy` with the guarantee of what a probed client sends.
+
+    Its example takes part for certain, so that nothing is gained by sampling: all of a client's examples in one batch.
+    """
+    if privacy.epsilon is None:
+        return privacy
+    guarantee = _guarantee(fed, lambda size: fed.probe_plan(size, kind, rounds, whole=True), rounds)
+    epsilon, delta = guarantee or (None, None)
+    return privacy.model_copy(update={"probe_epsilon": epsilon, "probe_delta": delta})
 
 
 def _played(fed: Federation) -> Played | None:

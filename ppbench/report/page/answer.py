@@ -29,8 +29,14 @@ class Answer:
     trust: Trust
 
     def as_dict(self) -> dict[str, Any]:
-        """Return line and reliability for programs, in types that JSON has."""
-        return {"headline": self.headline.words, "tone": self.headline.tone, "reliability": self.trust.as_dict()}
+        """Return line, settings and reliability for programs, in types that JSON has."""
+        rows = [row for table in self.tables for row in table.compared]
+        return {
+            "headline": self.headline.words,
+            "tone": self.headline.tone,
+            "settings": [setting.as_dict() for row in rows for setting in row.by_control],
+            "reliability": self.trust.as_dict(),
+        }
 
 
 def answer_to(
@@ -38,7 +44,7 @@ def answer_to(
 ) -> Answer:
     """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
     tables = overviews(found, told, costs)
-    trust = trust_of(found, told, harness)
+    trust = trust_of(found, told, harness, tables)
     return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
 
 

@@ -12,7 +12,8 @@ from ppbench.report.controls import Check, check_controls
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leak_of
-from ppbench.report.page.entries import COLLAPSED, UNINFORMED, USABLE, Badge, Board, Entry, badges_of, points_lost
+from ppbench.report.learning import USABLE, learning_of, points_lost
+from ppbench.report.page.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
 from ppbench.report.page.evaluations import differences
 from ppbench.report.page.table import Claims
 from ppbench.report.strays import FAR, STRAY, strays
@@ -20,7 +21,9 @@ from ppbench.report.strays import FAR, STRAY, strays
 STAGE_ORDER = ("init", "iterate", "final", "audit")
 COSTLY = "costs accuracy"
 """Badge of rows that lose more accuracy than a usable setting may."""
-UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, "diverged", "failed", "control"}
+UNLEARNED = "undefended model learned too little"
+"""Badge of rows beside an undefended model of which no loss could be told from losing everything."""
+UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, AT_CHANCE, UNLEARNED, "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 
@@ -64,11 +67,16 @@ def _board(
 
 def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries, with a badge where the model is not usable beside the undefended of the same federation."""
-    whole = {e.key.only(EVALUATION): e.sample.utility.accuracy for e in entries if e.defense.id == "none"}
+    undefended = {e.key.only(EVALUATION): e.sample.utility for e in entries if e.defense.id == "none"}
     found = []
     for entry in entries:
-        loss = points_lost(entry.sample.utility.accuracy, whole.get(entry.key.only(EVALUATION)))
-        if entry.role == "compared" and loss is not None and loss > USABLE:
+        whole = undefended.get(entry.key.only(EVALUATION))
+        clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
+        loss = points_lost(entry.sample.utility.accuracy, None if whole is None else whole.accuracy)
+        if clause:
+            title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
+            entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
+        elif entry.role == "compared" and loss is not None and loss > USABLE:
             title = f"The model loses {loss:.1f} points of accuracy beside the undefended: not ranked."
             entry = replace(entry, badges=(*entry.badges, Badge(COSTLY, "info", title)))
         found.append(entry)

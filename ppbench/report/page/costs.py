@@ -14,6 +14,7 @@ from ppbench.records.times import ClientTime, EncryptionTime
 from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import about
+from ppbench.report.refutation import Refutation, refutation_of
 
 TimesOf = Callable[[Record], ClientTime | None]
 """Finds what was measured in a record's training; `times.time_of` of a folder is one."""
@@ -94,18 +95,16 @@ def _seconds(time: float) -> str:
 # -- the page's table -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CostRow:
-    """What a setting costs a client, in itself and beside `none`. bound: the largest on epsilon of its audits."""
+    """What a setting costs a client, in itself and beside `none`.
+
+    bound: the largest on epsilon of its audits; refutation: what shows that the stated epsilon is wrong.
+    """
 
     entry: Entry
     ratios: Ratios
     time: ClientTime | None
     bound: Metric | None = None
-
-    @property
-    def refuted(self) -> bool:
-        """Whether the audit refutes the claimed epsilon; its delta is the claimed one."""
-        claimed, bound = self.entry.sample.privacy.epsilon, None if self.bound is None else self.bound.value
-        return claimed is not None and bound is not None and bound > claimed
+    refutation: Refutation | None = None
 
     @property
     def encryption(self) -> str:
@@ -129,7 +128,8 @@ def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> 
     for key, entry in entries.items():
         strongest = best(trained[key], "epsilon_lower")
         bound = None if strongest is None else strongest.metric("epsilon_lower")
-        table.append(CostRow(entry, relative[entry.sample.cell_id], times(entry.sample), bound))
+        refutation = refutation_of(trained[key])
+        table.append(CostRow(entry, relative[entry.sample.cell_id], times(entry.sample), bound, refutation))
     return sorted(table, key=_order)
 
 

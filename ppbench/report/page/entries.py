@@ -11,21 +11,15 @@ from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, unread
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
+from ppbench.report.learning import learning_of
 from ppbench.report.worst import WorstCase
 
 UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
 COLLAPSED = "training collapsed"
 """Badge of rows of which no training learnt."""
-
-
-USABLE = 5.0
-"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
-
-
-def points_lost(accuracy: float | None, undefended: float | None) -> float | None:
-    """Return how many points of accuracy a setting loses, below 0 where it gains; None where either is not known."""
-    return None if accuracy is None or undefended is None else round(100 * (undefended - accuracy), 9)
+AT_CHANCE = "accuracy at chance"
+"""Badge of rows whose model learned nothing."""
 
 
 @dataclass(frozen=True)
@@ -147,5 +141,7 @@ def _of_training(utility: Utility) -> Iterable[Badge]:
     elif utility.collapse:
         title = f"It {utility.collapse}; what stands here is one of another seed ({utility.retrained})."
         yield Badge("trained again", "warning", title)
-    if utility.low is not None and utility.low <= utility.chance:
-        yield Badge("accuracy at chance", "warning", "The model is no better than guessing; its privacy is cheap.")
+    if learning_of(utility).state == "nothing" and utility.accuracy is not None:
+        yield Badge(
+            AT_CHANCE, "warning", "The model learned nothing: it is no better than a constant answer. Not ranked."
+        )

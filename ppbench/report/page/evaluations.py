@@ -25,7 +25,8 @@ def about(key: Key) -> str:
     public = f", {key.public} public" if key.public else ""
     data = f"{suite}{key.data}, {key.train} examples{public}"
     parties, rounds = count_of(fed["clients"], "client"), count_of(fed["rounds"], "round")
-    words = f"{data}, {key.network}, {parties}, {rounds}, seed {key.seed}"
+    seed = "" if key.seed is None else f", seed {key.seed}"  # None: of all seeds
+    words = f"{data}, {key.network}, {parties}, {rounds}{seed}"
     return " ".join(words.split())
 
 
@@ -62,7 +63,7 @@ def differences(rows: Sequence[Key]) -> dict[Key, str]:
 def _values(key: Key) -> dict[tuple[str, str], Scalar]:
     """Return what may differ by (defense, name); ("", name) for what all defenses have."""
     mine = {**json.loads(key.parameters), "version": key.version}
-    shared = {**json.loads(key.federation), "seed": key.seed}
+    shared = json.loads(key.federation) | ({} if key.seed is None else {"seed": key.seed})
     found = {(key.defense, name): value for name, value in mine.items()}
     return found | {("", name): str(v) if isinstance(v, list) else v for name, v in shared.items()}
 
@@ -102,7 +103,7 @@ def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
     """Return every evaluation, seeds in order, with what its controls say; sound: of the harness's self-test."""
     groups = frame_of(records).by(EVALUATION)
     words = abouts(groups)
-    order = sorted(groups, key=lambda key: (about(replace(key, seed=0)), key.seed or 0, key.text()))
+    order = sorted(groups, key=lambda key: (about(replace(key, seed=None)), key.seed or 0, key.text()))
     return [Judged(key, words[key], groups[key], tuple(check_controls(groups[key])), sound) for key in order]
 
 

@@ -1,18 +1,21 @@
-"""What was found, in one line: the first thing that page and terminal say, computed from the rows at a glance."""
+"""What an evaluation came to, in one line: the first thing that page, terminal and JSON say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.base.errors import listed
+from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import best
 from ppbench.report.controls import value
-from ppbench.report.page.entries import USABLE
+from ppbench.report.leak import SEVERITY
+from ppbench.report.learning import USABLE
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.standing import Standing, Tone, Value, is_usable, reason_of
+from ppbench.report.page.standing import Setting, Standing, Tone, reason_of
 from ppbench.report.page.trust import Trust
+
+Fate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,44 @@ class Headline:
     tone: Tone
 
 
+@dataclass(frozen=True)
+class Row:
+    """A defense's row in the table of one evaluation."""
+
+    table: Overview
+    standing: Standing
+
+    @property
+    def name(self) -> str:
+        """The defense."""
+        return self.standing.value.entry.defense.id
+
+    @property
+    def setting(self) -> str:
+        """The setting that the row tells of, as "sigma=1"; "" where it is the only one, or has no parameter."""
+        control = self.standing.value.entry.control.replace(" = ", "=")
+        return control if len(self.standing.grid) > 1 else ""
+
+    @property
+    def fate(self) -> Fate:
+        """Which of `FORMS` it is counted by."""
+        setting = self.standing.value
+        if setting.judgement.fate == "silent":
+            return "open"
+        if all(v.usable is False for v in self.standing.grid):
+            return "useless"
+        if setting.judgement.fate == "leaks":
+            if setting.refuted and not (setting.leak is not None and setting.leak.falls):
+                return "refuted"
+            return "exposed" if self.table.unlearned else "fall"
+        if self.table.unlearned:
+            return "unlearned"
+        return "stand" if setting.judgement.fate == "withstands" else "open"
+
+
 def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
     """Return what was found on the defenses of `tables`, of each the usable setting that leaks least."""
-    rows = [r for table in tables if table.reliable for r in table.rows if r.value.entry.role == "compared"]
+    rows = [Row(table, row) for table in tables if table.reliable for row in table.compared]
     if not trust.boards:
         return Headline("Nothing was evaluated.", "info")
     if trust.state == "unknown" or (trust.state == "failed" and not trust.sound):
@@ -38,140 +76,215 @@ def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
 
 
 def costs_alone(tables: Sequence[Overview]) -> bool:
-    """Return whether nothing was asked that a defense could fall to: what is told is what it costs."""
-    rows = [row.value for table in tables for row in table.rows if row.value.entry.role == "compared"]
-    asked = [v for v in rows if v.leak is not None or any((v.members, v.batch, v.canaries, v.outputs))]
-    return bool(rows) and not asked
+    """Return whether nothing was attacked that a defense could fall to: what is told is what it costs."""
+    return bool(tables) and not any(table.questions for table in tables)
 
 
-def _costs(rows: Sequence[Standing]) -> str:
+def _costs(rows: Sequence[Row]) -> str:
     """Return the least and the largest upload beside the undefended client's, "" where none was measured."""
-    found = [(v.cost.ratios.up, v.entry.defense.id) for row in rows if (v := row.value).cost and v.cost.ratios.up]
-    if not found:
+    settings = [row.standing.value for row in rows]
+    uploads = [(v.cost.ratios.up, v.entry.defense.id) for v in settings if v.cost and v.cost.ratios.up]
+    if not uploads:
         return ""
-    (least, first), (most, last) = min(found), max(found)
+    (least, first), (most, last) = min(uploads), max(uploads)
     spread = "" if first == last else f" ({first}) to {most:.3g} times ({last})"
     share = f"{least:.3g} times" if least >= 0.01 else f"1/{1 / least:,.0f} of"
     return f"A client uploads {share} what an undefended one does{spread or f' ({first})'}."
 
 
-def _one(row: Standing) -> Headline:
-    told, leak, name, fate = row.value, row.value.leak, row.value.entry.defense.id, _fate(row)
-    if leak is None:
-        return Headline(f"{name}: {row.verdict}.", row.tone)
+# -- one defense -----------------------------------------------------------------------------------------------------
+def _one(row: Row) -> Headline:
+    """Return the line on one defense: the setting that its row tells of, and what became of its others."""
+    setting, name, fate = row.standing.value, row.name, row.fate
+    where, leak = f" at {row.setting}" if row.setting else "", setting.leak
+    end = f"; {row.table.unlearned}. {row.table.advice}" if row.table.unlearned else "."
     if fate == "useless":
-        return Headline(
-            f"{name} has no usable setting: each one loses more than {USABLE:g} points of accuracy.", "warning"
-        )
-    several = len(row.grid) > 1
-    where = f" at {told.entry.control.replace(' = ', '=')}" if several and told.entry.control else ""
-    seen = f"{_figures(row)}{_beside(told)}"
+        return Headline(f"{name} has no usable setting: {_why_useless(row)}{_leaking_of(row)}.", "warning")
     if fate == "refuted":
-        return Headline(
-            f"{name} is refuted{where}: an audit finds more than its epsilon allows{_beside(told)}.", "error"
-        )
-    if fate == "fall":
-        usable = [v for v in row.grid if is_usable(v, row.none)]
-        everywhere = " at every usable setting" if several and len(usable) > 1 else where
-        refuted = "; its epsilon is refuted" if told.refuted else ""
-        return Headline(f"{name} falls{everywhere}: {leak.noun} {leak.level}{seen}{refuted}.", "error")
+        assert setting.refutation is not None  # it is what the fate says
+        return Headline(f"{name} is refuted{where}: {setting.refutation.words}{_beside(setting)}{end}", "error")
+    if fate == "unlearned":
+        learned = row.table.unlearned
+        words = f"{name} is inconclusive: {learned}, so no setting can be called usable{_leaking_of(row)}"
+        return Headline(f"{words}. {row.table.advice}", "warning")
+    if leak is None or setting.judgement.fate == "silent":
+        return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
+    if fate in ("fall", "exposed"):
+        refuted = "; its epsilon is refuted" if setting.refuted else ""
+        words = f"{name} falls{_everywhere(row)}{_in_seeds(setting)}: {leak.noun} {leak.level}{_figures(row)}"
+        return Headline(f"{words}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":
-        words = f"{name} stands{where} against the attacks tried here: {leak.noun} no better than blind{seen}"
-        return Headline(f"{words}{'; untested against one who knows of it' if leak.untested else ''}.", row.tone)
-    if row.tone == "info":
-        return Headline(f"{name}: {row.verdict}{where}.", row.tone)
-    reason = "attacks failed" if told.lacking else reason_of(leak)
-    return Headline(f"{name} is undecided{where}: {reason}{seen}.", "warning")
+        words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
+        untested = "; untested against one who knows of it" if leak.untested else ""
+        seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
+        return Headline(f"{words}: {seen}{untested}{_leaking_of(row)}.", row.standing.tone)
+    if setting.judgement.verdict.startswith("inconclusive"):
+        words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds"
+        return Headline(f"{name} is inconclusive{where}: {words}{_leaking_of(row)}.", "warning")
+    reason = "attacks failed" if setting.lacking else reason_of(leak)
+    return Headline(
+        f"{name} is undecided{where}: {reason}{_figures(row)}{_beside(setting)}{_leaking_of(row)}.", "warning"
+    )
 
 
-def _figures(row: Standing) -> str:
-    """Return " at 46 dB (undefended 89, blind 11)"; of table rows their relative error."""
-    leak, none = row.value.leak, row.none
-    if leak is None or row.value.metric is None or row.value.metric.value is None:
+def _everywhere(row: Row) -> str:
+    """Return " at all 3 settings, 1 of them usable": where a defense falls whose row falls."""
+    grid, usable, leaking = row.standing.grid, row.standing.usable, row.standing.leaking
+    if len(grid) == 1:
         return ""
-    if row.value.metric.name != "psnr_median":
-        return f" within {row.value.metric.value:.0%}"
+    if len(leaking) == len(grid):
+        known = "" if row.table.unlearned or len(usable) == len(grid) else f", {len(usable)} of them usable"
+        return f" at all {len(grid)} settings{known}"
+    if row.table.unlearned:
+        return f" at {len(leaking)} of {len(grid)} settings"
+    return " at every usable setting" if len(usable) > 1 else f" at its one usable setting, {row.setting}"
+
+
+def _others(row: Row) -> str:
+    """Return what became of the settings that are not usable, where some of them is not shown to leak."""
+    grid, leaking = row.standing.grid, row.standing.leaking
+    useless = sum(v.usable is False for v in grid)
+    if len(leaking) == len(grid) or not useless:
+        return ""
+    return f"; {useless} of {len(grid)} settings {'is' if useless == 1 else 'are'} not usable"
+
+
+def _leaking_of(row: Row) -> str:
+    """Return "; images are rebuilt at 20 dB at 1 of 3 settings", of a row that tells of one that does not leak."""
+    grid, leaking = row.standing.grid, row.standing.leaking
+    shown = [v for v in leaking if v.leak is not None and v.leak.falls]
+    if not shown:
+        return f"; {len(leaking)} of {count_of(len(grid), 'setting')} leak something" if leaking else ""
+    worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _decibels(v)))  # type: ignore[union-attr]  # shown
+    assert worst.leak is not None
+    at = f" at {len(shown)} of {len(grid)} settings" if len(grid) > 1 else ""
+    figure = f" at {'up to ' if len(shown) > 1 else ''}{_decibels(worst):.0f} dB" if _decibels(worst) else ""
+    return f"; {worst.leak.noun} are {worst.leak.level}{figure}{at}"
+
+
+def _decibels(setting: Setting) -> float:
+    return value(setting.worst, "psnr_median") or 0.0
+
+
+def _why_useless(row: Row) -> str:
+    grid = row.standing.grid
+    if all(v.learning.state == "nothing" for v in grid):
+        return "its model learned nothing" if len(grid) == 1 else f"the models of all {len(grid)} learned nothing"
+    who = "it loses" if len(grid) == 1 else f"each of {len(grid)} loses"
+    return f"{who} more than {USABLE:g} points of accuracy, or half of what was learned"
+
+
+def _in_seeds(setting: Setting) -> str:
+    """Return " in all 3 seeds" or " in 2 of 3 seeds"; "" where there is one."""
+    if setting.seeds == 1:
+        return ""
+    count = setting.judgement.seeds
+    return f" in all {setting.seeds} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
+
+
+def _figures(row: Row) -> str:
+    """Return " at 46 dB (undefended 89, blind 11)"; of table rows their relative error."""
+    setting, none = row.standing.value, row.standing.none
+    if setting.leak is None or setting.metric is None or setting.metric.value is None:
+        return ""
+    if setting.metric.name != "psnr_median":
+        return f" within {setting.metric.value:.0%}"
     undefended = None if none is None else value(none.worst, "psnr_median")
-    beside = [f"{what} {number:.0f}" for what, number in (("undefended", undefended), ("blind", leak.blind)) if number]
-    return f" at {row.value.metric.value:.0f} dB" + (f" ({', '.join(beside)})" if beside else "")
+    pairs = (("undefended", undefended), ("blind", setting.leak.blind))
+    beside = ", ".join(f"{what} {number:.0f}" for what, number in pairs if number)
+    return f" at {setting.metric.value:.0f} dB" + (f" ({beside})" if beside else "")
 
 
-def _beside(told: Value) -> str:
-    """Return ", 90% of labels, members", of what is found beside inputs."""
-    share = None if told.labels is None else value(best([told.labels], "label_accuracy"), "label_accuracy")
-    return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in told.given)
+def _beside(setting: Setting) -> str:
+    """Return ", 90% of labels, members", of what is recovered beside inputs."""
+    share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
+    return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.given)
 
 
+# -- several ---------------------------------------------------------------------------------------------------------
 MOST = 120
 """Characters of names that a group of defenses has in a headline; how many more there are is told."""
 
-Fate = Literal["fall", "partly", "refuted", "stand", "open", "useless"]
 FORMS: dict[Fate, str] = {
     "fall": "{who} fall{s} at every usable setting{names}",
+    "exposed": "{who} fall{s}, with no setting known to be usable{names}",
     "partly": "{who} fall{s} in some evaluations and not in others{names}",
-    "refuted": "{who} with an epsilon that an audit refutes{names}",
+    "refuted": "{who} with an epsilon that is refuted{names}",
     "stand": "{number} stand{s} against the attacks tried here{but}{names}",
-    "open": "{number} left undecided{names}",
-    "useless": "{number} without a usable setting{names}",
+    "open": "{number} left undecided{but}{names}",
+    "unlearned": "{number} inconclusive, as the undefended model learned too little{names}",
+    "useless": "{number} without a usable setting{but}{names}",
 }
 """What a headline says of defenses of one fate, in this order; a defense that is alone is named in place of numbers.
 
-but: what is given away by those that stand.
+but: what is given away by those that stand, or what else must be said along.
 """
 
 
-def _many(rows: Sequence[Standing]) -> Headline:
-    """Return how many defenses fall, stand, or leave it open, each by all its rows: of several seeds or tasks."""
-    found: dict[str, list[Standing]] = {}
+def _many(rows: Sequence[Row]) -> Headline:
+    """Return how many defenses fall, stand, or leave it open, each by all its evaluations."""
+    by_name: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.value.entry.defense.id, []).append(row)
-    fates: dict[tuple[Fate, str], list[str]] = {}
-    for name, some in found.items():
-        fate = _together({_fate(row) for row in some})
-        but = _but([row for row in some if _fate(row) == "stand"]) if fate == "stand" else ""
-        fates.setdefault((fate, but), []).append(name)
-    parts, only = [], next(iter(found)) if len(found) == 1 else ""
-    for fate, but in sorted(fates, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
-        names = fates[fate, but]
+        by_name.setdefault(row.name, []).append(row)
+    groups: dict[tuple[Fate, str], list[str]] = {}
+    for name, some in by_name.items():
+        fate = _together({row.fate for row in some})
+        at = dict.fromkeys(row.setting for row in some) if fate == "stand" else {}
+        label = f"{name} at {next(iter(at))}" if len(at) == 1 and "" not in at else name
+        groups.setdefault((fate, _but(fate, some)), []).append(label)
+    parts, only = [], next(iter(by_name)) if len(by_name) == 1 else ""
+    for fate, but in sorted(groups, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
+        names = groups[fate, but]
         words = {"but": but, "s": "s" if len(names) == 1 else "", "names": "" if only else f" ({listed(names, MOST)})"}
-        who = only or f"{len(names)} of {len(found)} defenses"
+        who = only or f"{len(names)} of {len(by_name)} defenses"
         parts.append(FORMS[fate].format(who=who, number=only or len(names), **words))
-    return Headline("; ".join(parts) + ".", _tone([*fates]))
+    return Headline("; ".join(parts) + "." + _unlearned([row.table for row in rows]), _tone([*groups]))
+
+
+def _unlearned(tables: Iterable[Overview]) -> str:
+    """Return a sentence on evaluations whose undefended model learned too little, "" without any."""
+    every = list({id(table): table for table in tables}.values())
+    unlearned = [table for table in every if table.unlearned]
+    if not unlearned:
+        return ""
+    first = unlearned[0]
+    where = "" if len(every) == 1 else f" in {len(unlearned)} of {len(every)} evaluations"
+    clause = f"{first.unlearned[0].upper()}{first.unlearned[1:]}"
+    return f" {clause}{where}. {first.advice}"
 
 
 def _tone(fates: Sequence[tuple[Fate, str]]) -> Tone:
     """Return the tone of defenses' fates: good where all that can be used stand, and give nothing else away."""
-    told = {fate for fate, _ in fates}
-    if "stand" not in told and told & {"fall", "partly", "refuted"}:
+    every = {fate for fate, _ in fates}
+    if "stand" not in every and every & {"fall", "exposed", "partly", "refuted"}:
         return "error"
-    stand = told <= {"stand", "useless"} and "stand" in told
+    stand = every <= {"stand", "useless"} and "stand" in every
     return "good" if stand and not any(but for _, but in fates) else "warning"
 
 
-def _but(rows: Sequence[Standing]) -> str:
-    """Return what is found of a defense that stands, in any of its rows: " but for labels", and who did not try."""
-    given = [word for word in ("labels", "members") if any(word in row.value.given for row in rows)]
-    untested = any(row.value.leak is not None and row.value.leak.untested for row in rows)
+def _but(fate: Fate, rows: Sequence[Row]) -> str:
+    """Return what must be said along with a fate: " but for labels", who did not try, in how many evaluations."""
+    if fate == "useless":
+        leaking = any(row.standing.leaking for row in rows)
+        return ", which leak all the same" if leaking else ""
+    if fate == "open":
+        standing = sum(row.fate == "stand" for row in rows)
+        return f", standing in {standing} of {len(rows)} evaluations" if standing else ""
+    if fate != "stand":
+        return ""
+    given = [word for word in ("labels", "members") if any(word in row.standing.value.given for row in rows)]
+    leaks = [row.standing.value.leak for row in rows]
     words = f" but for {' and '.join(given)}" if given else ""
+    untested = any(leak is not None and leak.untested for leak in leaks)
     return f"{words}, untested against those who know of it" if untested else words
 
 
 def _together(fates: set[Fate]) -> Fate:
-    """Return the fate of a defense of several rows; where none of its settings is usable nothing is said of it."""
-    told = fates - {"useless"} or fates
-    if len(told) == 1:
-        return next(iter(told))
-    return "partly" if "fall" in told else "refuted" if "refuted" in told else "open"
-
-
-def _fate(row: Standing) -> Fate:
-    """Return which of `FORMS` a row is told by, as the table's verdict has it."""
-    told = row.value
-    if not any(is_usable(v, row.none) for v in row.grid):
-        return "useless"
-    if row.tone == "error":
-        return "refuted" if told.refuted and not (told.leak is not None and told.leak.falls) else "fall"
-    if row.tone == "info":
-        return "open"
-    stands = row.tone == "good" if told.leak is None else told.leak.level == "blind" and not told.lacking
-    return "stand" if stands else "open"
+    """Return the fate of a defense in several evaluations: that it stands, or is not usable, must hold in all."""
+    if len(fates) == 1:
+        return next(iter(fates))
+    if fates <= {"fall", "exposed"}:
+        return "fall"
+    if fates & {"fall", "exposed", "partly"}:
+        return "partly"
+    return "refuted" if "refuted" in fates else "open"

@@ -17,6 +17,7 @@ from ppbench.questions.base import questions
 from ppbench.records.origin import Origin
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps
+from ppbench.report.completeness import statuses_of
 from ppbench.report.controls import Check
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.knowing import Knowledge
@@ -107,7 +108,7 @@ class Page:
             several=len({row.setting for row in table}) > 1,
             cells=cells_of(rows(frame, self.claims), frame, known),
             refused=album.refused,
-            statuses={s: sum(r.status == s for r in frame) for s in ("complete", "diverged", "failed")},
+            statuses=statuses_of(frame),
             settings=settings,
             title=_title([part.defense for part in parts], settings),
             environments=sorted({_environment(record) for record in frame}),

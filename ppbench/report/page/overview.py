@@ -1,13 +1,14 @@
-"""The head of a page of several defenses: a table for each evaluation, one row a defense, a verdict in a few words.
+"""The head of a page: a table for each evaluation with all its seeds, one row per defense, a verdict in a few words.
 
-A row tells of one control value: of the usable ones, which lose few points of accuracy, the one that leaks least.
+A row tells of one control value: of the usable ones, which lose few points of accuracy, the one that leaks least. A
+setting is judged over all seeds.
 Judged is the worst case at the smallest batch, at initialization where that was attacked, over all adversaries and
 roles. Nothing is concluded where controls fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ppbench.questions.base import question_of
@@ -16,45 +17,93 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, probe_words, taken_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.leak import SEVERITY
+from ppbench.report.learning import advice
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import Judged
+from ppbench.report.page.evaluations import Judged, abouts, checks_of
 from ppbench.report.page.sections import weights
-from ppbench.report.page.standing import Standing, Value, standing
+from ppbench.report.page.standing import Setting, Standing, Value, standing, undefended
+from ppbench.report.verdict.lines import listed
 
 Rows = list[tuple[Board, Entry]]
+Broken = Set[tuple[int, int | None]]
+"""Boards, by identity, and seeds at which the undefended model falls."""
+SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
+_SETTING = tuple(name for name in TRAINED if name != "seed")
 BATCH = "batch_asr"
 AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 
 
 @dataclass(frozen=True)
 class Overview:
-    """One evaluation. headline: metric of the worst case, "" for none; asked: where it is from; rows: `none` first."""
+    """One evaluation with all its seeds.
+
+    about: what it is of, in words; checks: those of all its seeds; reliable: whether something may be concluded from
+    some seed; headline: metric of the worst case, "" for none; scene: batch size and weights that are judged; rows:
+    `none` first; advice: what to change where the undefended model learned too little.
+    """
 
     about: str
     checks: tuple[Check, ...]
     reliable: bool
     headline: str
-    asked: str
+    scene: str
     rows: tuple[Standing, ...]
+    advice: str
+
+    @property
+    def compared(self) -> tuple[Standing, ...]:
+        """The rows of defenses, without the undefended model's."""
+        return tuple(row for row in self.rows if row.value.entry.role == "compared")
+
+    @property
+    def seeds(self) -> int:
+        """With how many seeds it was done."""
+        return self.rows[0].value.seeds
+
+    @property
+    def questions(self) -> bool:
+        """Whether something was attacked that a defense could fall to; else what is told is what it costs."""
+        values = [row.value for row in self.compared]
+        return any(v.leak is not None or any((v.members, v.batch, v.canaries, v.outputs)) for v in values)
+
+    @property
+    def unlearned(self) -> str:
+        """What the undefended model learned, as a clause, where that is too little to judge usability by; else ""."""
+        none = self.compared[0].none if self.compared else None
+        return "" if none is None or not self.questions else none.learning.clause
 
     def tells(self, name: str) -> bool:
-        """Return whether some row has that field of `Value`, or "reidentified": the table has a column of it."""
+        """Return whether some row has that figure of a setting, or "reidentified": the table has a column of it."""
         if name == "reidentified":
             return any(v.worst is not None and v.worst.metric(name) is not None for row in self.rows for v in row.grid)
         return any(getattr(row.value, name) is not None for row in self.rows)
 
 
-def overviews(found: Sequence[Board], judged: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
-    """Return a table for each evaluation of `judged` that has a defense, from boards and costs of the same records."""
+def overviews(found: Sequence[Board], evaluations: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
+    """Return a table for each evaluation that has a defense, all its seeds in one; boards and costs: of its records."""
     rows: dict[Key, Rows] = {}
     for board in found:
         for entry in board.entries:
             rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
-    probed = ((one, *part) for one in judged if one.key in rows for part in _probed(one.about, rows[one.key]))
-    tables = [_overview(one, about, some, paid) for one, about, some in probed]
-    return [table for table in tables if any(row.value.entry.role == "compared" for row in table.rows)]
+    alike: dict[Key, list[Judged]] = {}
+    for one in evaluations:
+        if one.key in rows:
+            alike.setdefault(one.key.only(SEEDLESS), []).append(one)
+    words = abouts(alike)
+    tables = [
+        _overview(about, seeds, part, paid)
+        for key, seeds in alike.items()
+        for about, part in _probed(_with_seeds(words[key], seeds), [pair for one in seeds for pair in rows[one.key]])
+    ]
+    return [table for table in tables if table.compared]
+
+
+def _with_seeds(about: str, seeds: Sequence[Judged]) -> str:
+    """Return an evaluation in words with its seeds: "..., seeds 0, 1 and 2"."""
+    numbers = [str(one.key.seed) for one in seeds]
+    return f"{about}, seed{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
@@ -72,23 +121,32 @@ def _of_model(board: Board) -> bool:
     return question_of(board.setting.kind).source == "model"
 
 
-def _overview(one: Judged, about: str, rows: Rows, paid: dict[Key, CostRow]) -> Overview:
-    main, broken = _main(rows), [board for board, entry in rows if _breaks(entry)]
-    settings: dict[Key, Rows] = {}
+def _overview(about: str, seeds: Sequence[Judged], rows: Rows, paid: dict[Key, CostRow]) -> Overview:
+    main, broken = _main(rows), {(id(board), entry.key.seed) for board, entry in rows if _breaks(entry)}
+    sound = {one.key for one in seeds if one.reliable}
+    trained: dict[Key, Rows] = {}
     for board, entry in rows:
         if entry.defense.id != "full_noise":
-            settings.setdefault(entry.key.only(TRAINED), []).append((board, entry))
-    values: dict[str, list[Value]] = {}
-    for key in sorted(settings, key=Key.text):
-        value = _value(settings[key], main, broken, paid.get(key))
-        values.setdefault(key.defense, []).append(value)
-    none = values.pop("none", [None])[0]
-    told = [standing(some, none, one.reliable) for _, some in sorted(values.items())]
-    undefended = [] if none is None else [Standing("undefended", "info", none, (none,), None)]
+            trained.setdefault(entry.key.only(TRAINED), []).append((board, entry))
+    settings: dict[Key, list[Value]] = {}
+    for key in sorted(trained, key=Key.text):
+        reliable = key.only(EVALUATION) in sound
+        value = _value(trained[key], main, broken, paid.get(key), reliable)
+        settings.setdefault(key.only(_SETTING), []).append(value)
+    values: dict[str, list[list[Value]]] = {}
+    for key, some in settings.items():
+        values.setdefault(key.defense, []).append(some)
+    plain = next((Setting(tuple(some), None, len(seeds)) for some in values.pop("none", [])), None)
+    compared = [
+        standing([Setting(tuple(some), plain, len(seeds), len(grid)) for some in grid], plain)
+        for _, grid in sorted(values.items())
+    ]
     headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
     setting = main[0].setting if main and headline else None
-    asked = "" if setting is None else f"batch {setting.batch}, {weights(setting)}"
-    return Overview(about, one.checks, one.reliable, headline, asked, (*undefended, *told))
+    scene = "" if setting is None else f"batch {setting.batch}, {weights(setting)}"
+    federation = rows[0][1].sample.config.federation
+    table = (*([] if plain is None else [undefended(plain)]), *compared)
+    return Overview(about, checks_of(seeds), bool(sound), headline, scene, table, advice(federation))
 
 
 def _main(rows: Rows) -> list[Board]:
@@ -104,8 +162,8 @@ def _breaks(entry: Entry) -> bool:
     return entry.defense.id == "none" and entry.worst is not None and taken_share(entry.worst) >= BROKEN
 
 
-def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: CostRow | None) -> Value:
-    """Return what all questions gave of one setting, by its rows; `none` falls on the boards `broken`."""
+def _value(rows: Rows, main: Sequence[Board], broken: Broken, cost: CostRow | None, reliable: bool) -> Value:
+    """Return what all questions gave of one setting at one seed, by its rows."""
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
     told = [(board, entry) for board, entry in judged if entry.worst is not None]
     _, entry = max(told or judged or rows, key=_severity)
@@ -124,7 +182,7 @@ def _value(rows: Rows, main: Sequence[Board], broken: Sequence[Board], cost: Cos
         found=tuple((name, top) for name in (ASR, AUC) if (top := best(members, name)) is not None),
         outputs=best(outputs, "agreement") or best(outputs, "output_error"),
         tried=len(members),
-        reliable=all(any(b is one for one in broken) for b, _ in told),
+        reliable=reliable and all((id(b), e.key.seed) in broken for b, e in told),
         lacking=any(r.status != "complete" and not unread(r) for _, e in judged or rows for r in e.records),
         cost=cost,
     )

@@ -44,10 +44,10 @@ def strips_of(table: Overview, album: Album) -> list[Strip]:
     rows = [row for row in table.rows if row.value.leak is not None]
     compared = [row.value for row in rows if row.value.entry.role == "compared"]
     if len(compared) == 1:
-        words = ", ".join(word for word in (compared[0].entry.control, table.asked) if word)
+        words = ", ".join(word for word in (compared[0].entry.control, table.scene) if word)
         found = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
     else:
-        found = _compared(table.asked, rows, album)
+        found = _compared(table.scene, rows, album)
     return [] if found is None else [found]
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from ppbench.metrics.guarantee import epsilon_words
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
 from ppbench.report.leak import WORDS
-from ppbench.report.page.entries import USABLE
+from ppbench.report.learning import USABLE
 from ppbench.report.page.sections import metric_of
-from ppbench.report.page.standing import chip
 from ppbench.report.worst import attack_of, cell_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -62,14 +62,15 @@ def template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {form.__name__: form for form in (number, percent, size, span, error, seconds, capitalized)}
+    environment.filters |= {
+        form.__name__: form for form in (number, percent, size, span, error, seconds, capitalized, epsilon_words)
+    }
     environment.globals |= {
         "assets": assets(),
         "attack_of": attack_of,
         "cell_of": cell_of,
         "metric_of": metric_of,
         "claimed_text": claimed_text,
-        "chip": chip,
         "words": WORDS,
         "usable_points": USABLE,
     }

@@ -1,12 +1,13 @@
 """Whether what is concluded can be relied on: one signal, the same on the page, in JSON and in the terminal.
 
-A control that fails speaks against everything. A board on which the undefended model stands too says nothing about
-defenses, and nothing against the others: the attacks are too weak there, or the model gives nothing away.
+A control that fails speaks against everything. Where the undefended model learned too little, what leaks leaks all the
+same, but nothing is usable and nothing is said to withstand the attacks. A board on which even the undefended model
+resists the attacks says nothing about defenses, and nothing against the other boards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,9 +16,10 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import Check
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import Judged, checks_of
+from ppbench.report.page.overview import Overview
 from ppbench.report.page.sections import words_of
 
-State = Literal["failed", "unknown", "partly", "holds"]
+State = Literal["failed", "unknown", "unlearned", "partly", "holds"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,17 @@ class Trust:
 
     @cached_property
     def state(self) -> State:
-        """Failed: a control speaks against the results; unknown: one did not run; partly: some boards say nothing."""
-        if any(check.ok is False for check in self.checks):
+        """Failed: a control speaks against the results; unknown: one did not run; partly: some boards say nothing.
+
+        Unlearned: an undefended model learned too little to judge by.
+        """
+        controls = [check for check in self.checks if check.control != "learning"]
+        if any(check.ok is False for check in controls):
             return "failed"
-        if not self.checks or any(check.ok is None for check in self.checks):
+        if not controls or any(check.ok is None for check in controls):
             return "unknown"
+        if len(controls) < len(self.checks):
+            return "unlearned"
         return "partly" if self.silent else "holds"
 
     @property
@@ -74,6 +82,8 @@ class Trust:
             return f"A control failed, so nothing is concluded: {' '.join(bad)}"
         if self.state == "unknown":
             return f"Controls did not all run, so nothing is concluded: {' '.join(bad) or 'nothing was evaluated.'}"
+        if self.state == "unlearned":
+            return f"Usability cannot be judged: {' '.join(bad)}"
         if self.state == "partly":
             left = self.boards - len(self.silent)
             return (
@@ -98,16 +108,27 @@ class Trust:
         }
 
 
-def trust_of(found: Sequence[Board], told: Sequence[Judged], harness: Check | None) -> Trust:
+def trust_of(
+    found: Sequence[Board], told: Sequence[Judged], harness: Check | None, tables: Sequence[Overview]
+) -> Trust:
     """Return what can be relied on, from all boards, in order, and all evaluations; harness: its self-test or None."""
     silent = [
         Silent(place, words_of(board.setting), reason)
         for place, board in enumerate(found, start=1)
         if (reason := _reason(board)) and not board.setting.intended
     ]
-    checks = checks_of(told) if harness is None else (*checks_of(told), harness)
+    checks = (*checks_of(told), *(() if harness is None else (harness,)), *_learning(tables))
     records = [record for one in told for record in one.records]
     return Trust(checks, len(found), tuple(silent), len(told), sum(one.reliable for one in told), company_of(records))
+
+
+def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
+    """Yield a check that fails for each evaluation whose undefended model learned too little."""
+    for table in tables:
+        if table.unlearned:
+            head = f"[{table.about}] " if len(tables) > 1 else ""
+            clause = f"{table.unlearned[0].upper()}{table.unlearned[1:]}"
+            yield Check("learning", False, f"{head}{clause}. {table.advice}")
 
 
 def company_of(records: Iterable[Record]) -> str:
@@ -130,4 +151,8 @@ def _reason(board: Board) -> str:
     own = next((check for check in board.checks if check.control == "board"), None)
     if own is None or own.ok is True:
         return "a control fails there" if any(check.ok is False for check in board.checks) else "a control did not run"
-    return "the undefended model was not attacked there" if own.ok is None else "the undefended model stands there too"
+    return (
+        "the undefended model was not attacked there"
+        if own.ok is None
+        else "even the undefended model resists the attacks there"
+    )

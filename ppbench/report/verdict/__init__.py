@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppbench.metrics.guarantee import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
-from ppbench.report.frame import frame_of
+from ppbench.report.frame import TRAINED, frame_of
+from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict.audits import what_audits_tell
 from ppbench.report.verdict.lines import labels_of, listed
 from ppbench.report.verdict.models import what_models_tell
@@ -34,12 +36,24 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
 
 def guarantee(records: Sequence[Record]) -> list[str]:
     """Return what one defense guarantees, by `Record.privacy`; what reasons share over control values, once."""
-    said: list[str] = []
-    values = [r.privacy.epsilon for r in records if r.privacy.epsilon is not None]
+    label, said = labels_of(records), list[str]()
+    values: list[float] = []
+    for some in frame_of(records).by(TRAINED).values():
+        stated, refutation = some[0].privacy.epsilon, refutation_of(some)
+        if refutation is not None:
+            where = f" at {at}" if (at := label[some[0].cell_id]) else ""
+            said.append(f"The stated epsilon {stated:.3g}{where} is refuted: {refutation.words}.")
+        elif stated is not None:
+            values.append(stated)
     if values:
-        span = " to ".join(f"{end:.3g}" for end in dict.fromkeys((min(values), max(values))))
-        said.append(f"Formal guarantee over the whole training: epsilon {span} for a single example.")
-    label = labels_of(records)
+        weak = max(values) >= VACUOUS
+        ends = dict.fromkeys(epsilon_words(end) for end in (min(values), max(values)))
+        words = " to ".join(ends)
+        if min(values) >= VACUOUS:
+            said.append(f"Over the whole training there is {words}: it allows an attacker everything.")
+        else:
+            end = ", which allows an attacker everything" if weak else ""
+            said.append(f"Formal guarantee over the whole training: epsilon {words} for a single example{end}.")
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):

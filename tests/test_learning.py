@@ -1,0 +1,126 @@
+"""A model that learned nothing: nothing is usable, nothing stands, nothing is ranked, and the reader is told why."""
+
+import pytest
+
+from ppbench.records.outcome import Utility
+from ppbench.report.controls import Check
+from ppbench.report.learning import keeps_enough, learning_of
+from ppbench.report.page.answer import answer_of
+from ppbench.report.page.boards import boards
+from ppbench.report.page.table import no_claims
+from ppbench.report.verdict import verdicts
+
+HOLDS = Check("harness", True, "The harness passes.")
+
+
+def utility(accuracy, n=1000, classes=10, constant=None, **more):
+    from ppbench.metrics.intervals import clopper_pearson
+
+    ends = clopper_pearson(round(accuracy * n), n)
+    return Utility(
+        accuracy=accuracy, low=ends.low, high=ends.high, n=n, chance=1 / classes, curve=[(1, accuracy)],
+        constant=constant, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("use", "state"),
+    [
+        (utility(0.10), "nothing"),
+        (utility(0.25, n=60, classes=4), "nothing"),
+        (utility(0.139, n=10_000), "little"),
+        (utility(0.4, n=48, classes=4), "little"),
+        (utility(0.6, n=48, classes=4), "learned"),
+        (utility(0.96), "learned"),
+        (utility(0.883, n=4000, classes=2, constant=0.883), "nothing"),
+        (utility(0.89, n=40_000, classes=2, constant=0.883), "little"),
+        (utility(0.883, n=4000, classes=2), "learned"),  # an older record: chance is all that is known
+        (
+            Utility(accuracy=None, low=None, high=None, n=9, chance=0.1, curve=[(1, 0.1)], reason="not finite"),
+            "nothing",
+        ),
+        (Utility(accuracy=None, low=None, high=None, n=9, chance=0.1, curve=[], reason="not trained"), "unknown"),
+    ],
+)
+def test_what_a_training_learned_is_judged_against_a_constant_answer(use, state):
+    found = learning_of(use)
+    assert found.state == state and bool(found.clause) is (state in ("nothing", "little"))
+
+
+@pytest.mark.parametrize(
+    ("error", "constant", "state"), [(0.5, 1.0, "learned"), (0.97, 1.0, "nothing"), (2.0, 1.0, "nothing")]
+)
+def test_numbers_are_judged_against_the_mean_of_the_targets(error, constant, state):
+    about = dict(accuracy=None, low=None, high=None, n=100, chance=1.0, curve=[(1, error)])
+    ends = dict(mse=error, mse_low=0.9 * error, mse_high=1.1 * error)
+    assert learning_of(Utility(**about, **ends, constant_mse=constant)).state == state
+    assert learning_of(Utility(**about, **ends)).state == "unknown"
+
+
+def test_a_usable_model_keeps_half_of_what_was_learned_and_loses_five_points_at_most():
+    assert keeps_enough(0.91, 0.96, 0.1) and not keeps_enough(0.909, 0.96, 0.1)
+    assert keeps_enough(0.14, 0.18, 0.1) and not keeps_enough(0.139, 0.18, 0.1)
+    assert keeps_enough(None, 0.9, 0.1)
+
+
+def evaluation(make, none, defended, decibels=8.0, undefended=35.0):
+    about = dict(control="sigma", accuracy=defended, n=40)
+    return [
+        make("none", None, "dlg", "reconstruction", undefended, accuracy=none),
+        make("none", None, "adaptive_dp", "reconstruction", undefended, adaptive=True, accuracy=none),
+        make("full_noise", None, "dlg", "reconstruction", 6.0, accuracy=0.1),
+        make("dp", 0.1, "dlg", "reconstruction", decibels - 1, **about),
+        make("dp", 0.1, "adaptive_dp", "reconstruction", decibels, adaptive=True, **about),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("none", "words"),
+    [(0.1, "the undefended model learned nothing (accuracy 10% [8.2, 12.0], chance 10%)"),
+     (0.139,
+      "the undefended model is not shown to be 5 points above chance (accuracy 13.9% [11.8, 16.2], chance 10%)")],
+)  # fmt: skip
+def test_losing_nothing_of_nothing_is_neither_usable_nor_safe(fabricate, none, words):
+    records = evaluation(fabricate, none, none)
+    answer = answer_of(records, HOLDS)
+    message = answer.as_dict()
+    assert answer.headline.words == (
+        f"dp is inconclusive: {words}, so no setting can be called usable. Train longer (--rounds, now 20), at another "
+        "rate (--lr, now 0.1) or on more examples."
+    )
+    assert answer.headline.tone == "warning" and not answer.trust.reliable
+    assert message["reliability"]["state"] == "unlearned" and words[1:] in message["reliability"]["sentence"]
+    (setting,) = message["settings"]
+    assert (setting["usable"], setting["fate"], setting["level"]) == (None, "open", "undecided")
+    assert setting["verdict"] == "undecided, undefended model learned too little"
+    assert not any(entry.rank for board in boards(records, no_claims) for entry in board.entries)
+    assert all(verdict.fate != "stands" for verdict in verdicts("dp", records))
+
+
+def test_what_leaks_of_a_model_that_learned_nothing_leaks_all_the_same(fabricate):
+    answer = answer_of(evaluation(fabricate, 0.1, 0.1, decibels=34.0), HOLDS)
+    start = "dp falls: images rebuilt at 35 dB (undefended 36, blind 11); the undefended model learned nothing"
+    assert answer.headline.words.startswith(start) and answer.headline.tone == "error"
+    assert "usable" not in answer.headline.words
+
+
+def test_a_model_at_chance_beside_one_that_learned_is_not_usable(fabricate):
+    """16% of 10 classes, of which 11.5% are left: less than five points, and most of what was learned."""
+    answer = answer_of(evaluation(fabricate, 0.19, 0.145), HOLDS)
+    assert answer.trust.reliable
+    assert answer.headline.words.startswith("dp has no usable setting")
+    gone = answer_of(evaluation(fabricate, 0.96, 0.1), HOLDS).headline.words
+    assert gone == "dp has no usable setting: its model learned nothing."
+
+
+def test_several_defenses_beside_a_model_that_learned_nothing(fabricate):
+    other = [
+        fabricate("spn", 0.1, a, "reconstruction", d, adaptive=k, control="alpha2", n=40, accuracy=0.1)
+        for a, d, k in (("dlg", 7.0, False), ("adaptive_spn", 34.0, True))
+    ]
+    answer = answer_of([*evaluation(fabricate, 0.1, 0.1), *other], HOLDS)
+    assert answer.headline.words == (
+        "1 of 2 defenses falls, with no setting known to be usable (spn); 1 inconclusive, as the undefended model "
+        "learned too little (dp). The undefended model learned nothing (accuracy 10% [8.2, 12.0], chance 10%). Train "
+        "longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
+    )
