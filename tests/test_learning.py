@@ -101,6 +101,7 @@ def test_what_leaks_of_a_model_that_learned_nothing_leaks_all_the_same(fabricate
     answer = answer_of(evaluation(fabricate, 0.1, 0.1, decibels=34.0), HOLDS)
     start = "dp falls: images rebuilt at 35 dB (undefended 36, blind 11); the undefended model learned nothing"
     assert answer.headline.words.startswith(start) and answer.headline.tone == "error"
+    assert answer.trust.state == "unlearned" and answer.trust.reliable, "that it leaks is concluded"
     assert "usable" not in answer.headline.words
 
 

@@ -9,6 +9,7 @@ from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record, Utility
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of
 from ppbench.report.compare.paired import level_of, unpaired
+from ppbench.report.learning import learning_of
 
 MARGIN = 0.02
 """Share of right answers (or Dice) by which more may be lost than the paper loses and count as the same."""
@@ -63,7 +64,7 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     told, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, name, '.1%')}"
     harm = math.inf if ours is None else -ours.value
-    if none.utility.low is not None and none.utility.low <= none.utility.chance:
+    if learning_of(none.utility).state == "nothing":
         return Finding(
             "cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells, harm
         )

@@ -52,13 +52,14 @@ class Row:
             return "open"
         if all(v.usable is False for v in self.standing.grid):
             return "useless"
-        if setting.judgement.fate == "leaks":
-            if setting.refuted and not (setting.leak is not None and setting.leak.falls):
-                return "refuted"
-            return "exposed" if self.table.unlearned else "fall"
-        if self.table.unlearned:
-            return "unlearned"
-        return "stand" if setting.judgement.fate == "withstands" else "open"
+        if setting.judgement.fate != "leaks":
+            stands = setting.judgement.fate == "withstands"
+            return "unlearned" if self.table.unlearned else "stand" if stands else "open"
+        if setting.refuted and not (setting.leak is not None and setting.leak.falls):
+            return "refuted"
+        if setting.judgement.seeds < setting.seeds:
+            return "partly"
+        return "exposed" if self.table.unlearned else "fall"
 
 
 def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
@@ -109,7 +110,7 @@ def _one(row: Row) -> Headline:
         return Headline(f"{words}. {row.table.advice}", "warning")
     if leak is None or setting.judgement.fate == "silent":
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
-    if fate in ("fall", "exposed"):
+    if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refuted else ""
         words = f"{name} falls{_everywhere(row)}{_in_seeds(setting)}: {leak.noun} {leak.level}{_figures(row)}"
         return Headline(f"{words}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
@@ -208,7 +209,7 @@ MOST = 120
 FORMS: dict[Fate, str] = {
     "fall": "{who} fall{s} at every usable setting{names}",
     "exposed": "{who} fall{s}, with no setting known to be usable{names}",
-    "partly": "{who} fall{s} in some evaluations and not in others{names}",
+    "partly": "{who} fall{s} in some seeds or evaluations and not in others{names}",
     "refuted": "{who} with an epsilon that is refuted{names}",
     "stand": "{number} stand{s} against the attacks tried here{but}{names}",
     "open": "{number} left undecided{but}{names}",
@@ -266,7 +267,7 @@ def _but(fate: Fate, rows: Sequence[Row]) -> str:
     """Return what must be said along with a fate: " but for labels", who did not try, in how many evaluations."""
     if fate == "useless":
         leaking = any(row.standing.leaking for row in rows)
-        return ", which leak all the same" if leaking else ""
+        return ", leaking all the same" if leaking else ""
     if fate == "open":
         standing = sum(row.fate == "stand" for row in rows)
         return f", standing in {standing} of {len(rows)} evaluations" if standing else ""

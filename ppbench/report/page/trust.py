@@ -36,7 +36,8 @@ class Trust:
     """What the controls say of all evaluations.
 
     checks: theirs and the harness's; boards: how many there are; evaluations, sound: how many there are, and of how
-    many something may be concluded. company: a sentence on where other packages' attacks ran, "" without any.
+    many something may be concluded; leaking: whether some defense is shown to leak. company: a sentence on where other
+    packages' attacks ran, "" without any.
     """
 
     checks: tuple[Check, ...]
@@ -44,6 +45,7 @@ class Trust:
     silent: tuple[Silent, ...]
     evaluations: int
     sound: int
+    leaking: bool
     company: str = ""
 
     @cached_property
@@ -63,8 +65,11 @@ class Trust:
 
     @property
     def reliable(self) -> bool:
-        """Whether all controls ran and hold."""
-        return self.state in ("partly", "holds")
+        """Whether something can be concluded: all controls ran and hold.
+
+        Where the undefended model learned too little, that something leaks is all that can be.
+        """
+        return self.state in ("partly", "holds") or (self.state == "unlearned" and self.leaking)
 
     @property
     def sentence(self) -> str:
@@ -119,7 +124,9 @@ def trust_of(
     ]
     checks = (*checks_of(told), *(() if harness is None else (harness,)), *_learning(tables))
     records = [record for one in told for record in one.records]
-    return Trust(checks, len(found), tuple(silent), len(told), sum(one.reliable for one in told), company_of(records))
+    sound = sum(one.reliable for one in told)
+    leaking = any(row.leaking for table in tables if table.reliable for row in table.compared)
+    return Trust(checks, len(found), tuple(silent), len(told), sound, leaking, company_of(records))
 
 
 def _learning(tables: Sequence[Overview]) -> Iterator[Check]:

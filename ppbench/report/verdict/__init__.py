@@ -36,24 +36,8 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
 
 def guarantee(records: Sequence[Record]) -> list[str]:
     """Return what one defense guarantees, by `Record.privacy`; what reasons share over control values, once."""
-    label, said = labels_of(records), list[str]()
-    values: list[float] = []
-    for some in frame_of(records).by(TRAINED).values():
-        stated, refutation = some[0].privacy.epsilon, refutation_of(some)
-        if refutation is not None:
-            where = f" at {at}" if (at := label[some[0].cell_id]) else ""
-            said.append(f"The stated epsilon {stated:.3g}{where} is refuted: {refutation.words}.")
-        elif stated is not None:
-            values.append(stated)
-    if values:
-        weak = max(values) >= VACUOUS
-        ends = dict.fromkeys(epsilon_words(end) for end in (min(values), max(values)))
-        words = " to ".join(ends)
-        if min(values) >= VACUOUS:
-            said.append(f"Over the whole training there is {words}: it allows an attacker everything.")
-        else:
-            end = ", which allows an attacker everything" if weak else ""
-            said.append(f"Formal guarantee over the whole training: epsilon {words} for a single example{end}.")
+    label = labels_of(records)
+    said = _stated(records, label)
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
@@ -64,8 +48,29 @@ def guarantee(records: Sequence[Record]) -> list[str]:
         return said
     places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
     known = list(dict.fromkeys(word for at in places.values() for word in at))
-    where = f" at {listed(known)}" if values and known != [""] else ""
+    where = f" at {listed(known)}" if said and known != [""] else ""
     return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
+
+
+def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
+    """Return sentences on the epsilons that are stated; label: of settings, by cell."""
+    refuted: list[str] = []
+    bounds: list[float] = []
+    vacuous: dict[str, float] = {}
+    for some in frame_of(records).by(TRAINED).values():
+        stated, refutation, at = some[0].privacy.epsilon, refutation_of(some), label[some[0].cell_id]
+        if refutation is not None:
+            where = f" at {at}" if at else ""
+            refuted.append(f"The stated epsilon {stated:.3g}{where} is refuted: {refutation.words}.")
+        elif stated is not None and stated >= VACUOUS:
+            vacuous[at] = max(stated, vacuous.get(at, 0.0))
+        elif stated is not None:
+            bounds.append(stated)
+    span = " to ".join(f"{end:.3g}" for end in dict.fromkeys((min(bounds), max(bounds)))) if bounds else ""
+    formal = [f"Formal guarantee over the whole training: epsilon {span} for a single example."] if bounds else []
+    words = [f"{epsilon_words(stated)}{f' at {at}' if at else ''}" for at, stated in vacuous.items()]
+    none = [f"There is {', '.join(words)}."] if words else []
+    return [*formal, *none, *refuted]
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:
