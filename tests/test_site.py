@@ -90,6 +90,18 @@ def test_the_gallery_has_every_board_that_is_kept(site):
     assert "full_noise" in page
 
 
+def test_the_gallery_has_each_settings_parameter_and_value(site):
+    """The column of values once held the parameter's name: "sigma" in every row of dp."""
+    rows = re.findall(r"<tr>(.*?)</tr>", (site / "boards.html").read_text(encoding="utf-8"), re.DOTALL)
+    cells = [
+        [unescape(re.sub(r"<[^>]+>", "", cell)) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
+        for row in rows
+    ]
+    assert ["Defense", "Parameter", "Value"] in [row[:3] for row in cells]
+    values = [row[2] for row in cells if row[:2] == ["dp", "sigma"]]
+    assert values and all(float(value) >= 0 for value in values)
+
+
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     """In a small site with our hook: what is outside docs/ is found there, what is nowhere is told."""
     (tmp_path / "docs").mkdir()
