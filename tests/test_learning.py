@@ -1,6 +1,7 @@
 """A model that learned nothing: nothing is usable, nothing stands, nothing is ranked, and the reader is told why."""
 
 import pytest
+from test_batch_members import scores
 
 from ppbench.records.outcome import Utility
 from ppbench.report.controls import Check
@@ -76,7 +77,7 @@ def evaluation(make, none, defended, decibels=8.0, undefended=35.0):
 
 @pytest.mark.parametrize(
     ("none", "words"),
-    [(0.1, "the undefended model learned nothing (accuracy 10% [8.2, 12.0], chance 10%)"),
+    [(0.1, "the undefended model learned nothing that can be told from chance (accuracy 10% [8.2, 12.0], chance 10%)"),
      (0.139,
       "the undefended model is not shown to be 5 points above chance (accuracy 13.9% [11.8, 16.2], chance 10%)")],
 )  # fmt: skip
@@ -94,7 +95,15 @@ def test_losing_nothing_of_nothing_is_neither_usable_nor_safe(fabricate, none, w
     assert (setting["usable"], setting["fate"], setting["level"]) == (None, "open", "undecided")
     assert setting["verdict"] == "undecided, undefended model learned too little"
     assert not any(entry.rank for board in boards(records, no_claims) for entry in board.entries)
-    assert all(verdict.fate != "stands" for verdict in verdicts("dp", records))
+    assert setting["points"] is None
+    asked = [
+        fabricate(name, value, "mia_upload", "batch_membership", scores=list(scores(share)), stage="init", **about)
+        for name, value, share, about in (("none", None, 1.0, {}), ("dp", 0.1, 0.5, {"control": "sigma"}))
+    ]
+    assert next(one for one in verdicts("dp", asked) if one.question == "members").fate == "stands"
+    found = verdicts("dp", [*records, *asked])
+    assert {one.question for one in found} >= {"pixels", "members", "usability"}
+    assert all(one.fate != "stands" for one in found)
 
 
 def test_what_leaks_of_a_model_that_learned_nothing_leaks_all_the_same(fabricate):
@@ -122,6 +131,6 @@ def test_several_defenses_beside_a_model_that_learned_nothing(fabricate):
     answer = answer_of([*evaluation(fabricate, 0.1, 0.1), *other], HOLDS)
     assert answer.headline.words == (
         "1 of 2 defenses falls, with no setting known to be usable (spn); 1 inconclusive, as the undefended model "
-        "learned too little (dp). The undefended model learned nothing (accuracy 10% [8.2, 12.0], chance 10%). Train "
-        "longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
+        "learned too little (dp). The undefended model learned nothing that can be told from chance (accuracy 10% [8.2, "
+        "12.0], chance 10%). Train longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
     )

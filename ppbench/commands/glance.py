@@ -81,7 +81,7 @@ def _setting(v: Setting, single: bool) -> str:
 def _accuracy(v: Setting) -> str:
     if v.accuracy is None:
         return "-" if v.mse is None else f"MSE {v.mse:.3g}"
-    return f"{v.accuracy:.1%}" + ("" if v.loss is None else f" ({v.loss:+.1f})")
+    return f"{v.accuracy:.1%}" + ("" if v.loss is None else f" ({round(v.loss, 1) + 0.0:+.1f})")
 
 
 def _leaked(v: Setting) -> str:

@@ -37,7 +37,7 @@ class Learning:
         if self.suffices:
             return ""
         if self.state == "nothing":
-            return f"the undefended model learned nothing ({self.figure})"
+            return f"the undefended model learned nothing that can be told from chance ({self.figure})"
         return f"the undefended model is not shown to be {USABLE:g} points above chance ({self.figure})"
 
 

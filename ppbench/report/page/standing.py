@@ -223,9 +223,13 @@ class Setting:
 
     @property
     def loss(self) -> float | None:
-        """Points of accuracy gained over the undefended model of the same seeds, below 0 where it loses."""
+        """Points of accuracy gained over the undefended model of the same seeds, below 0 where it loses.
+
+        None where that one learned too little: losing nothing of nothing is no figure.
+        """
         loss = points_lost(self.accuracy, self._undefended)
-        return None if loss is None else -loss
+        known = self.none is not None and self.none.learning.suffices
+        return None if loss is None or not known else 0.0 - loss
 
     @property
     def _undefended(self) -> float | None:

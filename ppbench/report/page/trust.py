@@ -88,7 +88,7 @@ class Trust:
         if self.state == "unknown":
             return f"Controls did not all run, so nothing is concluded: {' '.join(bad) or 'nothing was evaluated.'}"
         if self.state == "unlearned":
-            return f"Usability cannot be judged: {' '.join(bad)}"
+            return f"The attacks' controls hold, but usability cannot be judged. {' '.join(bad)}"
         if self.state == "partly":
             left = self.boards - len(self.silent)
             return (
@@ -135,7 +135,7 @@ def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
         if table.unlearned:
             head = f"[{table.about}] " if len(tables) > 1 else ""
             clause = f"{table.unlearned[0].upper()}{table.unlearned[1:]}"
-            yield Check("learning", False, f"{head}{clause}. {table.advice}")
+            yield Check("learning", False, f"{head}{clause}.")
 
 
 def company_of(records: Iterable[Record]) -> str:

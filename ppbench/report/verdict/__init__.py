@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ppbench.metrics.guarantee import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.frame import TRAINED, frame_of
+from ppbench.report.learning import learning_of
 from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict.audits import what_audits_tell
 from ppbench.report.verdict.lines import labels_of, listed
@@ -26,7 +28,13 @@ def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         said += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
     stated = guarantee([r for r in frame if r.config.defense.id == defense])
-    return [*said, *(Verdict(defense, "guarantee", None, sentence) for sentence in stated)]
+    said += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
+    if defense == "none" or learned is None or learned.suffices:
+        return said
+    clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
+    said = [replace(one, fate="undecided") if one.fate == "stands" else one for one in said]
+    return [*said, Verdict(defense, "usability", None, clause)]
 
 
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:

@@ -26,9 +26,10 @@ ModelFate = Literal["falls", "part", "stands", "undecided"]
 class Verdict:
     """What was found about one question; sentences, terminal, page and JSON read it.
 
-    question: "pixels", "rows", "labels", "members", "outputs", "audit", "guarantee", or of another package; fate: None
-    where figures are stated and nothing is judged; settings: keys by `SETTING`; strongest: what the figures are from;
-    metric: the one that decides, "" where none does; leak: of inputs, how far those of the strongest figure leak.
+    question: "pixels", "rows", "labels", "members", "outputs", "audit", "guarantee", "usability", or of another
+    package; fate: None where figures are stated and nothing is judged; settings: keys by `SETTING`; strongest: what the
+    figures are from; metric: the one that decides, "" where none does; leak: of inputs, how far those of the strongest
+    figure leak.
     """
 
     defense: str
