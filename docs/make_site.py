@@ -202,7 +202,11 @@ def worst(folder: Path) -> str:
     frame = pandas.read_csv(file)
     keys = ["dataset", "model", "threat_model", "stage", "batch_size"]
     board = frame.merge(frame[keys].head(1), on=keys)
-    columns = {"defense": "Defense", "control": "Parameter", "control_value": "Value", "accuracy": "Accuracy", "worst": "Strongest attack"}
-    columns |= {"worst_psnr_median": "Median PSNR, dB", "plain_psnr_median": "by a plain attack, dB"}
+    columns = {"defense": "Defense", "control": "Parameter", "control_value": "Value", "accuracy": "Accuracy"}
+    columns |= {
+        "worst": "Strongest attack",
+        "worst_psnr_median": "Median PSNR, dB",
+        "plain_psnr_median": "by a plain attack, dB",
+    }
     there = {name: title for name, title in columns.items() if name in board}
     return table(there.values(), board[list(there)].rename(columns=there).round(3).fillna("").to_numpy().tolist())

@@ -131,6 +131,6 @@ def test_several_defenses_beside_a_model_that_learned_nothing(fabricate):
     answer = answer_of([*evaluation(fabricate, 0.1, 0.1), *other], HOLDS)
     assert answer.headline.words == (
         "1 of 2 defenses falls, with no setting known to be usable (spn); 1 inconclusive, as the undefended model "
-        "learned too little (dp). The undefended model learned nothing that can be told from chance (accuracy 10% [8.2, "
-        "12.0], chance 10%). Train longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
+        "learned too little (dp). The undefended model learned nothing that can be told from chance (accuracy 10% [8.2,"
+        " 12.0], chance 10%). Train longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
     )

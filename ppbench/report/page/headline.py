@@ -213,7 +213,7 @@ FORMS: dict[Fate, str] = {
     "refuted": "{who} with an epsilon that is refuted{names}",
     "stand": "{number} stand{s} against the attacks tried here{but}{names}",
     "open": "{number} left undecided{but}{names}",
-    "unlearned": "{number} inconclusive, as the undefended model learned too little{names}",
+    "unlearned": "{number} inconclusive, as the undefended model learned too little{but}{names}",
     "useless": "{number} without a usable setting{but}{names}",
 }
 """What a headline says of defenses of one fate, in this order; a defense that is alone is named in place of numbers.
@@ -268,9 +268,10 @@ def _but(fate: Fate, rows: Sequence[Row]) -> str:
     if fate == "useless":
         leaking = any(row.standing.leaking for row in rows)
         return ", leaking all the same" if leaking else ""
-    if fate == "open":
-        standing = sum(row.fate == "stand" for row in rows)
-        return f", standing in {standing} of {len(rows)} evaluations" if standing else ""
+    if fate in ("open", "unlearned"):
+        standing, leaking = sum(row.fate == "stand" for row in rows), any(row.standing.leaking for row in rows)
+        words = f", standing in {standing} of {len(rows)} evaluations" if standing else ""
+        return f"{words}, leaking at other settings" if leaking else words
     if fate != "stand":
         return ""
     given = [word for word in ("labels", "members") if any(word in row.standing.value.given for row in rows)]

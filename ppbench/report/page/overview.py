@@ -17,7 +17,7 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, probe_words, taken_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
 from ppbench.report.leak import SEVERITY
-from ppbench.report.learning import advice
+from ppbench.report.learning import advice, learning_of
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import Judged, abouts, checks_of
@@ -71,7 +71,10 @@ class Overview:
     def unlearned(self) -> str:
         """What the undefended model learned, as a clause, where that is too little to judge usability by; else ""."""
         none = self.compared[0].none if self.compared else None
-        return "" if none is None or not self.questions else none.learning.clause
+        if none is None or not self.questions or none.learning.suffices:
+            return ""
+        count = sum(not learning_of(v.entry.sample.utility).suffices for v in none.values)
+        return none.learning.clause + ("" if self.seeds == 1 else f" in {count} of {self.seeds} seeds")
 
     def tells(self, name: str) -> bool:
         """Return whether some row has that figure of a setting, or "reidentified": the table has a column of it."""
