@@ -1,17 +1,24 @@
 """An epsilon that the run itself refutes: what a guarantee allows, what attacks show, and what is said then."""
 
 import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppbench.defenses.dp import DP
+from ppbench.defenses.dp_sgd import DPSGD
+from ppbench.federation.plan import Local
 from ppbench.metrics.guarantee import epsilon_words, success_bound
+from ppbench.records.schema import Privacy
 from ppbench.report.controls import Check
 from ppbench.report.page.answer import answer_of
 from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict import sentences
+from ppbench.run.train import of_probe
 
 HOLDS = Check("harness", True, "The harness passes.")
 
@@ -106,3 +113,31 @@ def test_an_honest_mechanism_is_seldom_refuted():
     runs = rng.random((1000, n)) < truth
     bound = success_bound(1 / candidates, epsilon, 0.0)
     assert np.mean([lower_bound([np.array([hit]) for hit in run]) > bound for run in runs]) <= 0.035
+
+
+@dataclass(frozen=True)
+class Boasting(DP):
+    """Noise that hides nothing, with an epsilon that nobody computed."""
+
+    name: ClassVar[str] = "boasting"
+
+    def guarantee(self, plan, examples, rounds):
+        return 0.5, 1 / examples
+
+
+def of(fed, kind="gradient", rounds=1):
+    privacy = Privacy(epsilon=0.5, delta=0.01)
+    found = of_probe(privacy, fed, kind, rounds)
+    return found.probe_epsilon, found.probe_delta
+
+
+def test_a_probed_upload_has_the_guarantee_of_a_step_that_every_example_takes_part_in(federate, shards):
+    """Sampling amplifies the guarantee of a training; who is certainly in the batch has none of that."""
+    fed, count = federate(DPSGD(2.0)), len(next(iter(shards.values())).x)
+    whole = DPSGD(2.0).guarantee(replace(fed.plan, local=Local("gradient", batch=count)), count, 1)
+    assert of(fed) == pytest.approx(whole) and whole[1] == 1 / count
+    sampled = DPSGD(2.0).guarantee(replace(fed.plan, local=Local("gradient", batch=16)), count, 1)
+    assert whole[0] > 2 * sampled[0]
+    assert of(fed, rounds=2)[0] > whole[0] and of(fed, "local")[0] >= whole[0]
+    assert of(federate(Boasting(0.003))) == (0.5, 1 / min(len(shard.x) for shard in shards.values()))
+    assert of_probe(Privacy(epsilon=None, delta=None, reason="none"), fed, "gradient", 1).probe_epsilon is None
