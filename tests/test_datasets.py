@@ -315,7 +315,7 @@ def test_bad_tables_are_refused(tmp_path, refused):
     refused(f"csv:{write_csv(path, [])}", "0 rows")
     refused(f"csv:{write_csv(path, [[*row, 1, 2] for row in table()])}", "more fields than its header")
     uneven = [*table(), [1, 2, "r", 3, "no", 4]]
-    refused(f"csv:{write_csv(path, uneven)}", "cannot be read as a table", "saw 6")
+    refused(f"csv:{write_csv(path, uneven)}", "Line 42", "more fields than its header: 6, not 5")
     refused(f"csv:{write_csv(path, table(), header='age;age;job;pdays;y')}", "Duplicate names")
     path.write_bytes(b"\xff\xfe\x00")
     refused(f"csv:{path}", "UTF-8")
