@@ -172,7 +172,7 @@ def test_data_sets_of_a_function() -> None:
     [
         ("half", "has the parts ['validation']; it must give (training part, test part)"),
         ("lone", "gave Items; it must give (training part, test part)"),
-        ("bad_labels", "are torch.float32 (4,); give whole numbers"),
+        ("bad_labels", "Row 0 of data set 'somebodys:bad_labels' has label 0."),
         ("uneven", "have the shapes (1, 8, 8) and (1, 9, 8); they must be of one"),
         ("unnamed", "has the columns ['picture', 'label']; none of them is called image"),
         ("volumes", "have shape (2, 2, 2, 2); images are [C, H, W], rows [F]"),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _SEPARATORS = (",", ";", "\t", "|")
 HEADER = 1_000_000
 """Characters of a line, at most."""
+_SNIFFED = 50
+"""Lines behind the first that are read to tell what separates fields."""
 _SEEN = 1000
 """Rows at the start that are looked at text by text."""
 LARGEST = 2**30
@@ -136,8 +139,9 @@ def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
             f"Line {before + 1} of {path} begins with '#'; say which line has the names of the columns, as "
             f"'header={place}', or 'header={before + 1}' if that one has."
         )
-    sep = options.sep or _separator(first, path)
-    reader = csv.reader(_chain(first, lines), delimiter=sep, skipinitialspace=True)
+    start = [first, *islice(lines, _SNIFFED)]
+    sep = options.sep or _separator(start, path)
+    reader = csv.reader(start, delimiter=sep, skipinitialspace=True)
     names = [name.strip() for name in next(reader, [])]
     if options.header == 0:
         return _Layout([str(place + 1) for place in range(len(names))], sep, 0)
@@ -153,20 +157,15 @@ def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
     return _Layout(named, sep, before + reader.line_num)
 
 
-def _chain(first: str, lines: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from lines
-
-
-def _separator(line: str, path: Path) -> str:
-    """Return what most separates a header, or a first row."""
-    counts = {sep: len(next(csv.reader([line], delimiter=sep), [])) for sep in _SEPARATORS}
-    best = [sep for sep in _SEPARATORS if counts[sep] == max(counts.values())]
-    if len(best) > 1 and counts[best[0]] > 1:
+def _separator(lines: Sequence[str], path: Path) -> str:
+    """Return what separates the fields of the first lines: all alike if one character does, else most of the first."""
+    widths = {sep: [len(row) for row in csv.reader(lines, delimiter=sep) if row] for sep in _SEPARATORS}
+    alike = [sep for sep, some in widths.items() if len({*some}) == 1 and some[0] > 1]
+    if len(alike) > 1:
         raise UsageError(
-            f"{path} may be separated by {shown(best[0])} or by {shown(best[1])}; say by which, as 'sep={best[1]}'."
+            f"{path} may be separated by {shown(alike[0])} or by {shown(alike[1])}; say by which, as 'sep={alike[1]}'."
         )
-    return best[0]
+    return alike[0] if alike else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
 
 
 def _check_header(names: Sequence[str], named: Sequence[str], options: Options, path: Path) -> None:
@@ -181,8 +180,8 @@ def _check_header(names: Sequence[str], named: Sequence[str], options: Options, 
     for place, name in enumerate(names, 1):
         if not name and named[place - 1] not in dropped:
             raise UsageError(
-                f"Column {place} of {path} has no name; leave it out by 'drop={place}', or name the line with the "
-                "names, as 'header=2' (1: take it as it is)."
+                f"Column {place} of {path} has no name; leave it out by 'drop={place}', or say which line has "
+                "the names, as 'header=2' ('header=1': this one)."
             )
 
 

@@ -139,7 +139,7 @@ def _check_classes(name: str, values: NDArray[np.generic], rows: int, path: Path
     odd = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
     gapless = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
     if len(odd):
-        what = f"holds numbers such as {odd[0]:g}, which are no classes"
+        what = f"holds numbers such as {odd[0]:.15g}, which are no classes"
     elif len(numbers) > MANY and (not gapless or len(numbers) * _ROWS_A_CLASS > rows):
         what = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
     else:
@@ -199,13 +199,10 @@ def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
         values = column.to_numpy(np.float64)
         bad = np.flatnonzero(~(np.abs(values) <= _LARGEST))
         if len(bad):
-            right = "finite in single precision"
+            where = f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}"
             if np.isnan(values[bad[0]]):
-                right = "there: fill it, or write 'na=' to leave out rows without one"
-            raise UsageError(
-                f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}; numbers "
-                f"must be {right}."
-            )
+                raise UsageError(f"{where}, no number; fill it, or write 'na=' to leave out rows without one.")
+            raise UsageError(f"{where}; numbers must be finite in single precision.")
 
 
 def _encode(
