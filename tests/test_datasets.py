@@ -196,6 +196,23 @@ def test_csv_features_labels_and_range(tmp_path):
     assert data.data_range == (float(data.train.x.min()), float(data.train.x.max()))
 
 
+def test_it_is_noted_which_columns_are_categories_and_of_how_many_values(tmp_path):
+    path = write_csv(tmp_path / "a.csv", table())
+    (note,) = open_dataset(f"csv:{path}", seed=0, root=tmp_path).notes
+    read = "numbers: age, id (it counts the rows), pdays; categories (values): job (3)"
+    assert note == f"csv:a.csv: 40 rows; {read}; target: y (2 classes)"
+    rows = [[*row[:3], "" if row[1] < 4 else row[3], row[4]] for row in table()]
+    path = write_csv(tmp_path / "a.csv", rows)
+    (note,) = open_dataset(f"csv:{path}?na=&drop=age,job&target=id&task=regression", seed=0, root=tmp_path).notes
+    read = "36 rows (4 without a value are left out); numbers: pdays; categories (values): y (2)"
+    assert note == f"csv:a.csv: {read}; target: id (numbers)"
+
+
+def test_numbers_that_hardly_differ_beside_their_size_are_refused(tmp_path, refused):
+    rows = [[1e9 + row[1] * 2e-7, *row[1:]] for row in table()]
+    refused(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", "'age'", "too little beside their size")
+
+
 @pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_separator_is_sniffed_and_gzip_read(tmp_path, sep, name):

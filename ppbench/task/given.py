@@ -7,6 +7,7 @@ a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images (uint8, or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | Non
     shape, classes = tuple(x.shape[1:]), classes_of(f"The data set {shown(name)}", torch.cat([y, y_test]))
     low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
     kind: Kind = "image" if len(shape) == 3 else "tabular"
-    if kind == "image" and low >= 0 and high > _BRIGHTEST:
+    if kind == "image" and low >= 0 and _BRIGHTEST < high < math.inf:
         raise UsageError(
             f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
             "by what is white."
