@@ -212,4 +212,5 @@ def test_an_evaluation_of_a_table_tells_the_accuracy_of_its_columns_and_how_they
     read = "60 rows; numbers: age, dose; categories (values): job (3), ill (2); target: y (2 classes)"
     assert (f"csv:t.csv: {read}",) == tuple(lines) == found.notes == origin_of(Store(found.out)).data
     assert as_json(found)["data"] == lines
+    assert f"<br>csv:t.csv: {read}" in (found.out / "leaderboard.html").read_text()
     assert "reconstruction_accuracy_chance" in (found.out / "leaderboard.csv").read_text().splitlines()[0]
