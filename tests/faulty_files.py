@@ -229,6 +229,18 @@ TABLES = {
         remedy="?categories=b",
         right=at(1, lambda e, i: "z" + code(e, i)),
     ),
+    "underlines between thousands": table(
+        lambda r: text(changed(0, lambda e, i: f"{float(e):_.2f}", r)), "'thousands=_'", remedy="?thousands=_"
+    ),
+    "thousands as in India": table(
+        lambda r: text(changed(1, lambda e, i: f'"12,34,{int(e) % 900 + 100}"', r)),
+        "'thousands=,'",
+        remedy="?thousands=,",
+        right=at(1, lambda e, i: f"1234{int(e) % 900 + 100}"),
+    ),
+    "a row of units": table(lambda r: text([["kg", "cm", "", ""], *r]), "'a'", "others 'kg'", right=None),
+    "quotes of another kind": table(at(1, lambda e, i: f"'{e}'"), "'b'", "bare numbers", right=None),
+    "JSON": table(lambda r: "".join(json.dumps({"w": row[2], "y": row[3]}) + "\n" for row in r), "JSON", right=None),
     "minus signs of typesetters": table(at(0, lambda e, i: e.replace("-", "\u2212"))),
     "full-width digits": table(at(1, lambda e, i: "".join(chr(ord(c) + 0xFEE0) for c in e))),
     "spaces around": table(lambda r: text([[f" {e}  " for e in row] for row in r])),
@@ -421,6 +433,11 @@ FOLDERS = {
     "a lost link": pictures("leads nowhere", more=lost),
     "from a palette": pictures(encode=from_palette, right=palette),
     "opaque": pictures(encode=opaque),
+    "four colors of print": pictures(
+        encode=lambda a: encoded(
+            Image.fromarray(255 - np.dstack([a, np.full(a.shape[:2], 255, np.uint8)]), "CMYK"), "TIFF"
+        )
+    ),
     "drawn in transparency": pictures("f/c2/5.png", "transparency", one=drawn_in_alpha),
     "turned by EXIF": pictures(encode=turned),
     "turned, among others": pictures(one=turned),
@@ -496,6 +513,7 @@ LABELS = [row % 3 for row in range(60)]
 PARQUET = {
     "in data/": hub("d/data/train-00000-of-00001.parquet", "d/data/test-00000-of-00001.parquet"),
     "a folder a part": hub("d/train/0000.parquet", "d/test/0000.parquet"),
+    "validation, too": hub(*(f"d/data/{part}-0.parquet" for part in ("train", "test", "validation"))),
     "saved by datasets": Faulty("parquet:d", saved, ("'hf:d'",)),
     "floats as labels": shards(label=[float(label) for label in LABELS]),
     "fractions as labels": shards("Row 1 of d.parquet has label 10.7", label=[0.0, 10.7, 21.4] * 20),

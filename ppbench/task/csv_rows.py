@@ -139,6 +139,8 @@ def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
             f"Line {before + 1} of {path} begins with '#'; say which line has the names of the columns, as "
             f"'header={place}', or 'header={before + 1}' if that one has."
         )
+    if options.header is None and first.lstrip()[:1] in ("{", "[", "<"):
+        raise UsageError(f"{path} begins with {shown(first.strip(), 30)}, as JSON or HTML do; it must be CSV.")
     start = [first, *islice(lines, _SNIFFED)]
     sep = options.sep or _separator(start, path)
     reader = csv.reader(start, delimiter=sep, skipinitialspace=True)

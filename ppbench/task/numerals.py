@@ -40,7 +40,7 @@ MANY = 20
 
 @dataclass(frozen=True)
 class Form:
-    """How numbers are written: their decimal mark, and what stands between groups of three digits ("": nothing)."""
+    """How numbers are written: their decimal mark, and what stands between groups of digits ("": nothing)."""
 
     decimal: str = "."
     thousands: str = ""
@@ -62,13 +62,14 @@ class Form:
 
 @lru_cache
 def _pattern(form: Form) -> re.Pattern[str]:
-    grouped = rf"\d{{1,3}}(?:{re.escape(form.thousands)}\d{{3}})+|" if form.thousands else ""
-    mark = re.escape(form.decimal)
+    mark, between = re.escape(form.decimal), re.escape(form.thousands)
+    # 1,234,567 and, as India groups them, 12,34,567
+    grouped = rf"\d{{1,3}}(?:{between}\d{{3}})+|\d{{1,2}}(?:{between}\d\d)+{between}\d{{3}}|" if between else ""
     return re.compile(rf"[+-]?(?:(?:{grouped}\d+)(?:{mark}\d*)?|{mark}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+", re.ASCII)
-_FORMS = tuple(Form(decimal, between) for between in ("", ",", ".", " ", "'") for decimal in ".," if decimal != between)
+_FORMS = tuple(Form(decimal, between) for between in ("", *",. '_") for decimal in ".," if decimal != between)
 
 
 def doubt(name: str, counts: Mapping[str, int], form: Form) -> str:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because
+from ppbench.base.errors import UsageError, because, listed
 from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.seals import packed, unpacked
 from ppbench.federation.bounds import MANY
@@ -67,20 +67,25 @@ def _note(name: str, files: list[Path], trained: Tensor, labels: Tensor, classes
 
     image, label = _columns(pq.read_schema(files[0]), files[0])
     more = empty_classes(trained, classes)
+    beside = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
+    more += f"; not read: {listed(beside)}" if beside else ""
     return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{more}",)
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
     """Return the files of both parts, in the order of their names, in `folder` or as the hub lays them out in it."""
-    for home in (folder / "data", folder):
-        shards = {part: sorted({*home.glob(f"{part}*.parquet"), *home.glob(f"{part}/*.parquet")}) for part in PARTS}
+    lacking = PARTS
+    for home in (folder, folder / "data"):
+        shards = {
+            part: sorted(home.glob(f"{part}*.parquet")) or sorted(home.glob(f"{part}/*.parquet")) for part in PARTS
+        }
         if all(shards.values()):
             return shards
+        lacking = min(lacking, tuple(part for part in PARTS if not shards[part]), key=len)
     if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
         raise UsageError(f"The folder {folder} was saved by the library `datasets`; write 'hf:{folder}'.")
-    lacking = next(part for part in PARTS if not shards[part])
     raise UsageError(
-        f"The folder {folder} has no file {lacking}*.parquet; it, or its folder data, must hold train*.parquet and "
+        f"The folder {folder} has no file {lacking[0]}*.parquet; it, or its folder data, must hold train*.parquet and "
         "test*.parquet (or name one file, which is split 80 : 20)."
     )
 
