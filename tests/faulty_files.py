@@ -307,6 +307,32 @@ TABLES = {
 }
 
 
+def composed(draw: random.Random) -> tuple[str, Make, tuple[str, Make]]:
+    """Return a table of several faults at once, its data set with all options that they need, and what is right."""
+    point, between = draw.choice([". ", ".,", ", ", ",.", ".'", ". ", ",'"])
+    between = between.strip() if draw.random() < 0.5 else between
+    sep = draw.choice([",", ";", "\t", "|"])
+    before = draw.choice(["", "", "# made up\n", "A title\n", None])
+    missing = {row: draw.choice(["?", "-", "NA", ""]) for row in draw.sample(range(COUNT), draw.choice([0, 3]))}
+    encoding = draw.choice(["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+    end, quotes = draw.choice(["\n", "\r\n"]), {'"'} if sep in (point, between) else {'"', ""}
+    quote = draw.choice(sorted(quotes))
+
+    def number(entry: str, at: int) -> str:
+        return quote + missing.get(at, grouped(between, point)(entry, at)) + quote
+
+    def faulty(rows: list[list[str]]) -> bytes:
+        table = text(changed(0, number, rows), sep, HEADER if before is not None else "")
+        return ((before or "") + table).replace("\n", end).encode(encoding)
+
+    options = ["sep=" + {"\t": "tab"}.get(sep, sep), f"decimal={point}", "encoding=" + encoding]
+    options += [f"thousands={'space' if between == ' ' else between}"] if between else []
+    options += ["na=?,-"] if missing else []
+    options += ["header=none"] if before is None else ["header=2"] if before else []
+    right = ("csv:clean.csv", csv(lambda rows: text(without(rows, missing)), "clean.csv"))
+    return "csv:d.csv?" + "&".join(options), csv(faulty), right
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 def arrays(draw: random.Random, color: bool = True, count: int = 12, size: int = 8) -> list[np.ndarray]:
     """Return images uint8 [size, size(, 3)] of noise, the same for one draw."""

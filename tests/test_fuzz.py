@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from bad_inputs import Case, cases, evaluated, numeric
-from faulty_files import EVERY
+from faulty_files import EVERY, composed
 
 from ppbench import cli
 from ppbench.adversary.attack import Attack
@@ -163,6 +163,20 @@ def test_a_file_with_a_fault_is_read_right_or_refused_with_what_reads_it_right(q
         make(quiet, random.Random(SEED))
     made = open_dataset(case.dataset.partition("?")[0] + case.remedy if case.remedy else case.dataset, seed=0)
     assert case.right is None or made.sha256() == open_dataset(case.right[0], seed=0).sha256()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_several_faults_at_once_are_read_right_by_their_options_and_never_wrongly(quiet, seed):
+    dataset, make, (right, make_right) = composed(random.Random(seed))
+    for one in (make, make_right):
+        one(quiet, random.Random(SEED))
+    digest = open_dataset(right, seed=0).sha256()
+    assert open_dataset(dataset, seed=0).sha256() == digest
+    try:
+        made = open_dataset("csv:d.csv", seed=0).sha256()
+    except UsageError:
+        return
+    assert made == digest
 
 
 @pytest.mark.parametrize(("group", "base"), [("defenses", Defense), ("attacks", Attack)])

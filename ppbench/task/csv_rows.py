@@ -27,7 +27,7 @@ HEADER = 1_000_000
 _SNIFFED = 50
 """Lines behind the first that are read to tell what separates fields."""
 _SEEN = 1000
-"""Rows at the start that are looked at text by text."""
+"""Rows at the start whose texts are kept, to tell what points in numbers mean."""
 LARGEST = 2**30
 """Bytes of a table, at most, unpacked."""
 

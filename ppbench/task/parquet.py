@@ -74,7 +74,7 @@ def _note(name: str, files: list[Path], trained: Tensor, labels: Tensor, classes
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
     """Return the files of both parts, in the order of their names, in `folder` or as the hub lays them out in it."""
-    lacking = PARTS
+    lacking: tuple[str, ...] = PARTS
     for home in (folder, folder / "data"):
         shards = {
             part: sorted(home.glob(f"{part}*.parquet")) or sorted(home.glob(f"{part}/*.parquet")) for part in PARTS

@@ -88,8 +88,9 @@ def _reading(inputs: pd.DataFrame) -> str:
     numbers = [f"{name}{_counting(column)}" for name, column in inputs.items() if is_number(column)]
     words = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
     categories = [f"{name} ({count})" for name, count in words.items()]
-    told = [f"numbers: {listed(numbers)}"] if numbers else []
-    return "; ".join([*told, *([f"categories (values): {listed(categories, 600)}"] if categories else [])])
+    parts = [f"numbers: {listed(numbers)}"] if numbers else []
+    parts += [f"categories (values): {listed(categories, 600)}"] if categories else []
+    return "; ".join(parts)
 
 
 def _counting(column: pd.Series) -> str:
