@@ -255,7 +255,7 @@ TABLES = {
     "names of rows": table(
         at(2, lambda e, i: f"p{i}x"),
         "60 distinct",
-        "drop=",
+        "'drop=w'",
         remedy="?drop=w",
         right=lambda r: text([[row[0], row[1], row[3]] for row in r], header="a,b,y"),
     ),

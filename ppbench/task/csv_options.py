@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 from urllib.parse import parse_qsl
 
 from ppbench.base.errors import UsageError, shown, unknown
-from ppbench.task.numerals import Form
+from ppbench.task.numerals import Form, in_ascii
 
 FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
 _DEFAULT_SPLIT = (4, 0, 1)
@@ -92,7 +92,7 @@ def columns_of(text: str, known: Sequence[str]) -> list[str]:
 
 
 def _character(name: str, text: str) -> str:
-    character = _CHARACTERS.get(text, text)
+    character = _CHARACTERS.get(text, text if name == "sep" else in_ascii(text))
     if len(character) != 1:
         example = {"sep": "'sep=;' or 'sep=tab'", "decimal": "'decimal=,'"}.get(
             name, "'thousands=.' or 'thousands=space'"

@@ -48,32 +48,11 @@ def frame_of(path: Path, options: Options) -> pd.DataFrame:
     they drop are gone. UsageError: the file is no table, its rows are not as long as its header, or names are missing,
     double, or look like a row.
     """
-    import pandas as pd
-
     try:
         _check_bytes(path)
         with _opened(path, options) as file:
             layout = _layout(file, path, options)
-        dropped, texts = (columns_of(text, layout.names) for text in (options.drop, options.categories))
-        kept = [name for name in layout.names if name not in dropped]
-        with _opened(path, options) as file:
-            rows = _checked(_body(file, path, layout.lines), layout, path, {*texts, *dropped})
-        if options.decimal is None and not options.thousands:
-            _check_points(rows, layout, path, {*texts, *dropped})
-        with _opened(path, options) as file:
-            for _ in range(layout.lines):
-                file.readline()
-            frame = pd.read_csv(
-                file,
-                sep=layout.sep,
-                header=None,
-                names=layout.names,
-                usecols=kept,
-                low_memory=False,
-                skipinitialspace=True,
-                na_values=list(options.na or ()),
-                dtype={name: str for name in kept if name in texts or options.form != Form()},
-            )
+        frame = _read(path, options, layout)
     except UnicodeDecodeError as cause:
         raise UsageError(f"{path} is not written in {options.encoding or 'UTF-8'}; {_encoding_hint(path)}.") from cause
     except (OSError, EOFError, ValueError, csv.Error, zlib.error, OverflowError, MemoryError) as cause:
@@ -89,6 +68,32 @@ def frame_of(path: Path, options: Options) -> pd.DataFrame:
     if options.header is None:
         _check_names(frame, path)
     return frame
+
+
+def _read(path: Path, options: Options, layout: _Layout) -> pd.DataFrame:
+    """Return the rows behind the header, once what pandas would read without a word is refused."""
+    import pandas as pd
+
+    dropped, texts = (columns_of(text, layout.names) for text in (options.drop, options.categories))
+    kept = [name for name in layout.names if name not in dropped]
+    with _opened(path, options) as file:
+        rows = _checked(_body(file, path, layout.lines), layout, path, {*texts, *dropped})
+    if options.decimal is None and not options.thousands:
+        _check_points(rows, layout, path, {*texts, *dropped})
+    with _opened(path, options) as file:
+        for _ in range(layout.lines):
+            file.readline()
+        return pd.read_csv(
+            file,
+            sep=layout.sep,
+            header=None,
+            names=layout.names,
+            usecols=kept,
+            low_memory=False,
+            skipinitialspace=True,
+            na_values=list(options.na or ()),
+            dtype={name: str for name in kept if name in texts or options.form != Form()},
+        )
 
 
 @contextmanager

@@ -51,17 +51,19 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     halves = [_halves([next(images) for _ in own], seed) for own in layout]
     train, domain = _joined([train for train, _ in halves])
     test, test_domain = _joined([test for _, test in halves])
-    untrained = sorted({*range(len(classes))} - {*train[1].tolist()})
-    if untrained:
-        raise UsageError(
-            f"The class {shown(classes[untrained[0]])} of {folder} has no image for training; give it some."
-        )
+    _check_trained(train[1], classes, folder)
     name = f"imagefolder:{folder.resolve().name}" + (f"?{query}" if query else "")
     note = (
         f"{name}: {sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
     )
     domains = (domain, test_domain) if query else None
     return image_dataset(name, train, test, len(classes), domains, (note,))
+
+
+def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None:
+    missing = sorted({*range(len(classes))} - {*labels.tolist()})
+    if missing:
+        raise UsageError(f"The class {shown(classes[missing[0]])} of {folder} has no image for training; give it some.")
 
 
 def _passed_over(sources: Sequence[Path], layout: Sequence[Sequence[Path]]) -> str:

@@ -54,7 +54,7 @@ class Form:
 
     def read(self, text: str) -> float | None:
         """Return the number that `text` is, None where it is none. Signs of other alphabets count as ASCII's."""
-        plain = text.strip().translate(_ASCII)
+        plain = in_ascii(text.strip())
         if not _pattern(self).fullmatch(plain):
             return None
         return float(plain.replace(self.thousands or "_", "").replace(self.decimal, "."))
@@ -80,7 +80,12 @@ def doubt(name: str, counts: Mapping[str, int], form: Form) -> str:
     """
     texts = [text for text in counts if text.lower() not in _NO_VALUE]
     kept = f"'categories={option(name)}' to take each text for a category"
-    for why in (_numbers(texts, counts, form), _signed(texts, counts), _dates(texts, counts), _single(counts)):
+    for why in (
+        _numbers(texts, counts, form),
+        _signed(texts, counts),
+        _dates(name, texts, counts),
+        _single(name, counts),
+    ):
         if why:
             return f"{why}, or {kept}"
     cases = {text.casefold(): text for text in counts}
@@ -91,9 +96,14 @@ def doubt(name: str, counts: Mapping[str, int], form: Form) -> str:
     return f"holds {alike}, which differ in case alone; write one of them in the file, or {kept}"
 
 
+def in_ascii(text: str) -> str:
+    """Return a text with the minus signs, spaces, apostrophes and digits of ASCII for those of typesetters."""
+    return text.translate(_ASCII)
+
+
 def any_number(text: str) -> bool:
     """Return whether a text is a number in some form, signs of currencies and the like around it included."""
-    bare = _BEHIND.sub("", _BEFORE.sub("", text.translate(_ASCII), count=1))
+    bare = _BEHIND.sub("", _BEFORE.sub("", in_ascii(text), count=1))
     return bool(_BASE_16.fullmatch(text)) or any(one.read(bare) is not None for one in _FORMS)
 
 
@@ -171,17 +181,16 @@ def _signed(texts: Sequence[str], counts: Mapping[str, int]) -> str:
     return f"has {rows} that are numbers with signs or units, as {shown(example, 30)}; write bare numbers in the file"
 
 
-def _dates(texts: Sequence[str], counts: Mapping[str, int]) -> str:
+def _dates(name: str, texts: Sequence[str], counts: Mapping[str, int]) -> str:
     some = [text for text in texts if _DATE.fullmatch(text)]
     if not some or not _most(some, texts, counts):
         return ""
-    return f"holds dates or times, as {shown(some[0], 30)}; turn them into numbers, leave them out by 'drop='"
+    return f"holds dates or times, as {shown(some[0], 30)}; write 'drop={option(name)}' to leave it out"
 
 
-def _single(counts: Mapping[str, int]) -> str:
+def _single(name: str, counts: Mapping[str, int]) -> str:
     rows = sum(counts.values())
     if len(counts) <= MANY or 2 * len(counts) <= rows:
         return ""
-    return (
-        f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do; leave it out by 'drop='"
-    )
+    words = f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do"
+    return f"{words}; write 'drop={option(name)}' to leave it out"

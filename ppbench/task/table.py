@@ -53,9 +53,12 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     target = frame.columns[-1] if options.target is None else options.target
     if target not in frame.columns:
         raise unknown("column", target, [str(column) for column in frame.columns])
-    frame = typed(frame, options, path)
-    rows = len(frame)
-    frame = _complete(frame, target, options, path)
+    return _dataset(typed(frame, options, path), target, options, seed, path)
+
+
+def _dataset(table: pd.DataFrame, target: str, options: Options, seed: int, path: Path) -> Dataset:
+    """Return the rows of a table without those that options leave out, split and encoded."""
+    frame = _complete(table, target, options, path)
     regression = options.task == "regression"
     y, classes = _targets(frame[target], path) if regression else _labels(frame[target], options, path)
     inputs = frame.drop(columns=[target])
@@ -74,7 +77,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         kind="tabular",
         task=options.task,
         columns=columns,
-        notes=(f"{name}: {_rows(rows, len(frame))}; {_reading(inputs)}; target: {aim}",),
+        notes=(f"{name}: {_rows(len(table), len(frame))}; {_reading(inputs)}; target: {aim}",),
     )
 
 
