@@ -53,11 +53,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     test, test_domain = _joined([test for _, test in halves])
     _check_trained(train[1], classes, folder)
     name = f"imagefolder:{folder.resolve().name}" + (f"?{query}" if query else "")
-    note = (
-        f"{name}: {sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
-    )
+    about = f"{sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
     domains = (domain, test_domain) if query else None
-    return image_dataset(name, train, test, len(classes), domains, (note,))
+    return image_dataset(name, train, test, len(classes), domains, (f"{name}: {about}",))
 
 
 def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None:
