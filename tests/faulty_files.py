@@ -251,6 +251,11 @@ TABLES = {
         remedy="?decimal=,",
     ),
     "dates": table(at(1, lambda e, i: f"2026-0{1 + i % 9}-11"), "'b'", "dates or times", right=None),
+    "months": table(at(1, lambda e, i: f"2026-{1 + i % 12:02}"), "dates or times", right=None),
+    "ranges": table(at(1, lambda e, i: ["0-9", "10-19", "20+"][i % 3]), right=at(1, lambda e, i: "jkl"[i % 3])),
+    "numbers with a last one open": table(
+        at(1, lambda e, i: ["0", "1", "2", "3+"][i % 4]), "repair", "'3+'", right=None
+    ),
     "times of day": table(at(1, lambda e, i: f"{i % 24}:30"), "dates or times", right=None),
     "names of rows": table(
         at(2, lambda e, i: f"p{i}x"),

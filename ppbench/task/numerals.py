@@ -17,12 +17,13 @@ _ASCII: dict[int, int | str] = {
 }
 """Minus signs, spaces, apostrophes and full-width characters as ASCII has them."""
 _CURRENCY = r"USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹]"
-_BEFORE = re.compile(rf"(?:{_CURRENCY}|[\s#~<>=≤≥(*'\"+-])+(?=[\d.,])", re.ASCII)
+_BEFORE = re.compile(rf"^(?:{_CURRENCY}|[\s#~<>=≤≥(*'\"+-])+(?=[\d.,])", re.ASCII)
 _BEHIND = re.compile(rf"(?:{_CURRENCY}|[\s%‰°)+*'\"-])+$", re.ASCII)
 _BASE_16 = re.compile(r"[+-]?0[xX][0-9a-fA-F]+", re.ASCII)
 _WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s?[A-Za-zµ/]{1,6}[²³\d]?", re.ASCII)
 _DATE = re.compile(
-    r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}"
+    r"(?:\d{4}[-/](?:0[1-9]|1[0-2])"
+    r"|\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}"
     r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})(?:[T ,].*)?|\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?: ?[AaPp][Mm])?",
     re.ASCII,
 )
@@ -87,13 +88,13 @@ def doubt(name: str, counts: Mapping[str, int], form: Form) -> str:
         _single(name, counts),
     ):
         if why:
-            return f"{why}, or {kept}"
+            return f"{why}, or write {kept}"
     cases = {text.casefold(): text for text in counts}
     double = next((text for text in counts if cases[text.casefold()] != text), None)
     if double is None:
         return ""
     alike = f"{shown(double, 30)} and {shown(cases[double.casefold()], 30)}"
-    return f"holds {alike}, which differ in case alone; write one of them in the file, or {kept}"
+    return f"holds {alike}, which differ in case alone; write one of them in the file, or write {kept}"
 
 
 def in_ascii(text: str) -> str:
@@ -103,7 +104,7 @@ def in_ascii(text: str) -> str:
 
 def any_number(text: str) -> bool:
     """Return whether a text is a number in some form, signs of currencies and the like around it included."""
-    bare = _BEHIND.sub("", _BEFORE.sub("", in_ascii(text), count=1))
+    bare = _BEHIND.sub("", _BEFORE.sub("", in_ascii(text)))
     return bool(_BASE_16.fullmatch(text)) or any(one.read(bare) is not None for one in _FORMS)
 
 
@@ -161,13 +162,13 @@ def _remedy(best: Sequence[Form], example: str, others: Sequence[str]) -> str:
     """Return what reads numbers of one of the forms `best` (none: they are read as they are) beside other texts."""
     if any(not one.query for one in best):
         return "write numbers in one way in the whole table"
-    if len(others) > 3 or any("," in text for text in others):
+    if len(others) > 3 or any("," in text or any_number(text) for text in others):
         return "repair the other entries"
     marks = [f"na={option(','.join(others))}"] if others else []
     ways = [repr("&".join([one.query, *marks])) for one in best] or [repr(marks[0])]
     if len(best) > 1:
         ways = [f"{way} (that is {one.read(example):.15g})" for way, one in zip(ways, best, strict=True)]
-    return f"write {' or '.join(ways)}{' (rows without a value are left out)' if marks else ''}"
+    return f"write {' or '.join(ways)}{' if that is no value (such rows are left out)' if marks else ''}"
 
 
 def _signed(texts: Sequence[str], counts: Mapping[str, int]) -> str:
