@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from faulty_files import EVERY
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -173,6 +174,7 @@ DATA = {
     "masks too small": ("segmentation:f", partial(masked, lambda draw: png((8, 8), color=255))),
     "masks are no images": ("segmentation:f", partial(masked, noise)),
 }
+DATA |= {name: (case.dataset, case.make) for name, case in EVERY.items() if case.words}
 
 
 def IDX(folder, draw):

@@ -196,6 +196,23 @@ def test_csv_features_labels_and_range(tmp_path):
     assert data.data_range == (float(data.train.x.min()), float(data.train.x.max()))
 
 
+def test_it_is_noted_which_columns_are_categories_and_of_how_many_values(tmp_path):
+    path = write_csv(tmp_path / "a.csv", table())
+    (note,) = open_dataset(f"csv:{path}", seed=0, root=tmp_path).notes
+    read = "numbers: age, id (it counts the rows), pdays; categories (values): job (3)"
+    assert note == f"csv:a.csv: 40 rows; {read}; target: y (2 classes)"
+    rows = [[*row[:3], "" if row[1] < 4 else row[3], row[4]] for row in table()]
+    path = write_csv(tmp_path / "a.csv", rows)
+    (note,) = open_dataset(f"csv:{path}?na=&drop=age,job&target=id&task=regression", seed=0, root=tmp_path).notes
+    read = "36 rows (4 without a value are left out); numbers: pdays; categories (values): y (2)"
+    assert note == f"csv:a.csv: {read}; target: id (numbers)"
+
+
+def test_numbers_that_hardly_differ_beside_their_size_are_refused(tmp_path, refused):
+    rows = [[1e9 + row[1] * 2e-7, *row[1:]] for row in table()]
+    refused(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", "'age'", "too little beside their size")
+
+
 @pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_separator_is_sniffed_and_gzip_read(tmp_path, sep, name):
@@ -315,7 +332,7 @@ def test_bad_tables_are_refused(tmp_path, refused):
     refused(f"csv:{write_csv(path, [])}", "0 rows")
     refused(f"csv:{write_csv(path, [[*row, 1, 2] for row in table()])}", "more fields than its header")
     uneven = [*table(), [1, 2, "r", 3, "no", 4]]
-    refused(f"csv:{write_csv(path, uneven)}", "cannot be read as a table", "saw 6")
+    refused(f"csv:{write_csv(path, uneven)}", "Line 42", "more fields than its header: 6, not 5")
     refused(f"csv:{write_csv(path, table(), header='age;age;job;pdays;y')}", "Duplicate names")
     path.write_bytes(b"\xff\xfe\x00")
     refused(f"csv:{path}", "UTF-8")

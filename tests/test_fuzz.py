@@ -16,7 +16,8 @@ from math import inf, nextafter
 from pathlib import Path
 
 import pytest
-from bad_inputs import Case, cases, numeric
+from bad_inputs import Case, cases, evaluated, numeric
+from faulty_files import EVERY, composed
 
 from ppbench import cli
 from ppbench.adversary.attack import Attack
@@ -24,6 +25,7 @@ from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
 from ppbench.records.store import Store
+from ppbench.task.opening import open_dataset
 
 SEED = 16
 LIMIT = 20.0
@@ -144,6 +146,37 @@ def test_bad_input_is_refused_in_one_sentence(quiet, pytestconfig, capsys):
             told.append(f"{what}: {case.kind}: ppbench {' '.join(map(repr, case.words))[:700]}\n    {said}")
     print(table(counts, found), f"\n{sum(counts.values())} cases, {time.process_time() - start:.1f} s of a core")
     assert not told, f"{len(told)} of {sum(counts.values())}:\n" + "\n".join(told[:200])
+
+
+@pytest.mark.parametrize("name", [*EVERY])
+def test_a_file_with_a_fault_is_read_right_or_refused_with_what_reads_it_right(quiet, name):
+    case = EVERY[name]
+    if case.words:
+        refused = evaluated("files with faults", make=case.make, dataset=case.dataset, model="mlp")
+        wrong_by, message = tried(refused, quiet / "refused", SEED)
+        assert not wrong_by, f"{wrong_by}: {message}"
+        assert [word for word in case.words if word not in message] == [], message
+    if case.words and not case.remedy:
+        return
+    os.chdir(quiet)
+    for make in (case.make, *([case.right[1]] if case.right else [])):
+        make(quiet, random.Random(SEED))
+    made = open_dataset(case.dataset.partition("?")[0] + case.remedy if case.remedy else case.dataset, seed=0)
+    assert case.right is None or made.sha256() == open_dataset(case.right[0], seed=0).sha256()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_several_faults_at_once_are_read_right_by_their_options_and_never_wrongly(quiet, seed):
+    dataset, make, (right, make_right) = composed(random.Random(seed))
+    for one in (make, make_right):
+        one(quiet, random.Random(SEED))
+    digest = open_dataset(right, seed=0).sha256()
+    assert open_dataset(dataset, seed=0).sha256() == digest
+    try:
+        made = open_dataset("csv:d.csv", seed=0).sha256()
+    except UsageError:
+        return
+    assert made == digest
 
 
 @pytest.mark.parametrize(("group", "base"), [("defenses", Defense), ("attacks", Attack)])

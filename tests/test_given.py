@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import somebodys
 import torch
+from PIL import Image
 from torch import nn
 from torch.func import grad, vmap
 
@@ -16,6 +18,7 @@ import ppbench
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.nets.net import Classifier, Net, build, initial, net_spec, trainable
 from ppbench.run.complete import at_hand
+from ppbench.task.given import assembled
 from ppbench.task.opening import open_dataset
 
 SHAPE = (1, 8, 8)
@@ -172,7 +175,7 @@ def test_data_sets_of_a_function() -> None:
     [
         ("half", "has the parts ['validation']; it must give (training part, test part)"),
         ("lone", "gave Items; it must give (training part, test part)"),
-        ("bad_labels", "are torch.float32 (4,); give whole numbers"),
+        ("bad_labels", "Row 0 of data set 'somebodys:bad_labels' has label 0."),
         ("uneven", "have the shapes (1, 8, 8) and (1, 9, 8); they must be of one"),
         ("unnamed", "has the columns ['picture', 'label']; none of them is called image"),
         ("volumes", "have shape (2, 2, 2, 2); images are [C, H, W], rows [F]"),
@@ -185,9 +188,76 @@ def test_what_is_no_data_set_is_refused_by_name(name: str, words: str) -> None:
     assert words in str(error.value) and f"somebodys:{name}" in str(error.value)
 
 
+def part(labels: Any, inputs: Any = None) -> Any:
+    """Return as many images as labels, and these."""
+    return torch.rand(len(labels), 1, 4, 4) if inputs is None else inputs, np.asarray(labels)
+
+
+@pytest.mark.parametrize("labels", [[0.0, 1.0, 2.0], [False, True, True], np.array([0, 1, 2], np.uint8)])
+def test_whole_numbers_are_labels_whatever_their_type(labels: Any) -> None:
+    for one in (part([*labels] * 4), [(torch.rand(1, 4, 4), label) for label in [*labels] * 4]):
+        data = assembled("mine", (one, one), 0)
+        assert data.train.y.tolist() == [int(label) for label in [*labels] * 4]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.0, 10.7, 21.4], "Row 1 of data set 'mine' has label 10.7; labels must be class numbers"),
+        ([0.0, np.nan, 1.0], "Row 1 of data set 'mine' has label nan"),
+        ([0.0, np.inf, 1.0], "Row 1 of data set 'mine' has label inf"),
+        (["cat", "dog", "cat"], "Row 0 of data set 'mine' has label 'cat'"),
+        ([0, 1, -1], "Row 2 of data set 'mine' has label -1"),
+        ([1, 2, 3], "'mine' has labels from 1 on; classes are numbered from 0: subtract 1"),
+        ([0, 10, 21], "'mine' has 3 labels, the largest 21; number the classes from 0 without gaps"),
+        (range(30), "'mine' has 30 labels in 30 examples, as names of examples do"),
+    ],
+)
+def test_labels_that_number_no_classes_are_refused(labels: Any, words: str) -> None:
+    for one in (part(labels), [(torch.rand(1, 4, 4), label) for label in labels]):
+        with pytest.raises(UsageError) as error:
+            assembled("mine", {"train": one}, 0)
+        assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (torch.rand(12, 1, 4, 4) * 255, "have values from"),
+        (torch.randint(0, 256, (12, 1, 4, 4)), "give uint8, or floats divided by what is white"),
+        (np.zeros((12, 8, 8, 4), np.uint8), "as height x width x channels; give 1 or 3 channels"),
+        (np.full((12, 1, 4, 4), 1e300), "holds a value that is not finite"),
+        (np.array([["a", "b"]] * 12), "are <U1; they must be numbers or images"),
+        (np.full((12, 3), None), "are object; they must be numbers or images"),
+    ],
+)
+def test_inputs_that_would_be_read_wrongly_are_refused(inputs: Any, words: str) -> None:
+    one = part([0, 1, 2] * 4, inputs)
+    with pytest.raises(UsageError) as error:
+        assembled("mine", (one, one), 0)
+    assert words in str(error.value)
+
+
+def test_pictures_are_read_as_files_of_them_are() -> None:
+    """Turned by their EXIF; 16 bits a channel are refused, which Pillow would clip to white."""
+    array = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    turned, deep = Image.fromarray(np.ascontiguousarray(np.rot90(array))), Image.new("I;16", (4, 4), 9000)
+    turned.getexif()[0x0112] = 6
+    data = assembled("mine", {"train": [(turned, row % 2) for row in range(10)]}, 0)
+    assert np.array_equal(data.train.x[0].permute(1, 2, 0), array)
+    with pytest.raises(UsageError, match="'mine' has pixels of type 'I;16'; convert it to 8-bit grey or RGB"):
+        assembled("mine", {"train": [(deep, row % 2) for row in range(10)]}, 0)
+
+
+def test_it_is_noted_what_was_read_and_what_not() -> None:
+    one = part([0, 1, 3] * 4, torch.randn(12, 5))
+    (note,) = assembled("mine", {"train": one, "test": one, "validation": one}, 0).notes
+    assert note.startswith("mine: 24 rows of (5,) from -")
+    assert note.endswith("4 classes, of which 2 has no example for training; not read: validation")
+
+
 def test_a_folder_that_the_library_datasets_saved(tmp_path: Path) -> None:
     import datasets
-    from PIL import Image
 
     pictures = [Image.fromarray(somebodys.arrays()[0][0][i]) for i in range(20)]
     features = datasets.Features({"img": datasets.Image(), "kind": datasets.Value("int64")})

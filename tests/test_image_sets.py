@@ -260,14 +260,14 @@ def write_folder(folder: Path, names: dict[str, int], seed: int = 0) -> None:
 
 
 def test_imagefolder_with_train_and_test(tmp_path):
-    write_folder(tmp_path / "train", {"cat": 3, "dog": 2})
+    write_folder(tmp_path / "train", {"bird": 1, "cat": 3, "dog": 2})
     write_folder(tmp_path / "test", {"bird": 1, "dog": 1})
     (tmp_path / "train" / "cat" / "Thumbs.db").write_text("no image")
     (tmp_path / "train" / ".cache").mkdir()
     data = open_dataset(f"imagefolder:{tmp_path}", seed=0, root=tmp_path)
-    assert data.train.y.tolist() == [1, 1, 1, 2, 2]  # bird, cat, dog
+    assert data.train.y.tolist() == [0, 1, 1, 1, 2, 2]
     assert data.test.y.tolist() == [0, 2]
-    assert torch.equal(data.train.x[:3], torch.from_numpy(pictures(3, (8, 8, 3))).permute(0, 3, 1, 2))
+    assert torch.equal(data.train.x[1:4], torch.from_numpy(pictures(3, (8, 8, 3), 1)).permute(0, 3, 1, 2))
 
 
 def test_imagefolder_without_parts_is_split_by_the_seed(tmp_path):

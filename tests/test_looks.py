@@ -35,6 +35,9 @@ class Heard:
     def ready(self, records):
         self.first.append((self.ended, list(records)))
 
+    def say(self, line):
+        raise AssertionError("digits are read in one way")
+
 
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory, undrawn):

@@ -14,13 +14,17 @@ from ppbench import evaluate
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.attacks.reconstruction.tableak import TabLeak, pooled
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
+from ppbench.commands.terminal import as_json
 from ppbench.federation.evidence import simulation
 from ppbench.federation.plan import Columns, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, image_metrics
 from ppbench.questions.rows import TOLERANCE, row_accuracy
+from ppbench.records.origin import origin_of
+from ppbench.records.store import Store
 from ppbench.task.opening import open_dataset
 
 COLUMNS = Columns(4, (3, 5, 2))
@@ -192,13 +196,21 @@ def test_images_are_not_for_it():
         TabLeak(settle=2.0).check()
 
 
-def test_an_evaluation_of_a_table_tells_the_accuracy_of_its_columns(table, tmp_path):
+def test_an_evaluation_of_a_table_tells_the_accuracy_of_its_columns_and_how_they_were_read(table, tmp_path):
+    lines = []
+    progress = Bars(quiet=True)
+    progress.say = lines.append
     found = evaluate(
         **dict(defense="none", dataset=f"csv:{table}", model="mlp", clients=2, rounds=1, victims=4, attack_batch=(1,)),
         **dict(stages=("init",), threats=("server/1",), attacks=("tableak",), out=tmp_path / "out", workers=1),
         settings={"tableak.budget": 400},
+        progress=progress,
     )
     told = {r.config.defense.id: r.metric("reconstruction_accuracy") for r in found.records}
     assert told["none"].value == 1 and 0 < told["none"].chance < 1
     assert told["full_noise"].value < 0.9
+    read = "60 rows; numbers: age, dose; categories (values): job (3), ill (2); target: y (2 classes)"
+    assert (f"csv:t.csv: {read}",) == tuple(lines) == found.notes == origin_of(Store(found.out)).data
+    assert as_json(found)["data"] == lines
+    assert f"<br>csv:t.csv: {read}" in (found.out / "leaderboard.html").read_text()
     assert "reconstruction_accuracy_chance" in (found.out / "leaderboard.csv").read_text().splitlines()[0]

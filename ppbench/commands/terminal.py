@@ -231,6 +231,7 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         "reliable": result.reliable,
         "verdict": list(result.verdict),
         "verdicts": [found.as_dict() for found in result.verdicts],
+        "data": list(result.notes),
         "computed": result.computed,
         "out": str(result.out),
         "cells": [cell(record) for record in result.records],

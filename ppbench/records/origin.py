@@ -28,13 +28,15 @@ class Origin(Strict):
     """How cells of a folder were last computed.
 
     command: as typed but for the folders of absolute paths, "" where it was no command line; date: the day, UTC, as
-    "2026-11-23"; commit: of the checkout that ppbench ran from, as git abbreviates it, "" where it was none.
+    "2026-11-23"; commit: of the checkout that ppbench ran from, as git abbreviates it, "" where it was none; data: how
+    data sets were read, `Dataset.notes`.
     """
 
     schema_: Literal["ppbench.origin/1"] = Field(default="ppbench.origin/1", alias="schema")
     command: str = ""
     date: str = ""
     commit: str = ""
+    data: tuple[str, ...] = ()
 
 
 def command_of(words: Sequence[str]) -> str:
@@ -62,10 +64,10 @@ def typed() -> str:
     return command_of(sys.argv[1:])
 
 
-def save_origin(out: Path, command: str) -> None:
-    """Keep today's origin in the results folder `out`. Raises UsageError where that cannot be."""
+def save_origin(out: Path, command: str, data: Sequence[str] = ()) -> None:
+    """Keep today's origin in the results folder `out`, with notes on `data`. UsageError where that cannot be."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    write_atomic(out / ORIGIN, canonical(Origin(command=command, date=today, commit=_commit())))
+    write_atomic(out / ORIGIN, canonical(Origin(command=command, date=today, commit=_commit(), data=tuple(data))))
 
 
 def restate(out: Path, command: str) -> None:

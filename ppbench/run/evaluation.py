@@ -50,7 +50,7 @@ from ppbench.task.dataset import check_content
 class Evaluation:
     """What an evaluation gave: cells, what vouches for them, what was found.
 
-    answer: what is told first; computed: how many cells ran now.
+    answer: what is told first; computed: how many cells ran now; notes: how the data were read.
     """
 
     config: EvaluateConfig
@@ -59,6 +59,7 @@ class Evaluation:
     answer: Answer
     out: Path
     computed: int
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -135,7 +136,7 @@ def _evaluate(
     answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)))
+    return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)), experiment.notes)
 
 
 @guard()
@@ -166,6 +167,7 @@ def check(experiment: Experiment) -> None:
             f"Data set {shown(config.dataset)} holds one and the same value everywhere; there is nothing to find."
         )
     check_content(task.dataset)
+    _ = experiment.notes  # kept from here on: a process holds few tasks
     held = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
         if not stranger("attacks", attack.name):  # strangers' were asked before they were chosen
@@ -213,12 +215,15 @@ def compute(
     """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
 
     first: names of the cells of the first answer, which are done first and told of as soon as they have ended.
-    Where finished cells of `asked` are of other code than today's, a warning says so.
+    Where finished cells of `asked` are of other code than today's, a warning says so. How data were read is said.
     """
+    notes = tuple(dict.fromkeys(note for one in asked for note in one.experiment.notes))
+    for note in notes:
+        progress.say(note)
     tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
-    save_origin(store.out, command)
+    save_origin(store.out, command, notes)
     if not todo:
         save_soundness(store.out, selftest())
         return True

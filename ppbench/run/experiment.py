@@ -47,6 +47,11 @@ class Experiment:
         return describe(self.task, self.config)
 
     @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """How the task's data were read, in lines for people."""
+        return self.task.dataset.notes
+
+    @cached_property
     def attacks(self) -> tuple[Attack, ...]:
         """The attacks that suit the task's network and loss, and the probes (UsageError: a named one does not)."""
         config, found = self.config, []

@@ -41,6 +41,9 @@ class Progress(Protocol):
     def ready(self, records: Sequence[Record]) -> None:
         """Hear that the cells of the first answer have ended, while others still run; not called in a sweep."""
 
+    def say(self, line: str) -> None:
+        """Hear a line for people: how a data set was read."""
+
 
 @dataclass(frozen=True)
 class Wanted:

@@ -71,6 +71,7 @@ class Dataset:
         data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training part
             for tables (test rows may lie outside).
         columns: how table rows are encoded; None where that is not known.
+        notes: how it was read, in lines for people: what was taken for what, and what was passed over.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Dataset:
     kind: Kind
     task: TaskKind = "classification"
     columns: Columns | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.columns is not None and (self.columns.width,) != self.shape:
@@ -203,11 +205,10 @@ def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
         return
     rows = split.x.flatten(1)
     low, high = dataset.data_range
-    bad = ~rows.isfinite().all(1)
-    if dataset.kind == "image":
-        bad |= (rows < low).any(1) | (rows > high).any(1)
+    bad, what = ~rows.isfinite().all(1), "not finite in single precision"
+    if dataset.kind == "image" and not bad.any():
+        bad, what = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
     if bad.any():
         raise UsageError(
-            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is not finite or not in the data range "
-            f"[{low}, {high}]; clean the data first."
+            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is {what}; clean the data first."
         )

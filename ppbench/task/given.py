@@ -1,11 +1,13 @@
 """Data that nobody prepared for this bench: what a function of the user's gives, and folders of the library `datasets`.
 
 A part (training, test) is a pair of inputs and labels, or anything with a length whose items are such pairs or dicts:
-a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images or rows of numbers, labels class numbers from 0.
+a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images (uint8, or floats up to 1) or rows of numbers
+(uint8: divided by 255), labels class numbers from 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +16,20 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because, one_line, shown
+from ppbench.base.errors import UsageError, because, listed, one_line, shown
 from ppbench.task.dataset import Dataset, Kind, Split, existing
-from ppbench.task.images import LABELS, stack
+from ppbench.task.images import LABELS, pixels, stack
+from ppbench.task.labels import class_numbers, classes_of, empty_classes
 from ppbench.task.partition import hold_out
 
 Part = tuple[Tensor, Tensor]
 _PARTS = ("train", "test")
 _INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
+_BRIGHTEST = 2.0
+"""Of floats that show an image, at most: what is brighter was not divided by 255, or by what its white is."""
 NEED = "it must give (training part, test part), or a dict of train and test"
 
 
@@ -34,7 +40,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     where none are given. Needs the package `datasets`. Raises UsageError: a folder or a column that cannot be used.
     """
     place, _, query = argument.partition("?")
-    path, asked = existing("hf", place), dict(parse_qsl(query))
+    path, asked = existing("hf", place), dict(parse_qsl(query, keep_blank_values=True))
     if odd := {*asked} - {"image", "label"}:
         raise UsageError(
             f"The data set {shown('hf:' + argument)} has the option {min(odd)!r}; known are image and label."
@@ -44,12 +50,13 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     except ImportError as cause:
         raise UsageError("The data set 'hf' needs the package `datasets`; pip install datasets.") from cause
     try:
-        found: Any = load_from_disk(str(path))
+        saved: Any = load_from_disk(str(path))
     except Exception as cause:
-        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); write it again.") from cause
-    if not isinstance(found, Mapping):
-        found = {"train": found}
-    return assembled(f"hf:{path.resolve().name}", found, seed, asked)
+        right = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
+        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {right}.") from cause
+    return assembled(
+        f"hf:{path.resolve().name}", saved if isinstance(saved, Mapping) else {"train": saved}, seed, asked
+    )
 
 
 def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
@@ -65,10 +72,20 @@ def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | Non
         (x, y), (train, test) = parts[0], hold_out(parts[0][1], 5, seed)
         parts = [(x[train], y[train]), (x[test], y[test])]
     (x, y), (x_test, y_test) = parts
-    shape, classes = tuple(x.shape[1:]), int(max(y.max(), y_test.max())) + 1
+    shape, classes = tuple(x.shape[1:]), classes_of(f"The data set {shown(name)}", torch.cat([y, y_test]))
     low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
     kind: Kind = "image" if len(shape) == 3 else "tabular"
-    return Dataset(name, Split(x, y, classes), Split(x_test, y_test, classes), classes, shape, (low, high), kind)
+    if kind == "image" and low >= 0 and _BRIGHTEST < high < math.inf:
+        raise UsageError(
+            f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
+            "by what is white."
+        )
+    about = f"{'images' if kind == 'image' else 'rows'} of {tuple(shape)} from {low:g} to {high:g}"
+    others = [str(part) for part in found if part not in _PARTS] if isinstance(found, Mapping) else []
+    note = f"{name}: {len(y) + len(y_test)} {about}, {classes} classes{empty_classes(y, classes)}"
+    note += f"; not read: {listed(others)}" if others else ""
+    splits = Split(x, y, classes), Split(x_test, y_test, classes)
+    return Dataset(name, *splits, classes, shape, (low, high), kind, notes=(note,))
 
 
 def _parts(name: str, found: Any) -> list[Any]:
@@ -85,21 +102,27 @@ def _parts(name: str, found: Any) -> list[Any]:
 def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
     """Return inputs uint8 or float32 [N, *shape] and labels int64 [N] of one part."""
     if isinstance(part, tuple | list) and len(part) == 2 and all(hasattr(one, "shape") for one in part):
-        x, y = (torch.as_tensor(np.asarray(one)) for one in part)
+        array, labels = (np.asarray(_plain(name, one)) for one in part)
+        if labels.ndim != 1:
+            shape = f"{labels.dtype} {labels.shape}"
+            raise UsageError(f"The labels of data set {shown(name)} are {shape}; give whole numbers, one an example.")
+        x, y = _tensor(name, array), class_numbers(f"data set {shown(name)}", labels)
     else:
-        inputs, labels = _items(name, part, columns)
-        x, y = _inputs(name, inputs), torch.tensor([int(label) for label in labels])
-    if y.dim() != 1 or y.is_floating_point():
-        told = f"{y.dtype} {tuple(y.shape)}"
-        raise UsageError(f"The labels of data set {shown(name)} are {told}; give whole numbers, one an example.")
+        inputs, targets = _items(name, part, columns)
+        x, y = _inputs(name, inputs), class_numbers(f"data set {shown(name)}", targets)
     if x.dim() == 3:  # grey images without an axis of channels
         x = x[:, None]
     if x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
+    if x.dim() == 4 and x.shape[3] in (2, 4) and x.shape[1] > 4:
+        raise UsageError(
+            f"The images of data set {shown(name)} have shape {tuple(x.shape[1:])}, as height x width x channels; give "
+            "1 or 3 channels, or [C, H, W]."
+        )
     if x.dim() not in (2, 4):
         told = str(tuple(x.shape[1:]))
         raise UsageError(f"The inputs of data set {shown(name)} have shape {told}; images are [C, H, W], rows [F].")
-    return (x if x.dtype == torch.uint8 else x.float()).contiguous().clone(), y.long().clone()
+    return x.contiguous().clone(), y
 
 
 def _items(name: str, part: Any, columns: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
@@ -131,23 +154,35 @@ def _column(name: str, item: Mapping[str, Any], known: Sequence[str], asked: str
 
 def _inputs(name: str, inputs: Iterable[Any]) -> Tensor:
     """Return inputs stacked: pictures as uint8 [N, C, H, W], arrays and tensors as they are."""
-    arrays = [np.array(_plain(one)) for one in inputs]
+    arrays = [np.array(_plain(name, one)) for one in inputs]
     if arrays[0].dtype == np.uint8 and all(a.ndim == 2 or (a.ndim == 3 and a.shape[2] in (1, 3)) for a in arrays):
         return stack(arrays, [f"example {index} of {name}" for index in range(len(arrays))])
     if len({array.shape for array in arrays}) > 1:
         sizes = " and ".join(str(size) for size in sorted({array.shape for array in arrays})[:2])
         raise UsageError(f"The inputs of data set {shown(name)} have the shapes {sizes}; they must be of one.")
-    if arrays[0].dtype.kind not in "fiub":
-        raise UsageError(f"The inputs of data set {shown(name)} are {arrays[0].dtype}; they must be numbers or images.")
-    return torch.from_numpy(np.stack(arrays))
+    return _tensor(name, np.stack(arrays))
 
 
-def _plain(one: Any) -> Any:
-    """Return a PIL image as grey or RGB, a tensor as NumPy has it, anything else as it is."""
+def _tensor(name: str, array: NDArray[Any]) -> Tensor:
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"The inputs of data set {shown(name)} are {array.dtype}; they must be numbers or images.")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+        numbers = array if array.dtype == np.uint8 else array.astype(np.float32)
+    return torch.as_tensor(np.ascontiguousarray(numbers))
+
+
+def _plain(name: str, one: Any) -> Any:
+    """Return a PIL image as `pixels` does, a tensor as NumPy has it, anything else as it is."""
     if isinstance(one, Tensor):
-        return one.numpy(force=True)
-    mode = getattr(one, "mode", None)
-    return one.convert("L" if mode in ("1", "L") else "RGB") if mode is not None and hasattr(one, "convert") else one
+        return one.numpy(force=True) if not one.is_sparse else one.to_dense().numpy(force=True)
+    if not (hasattr(one, "mode") and hasattr(one, "convert")):
+        return one
+    try:
+        return pixels(one, f"data set {shown(name)}")
+    except UsageError:
+        raise
+    except Exception as cause:  # a damaged file makes its decoder raise anything
+        raise UsageError(f"An image of data set {shown(name)} cannot be decoded ({because(cause)}).") from cause
 
 
 def _range(*parts: Tensor) -> tuple[float, float]:

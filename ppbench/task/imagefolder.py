@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, shown
+from ppbench.base.errors import UsageError, count_of, listed, shown
 from ppbench.task.dataset import Dataset, existing
 from ppbench.task.images import decode, image_dataset, join, stack
 from ppbench.task.partition import hold_out
 
 Part = tuple[Tensor, Tensor]  # x uint8 [N, C, H, W], y int64 [N]
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_LEFT_BEHIND = frozenset(
+    ("__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+)
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -21,11 +25,12 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
     With "imagefolder:FOLDER?domains" every folder DOMAIN in FOLDER is laid out like that, and examples know their
     domain, numbered in the order of names; a domain need not have all classes. Classes are numbered in the order of
-    their names, over all parts together. Names that start with a dot, or lack the suffix of an image, are passed over.
-    Images are 8-bit and of one size, grey if all are; grey 28x28 gets a black border to 32x32. A split is stratified,
-    and a function of `seed`.
+    their names, over all parts together. Names that start with a dot, or lack the suffix of an image, and __MACOSX are
+    passed over. Images are 8-bit and of one size, grey if all are; grey 28x28 gets a black border to 32x32. A split is
+    stratified, and a function of `seed`.
 
-    Raises UsageError: no such folder, a class without images, an image that cannot be read, or several image sizes.
+    Raises UsageError: no such folder, a class without images or only for testing, images that lie above or below their
+    class folders, an image that cannot be read, or several image sizes.
     """
     text, _, query = argument.partition("?")
     if query not in ("", "domains"):
@@ -42,14 +47,38 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     parts = [part for own in layout for part in own]
     classes = _class_names(parts)
     x, y = zip(*(_read(part, classes) for part in parts), strict=True)
-    found = iter(zip(join(x, [str(part) for part in parts]), y, strict=True))
-    halves = [_halves([next(found) for _ in own], seed) for own in layout]
+    images = iter(zip(join(x, [str(part) for part in parts]), y, strict=True))
+    halves = [_halves([next(images) for _ in own], seed) for own in layout]
     train, domain = _joined([train for train, _ in halves])
     test, test_domain = _joined([test for _, test in halves])
-    name = f"imagefolder:{folder.resolve().name}"
-    if not query:
-        return image_dataset(name, train, test, len(classes))
-    return image_dataset(f"{name}?{query}", train, test, len(classes), (domain, test_domain))
+    _check_trained(train[1], classes, folder)
+    name = f"imagefolder:{folder.resolve().name}" + (f"?{query}" if query else "")
+    about = f"{sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
+    domains = (domain, test_domain) if query else None
+    return image_dataset(name, train, test, len(classes), domains, (f"{name}: {about}",))
+
+
+def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None:
+    missing = sorted({*range(len(classes))} - {*labels.tolist()})
+    if missing:
+        raise UsageError(f"The class {shown(classes[missing[0]])} of {folder} has no image for training; give it some.")
+
+
+def _passed_over(sources: Sequence[Path], layout: Sequence[Sequence[Path]]) -> str:
+    """Return a remark on what is no image by its suffix, and on folders beside train and test, "" where nothing is."""
+    homes = [home for parts in layout for part in parts for home in _folders(part)]
+    inner = [path for home in homes for path in home.iterdir() if path.suffix.lower() not in SUFFIXES]
+    odd = [path for path in inner if path.is_file() and not _junk(path)]
+    beside = [
+        str(path.relative_to(source.parent))
+        for source, parts in zip(sources, layout, strict=True)
+        for path in (_folders(source) if len(parts) == 2 else [])
+        if path not in parts
+    ]
+    suffixes = sorted({path.suffix or path.name for path in odd})
+    words = [f"{count_of(len(odd), 'file')} ({listed(suffixes, 60)})"] if odd else []
+    words += [listed(beside)] if beside else []
+    return f"; passed over: {', '.join(words)}" if words else ""
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -80,17 +109,28 @@ def _joined(sources: list[Part]) -> tuple[Part, Tensor]:
 
 def files(folder: Path) -> list[Path]:
     """Return the image files in `folder`, by `SUFFIXES`, in the order of their names; hidden ones are left out."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not _junk(path))
+
+
+def _junk(path: Path) -> bool:
+    """Return whether a path is what systems and archivers leave behind."""
+    return path.name.startswith(".") or path.name.lower() in _LEFT_BEHIND
 
 
 def _folders(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    paths = sorted(path for path in parent.iterdir() if not _junk(path))
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise UsageError(f"The link {path} leads nowhere; mend or remove it.")
+    return [path for path in paths if path.is_dir()]
 
 
 def _class_names(parents: list[Path]) -> list[str]:
     for parent in parents:
         if not _folders(parent):
             raise UsageError(f"The folder {parent} has no class folders; it must hold one folder of images a class.")
+        if loose := files(parent):
+            raise UsageError(f"The image {loose[0]} lies beside class folders; put it into that of its class.")
     return sorted({path.name for parent in parents for path in _folders(parent)})
 
 
@@ -98,10 +138,17 @@ def _read(parent: Path, classes: list[str]) -> Part:
     paths: list[Path] = []
     labels: list[int] = []
     for folder in _folders(parent):
-        found = files(folder)
-        if not found:
+        images, inner = files(folder), [path for path in _folders(folder) if files(path)]
+        if inner:
+            right = (
+                "move them up"
+                if images
+                else f"name the folder that holds one folder a class, as 'imagefolder:{folder}'"
+            )
+            raise UsageError(f"The class folder {folder} has images in its folder {inner[0].name}; {right}.")
+        if not images:
             raise UsageError(f"The class folder {folder} has no image ({', '.join(SUFFIXES)}); fill or remove it.")
-        paths += found
-        labels += [classes.index(folder.name)] * len(found)
+        paths += images
+        labels += [classes.index(folder.name)] * len(images)
     arrays = [decode(path, str(path)) for path in paths]
     return stack(arrays, [str(path) for path in paths]), torch.tensor(labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,34 +15,31 @@ from torch.nn.functional import pad
 from ppbench.base.errors import UsageError, because
 from ppbench.task.dataset import Dataset, Split
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 # Named, because Pillow would otherwise also try formats that start other programs (EPS).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 PIXELS = 2**24
 """Of an image, at most: what claims to have more is damaged, or made to fill memory."""
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 """What a column of labels may be called, the first that is there counts."""
+_MOVING = ("PNG", "GIF", "WEBP", "TIFF")
+_ORIENTATION = 0x0112
 _GREY = ("1", "L")
 _COLOR = ("RGB", "RGBA", "RGBX", "LA", "P", "PA", "CMYK", "YCbCr")
 
 
 def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
-    """Return an image as uint8: [H, W] if it is stored as grey, else [H, W, 3] (transparency is dropped; first frame).
+    """Return an image as `pixels` does. where: how an error names it, "row 3 of train.parquet".
 
-    where: how an error names it, "row 3 of train.parquet". UsageError: none of `FORMATS`, or over 8 bits a channel.
+    Raises UsageError: none of `FORMATS`, damaged, or no image that `pixels` takes.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > PIXELS:
-                size = f"{image.width}x{image.height}"
-                raise UsageError(f"The image in {where} says that it is {size}; images end at {PIXELS:,} pixels.")
-            if image.mode not in _GREY + _COLOR:
-                raise UsageError(
-                    f"The image in {where} has pixels of type {image.mode!r}; convert it to 8-bit grey or RGB."
-                )
-            plain = image if image.mode in ("L", "RGB") else image.convert("L" if image.mode in _GREY else "RGB")
-            return np.array(plain)
+            return pixels(image, where)
     except UsageError:
         raise
     except UnidentifiedImageError as cause:
@@ -52,6 +49,45 @@ def decode(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
         ) from cause
     except Exception as cause:  # a damaged file makes its decoder raise anything
         raise UsageError(f"The image in {where} cannot be decoded ({because(cause)}); repair or remove it.") from cause
+
+
+def pixels(image: Image.Image, where: str) -> NDArray[np.uint8]:
+    """Return an opened image as uint8: [H, W] if it is stored as grey, else [H, W, 3], turned as its EXIF says.
+
+    Transparency is dropped. Raises UsageError: over 8 bits a channel, several frames, more than `PIXELS`, or all that
+    it shows is in its transparency. What a damaged file makes its decoder raise passes.
+    """
+    from PIL import ImageOps
+
+    if image.width * image.height > PIXELS:
+        size = f"{image.width}x{image.height}"
+        raise UsageError(f"The image in {where} says that it is {size}; images end at {PIXELS:,} pixels.")
+    if image.mode not in _GREY + _COLOR:
+        raise UsageError(f"The image in {where} has pixels of type {image.mode!r}; convert it to 8-bit grey or RGB.")
+    if _deep(image):
+        raise UsageError(f"The image in {where} has 16 bits a channel; convert it to 8-bit grey or RGB.")
+    if image.format in _MOVING and getattr(image, "is_animated", False):
+        raise UsageError(f"The image in {where} has several frames; save the one that counts.")
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    plain = image if image.mode in ("L", "RGB") else image.convert("L" if image.mode in _GREY else "RGB")
+    colors = np.array(plain)
+    if image.has_transparency_data and (colors == colors[:1, :1]).all():
+        opaque = np.array(image.convert("RGBA"))[..., 3]
+        if opaque.min() != opaque.max():
+            raise UsageError(
+                f"The image in {where} is of one color, and shows something by its transparency alone; save it on a "
+                "background."
+            )
+    return colors
+
+
+def _deep(image: Image.Image) -> bool:
+    """Return whether a file has more than 8 bits a channel, of which Pillow would keep the upper ones."""
+    tiles = getattr(image, "tile", ())
+    if image.format == "PPM":
+        return any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in tiles)
+    return any(";16" in str(tile[3]) for tile in tiles)
 
 
 def stack(arrays: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> Tensor:
@@ -79,6 +115,7 @@ def image_dataset(
     test: tuple[Tensor, Tensor],
     classes: int,
     domains: tuple[Tensor, Tensor] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Dataset:
     """Return an image data set with range [0, 1], of (x uint8 [N, C, H, W], y int64 [N]); UsageError: as `Dataset`.
 
@@ -88,4 +125,5 @@ def image_dataset(
     x, x_test = (pad(x, (2, 2, 2, 2)) if x.shape[1:] == (1, 28, 28) else x for x in (train[0], test[0]))
     known = domains or (None, None)
     splits = Split(x, train[1], classes, known[0]), Split(x_test, test[1], classes, known[1])
-    return Dataset(name, *splits, classes=classes, shape=tuple(x.shape[1:]), data_range=(0.0, 1.0), kind="image")
+    shape = tuple(x.shape[1:])
+    return Dataset(name, *splits, classes=classes, shape=shape, data_range=(0.0, 1.0), kind="image", notes=notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import time
 import warnings
 from pathlib import Path
@@ -14,50 +15,79 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because
+from ppbench.base.errors import UsageError, because, listed
 from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.seals import packed, unpacked
 from ppbench.federation.bounds import MANY
-from ppbench.task.dataset import MAX_CLASSES, Dataset, existing
+from ppbench.task.dataset import Dataset, existing
 from ppbench.task.images import LABELS, decode, image_dataset, join, stack
+from ppbench.task.labels import class_numbers, classes_of, empty_classes
 from ppbench.task.partition import hold_out
 
-_CACHE_FORMAT = "2"  # part of the cache key; change it whenever decoding changes
+PARTS = ("train", "test")
+_LIKE_A_LABEL = re.compile("label|class|target", re.IGNORECASE)
+_CACHE_FORMAT = "3"  # part of the cache key; change it whenever decoding changes
 _SLOW = 1.0  # seconds of decoding from which a shard is worth caching
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Images in parquet files: parquet:FOLDER with train*.parquet and test*.parquet, or parquet:FILE split 80 : 20.
 
-    As Hugging Face keeps them: a column of structs with a field `bytes` (an encoded image, 8-bit grey or color) and an
-    integer column with the class: the only one, else that named label, labels, fine_label, target, class or y, in this
-    order. Shards are read in the order of their names. Images are grey if all are; grey 28x28 gets a black border to
-    32x32. A shard that took long to decode is kept in `root`/parquet. A FILE's split is stratified, a function of
-    `seed`.
+    As Hugging Face keeps them, also in FOLDER/data, or in folders train and test of it: a column of structs with a
+    field `bytes` (an encoded image, 8-bit grey or color) and a column with the class, a whole number: that named label,
+    labels, fine_label, target, class or y, in this order, else the only integers. Shards are read in the order of their
+    names. Images are grey if all are; grey 28x28 gets a black border to 32x32. A shard that took long to decode is kept
+    in `root`/parquet. A FILE's split is stratified, a function of `seed`.
 
-    Raises UsageError: a path, file, column or image that cannot be used, or several image sizes.
+    Raises UsageError: a path, file, column, label or image that cannot be used, or several image sizes.
     """
     path = existing("parquet", argument)
     name = f"parquet:{path.resolve().name}"
     if path.is_file():
         x, y = _shard(path, root)
+        classes = classes_of(str(path), y)
         train, test = hold_out(y, 5, seed)
-        return image_dataset(name, (x[train], y[train]), (x[test], y[test]), int(y.max()) + 1)
-    shards = {part: sorted(path.glob(f"{part}*.parquet")) for part in ("train", "test")}
-    for part, files in shards.items():
-        if not files:
-            raise UsageError(
-                f"The folder {path} has no file {part}*.parquet; it must hold train*.parquet and test*.parquet "
-                "(or name one file, which is split 80 : 20)."
-            )
+        note = _note(name, [path], y[train], y, classes)
+        return image_dataset(name, (x[train], y[train]), (x[test], y[test]), classes, notes=note)
+    shards = _shards(path)
     files = shards["train"] + shards["test"]
     read = [_shard(file, root) for file in files]
     images = join([x for x, _ in read], [str(file) for file in files])
     labels = [y for _, y in read]
+    classes = classes_of(str(path), torch.cat(labels))
     count = len(shards["train"])
     train_part = torch.cat(images[:count]), torch.cat(labels[:count])
     test_part = torch.cat(images[count:]), torch.cat(labels[count:])
-    return image_dataset(name, train_part, test_part, int(torch.cat(labels).max()) + 1)
+    note = _note(name, files, train_part[1], torch.cat(labels), classes)
+    return image_dataset(name, train_part, test_part, classes, notes=note)
+
+
+def _note(name: str, files: list[Path], trained: Tensor, labels: Tensor, classes: int) -> tuple[str]:
+    import pyarrow.parquet as pq
+
+    image, label = _columns(pq.read_schema(files[0]), files[0])
+    more = empty_classes(trained, classes)
+    beside = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
+    more += f"; not read: {listed(beside)}" if beside else ""
+    return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{more}",)
+
+
+def _shards(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of both parts, in the order of their names, in `folder` or as the hub lays them out in it."""
+    lacking: tuple[str, ...] = PARTS
+    for home in (folder, folder / "data"):
+        shards = {
+            part: sorted(home.glob(f"{part}*.parquet")) or sorted(home.glob(f"{part}/*.parquet")) for part in PARTS
+        }
+        if all(shards.values()):
+            return shards
+        lacking = min(lacking, tuple(part for part in PARTS if not shards[part]), key=len)
+    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
+        raise UsageError(f"The folder {folder} was saved by the library `datasets`; write 'hf:{folder}'.")
+    raise UsageError(
+        f"The folder {folder} has no file {lacking[0]}*.parquet; it, or its folder data, must hold train*.parquet and "
+        "test*.parquet (or name one file, which is split 80 : 20)."
+    )
 
 
 def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
@@ -90,7 +120,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     import pyarrow.parquet as pq
 
     arrays: list[NDArray[np.uint8]] = []
-    labels: list[int | None] = []
+    labels: list[Any] = []
     try:
         with pq.ParquetFile(path) as file:
             image, label = _columns(file.schema_arrow, path)
@@ -105,13 +135,8 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
         raise UsageError(f"{path} cannot be read as a parquet file ({because(cause)}); write it again.") from cause
     if not arrays:
         raise UsageError(f"{path} has no rows; a parquet file of images must have at least one.")
-    for row, label_value in enumerate(labels):
-        if label_value is None or not 0 <= label_value < MAX_CLASSES:
-            raise UsageError(
-                f"Row {row} of {path} has label {label_value}; labels must be class numbers from 0 to "
-                f"{MAX_CLASSES - 1}."
-            )
-    return stack(arrays, [f"row {row} of {path}" for row in range(len(arrays))]), torch.tensor(labels)
+    numbers = class_numbers(str(path), labels)
+    return stack(arrays, [f"row {row} of {path}" for row in range(len(arrays))]), numbers
 
 
 def _image(cell: Any, where: str) -> NDArray[np.uint8]:
@@ -121,17 +146,21 @@ def _image(cell: Any, where: str) -> NDArray[np.uint8]:
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str]:
+    """Return the columns of images and of labels."""
     import pyarrow.types as types
 
-    fields = list(schema)
-    images = [f.name for f in fields if types.is_struct(f.type) and _encoded(f.type)]
-    integers = [f.name for f in fields if types.is_integer(f.type)]
-    labels = integers if len(integers) == 1 else [name for name in LABELS if name in integers][:1]
+    fields = {field.name: field.type for field in schema}
+    images = [name for name, kind in fields.items() if types.is_struct(kind) and _encoded(kind)]
+    integers = [name for name, kind in fields.items() if types.is_integer(kind)]
+    numbers = [*integers, *(name for name, kind in fields.items() if types.is_floating(kind) or types.is_boolean(kind))]
+    labels = [name for name in LABELS if name in numbers][:1]
+    if not labels and len(integers) == 1 and (not {*LABELS} & {*fields} or _LIKE_A_LABEL.search(integers[0])):
+        labels = integers
     if len(images) != 1 or len(labels) != 1:
-        told = [f"{field.name} ({field.type})"[:80] for field in fields]
-        found = ", ".join(told[:4]) + (" ..." if told[4:] else "")
+        known = [f"{field.name} ({field.type})"[:80] for field in schema]
+        columns = ", ".join(known[:4]) + (" ..." if known[4:] else "")
         raise UsageError(
-            f"{path} has the columns {found}; it needs exactly one column of structs with a binary field 'bytes', "
+            f"{path} has the columns {columns}; it needs exactly one column of structs with a binary field 'bytes', "
             "and one integer column, named 'label' if there are several."
         )
     return images[0], labels[0]

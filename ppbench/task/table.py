@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import re
-import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ppbench.base.errors import UsageError, because, shown, unknown
-from ppbench.base.files import kind_of
+from ppbench.base.errors import UsageError, listed, shown, unknown
 from ppbench.federation.plan import Columns
-from ppbench.task.dataset import Dataset, Split, TaskKind, existing
+from ppbench.task.csv_columns import MAX_CATEGORIES, is_number, typed
+from ppbench.task.csv_options import Options, options_of
+from ppbench.task.csv_rows import frame_of
+from ppbench.task.dataset import Dataset, Split, existing
+from ppbench.task.numerals import MANY, option
 from ppbench.task.partition import strata, three_way
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SEPARATORS = (",", ";", "\t", "|")
-MAX_CATEGORIES = 1000
-HEADER = 1_000_000
-"""Characters of the first line, at most."""
-LARGEST = 2**30
-"""Bytes of a table, at most, unpacked."""
-
-
-_FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
-_DEFAULT_SPLIT = (4, 0, 1)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What stands behind the "?" of a csv data set, see `load`; target and sep are None where they are not given."""
-
-    target: str | None
-    sep: str | None
-    split: tuple[int, int, int]
-    task: TaskKind
+_ROWS_A_CLASS = 5
+"""Rows that a class has on average, at least, where numbers are many and may be classes all the same."""
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -52,30 +32,43 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
 
     `target` is the column with the label, the last one by default; its distinct values, sorted, are the classes.
     With task=regression it is a column of numbers (or of true and false, 1 and 0), taken as they are, not scaled.
-    `sep` is one character or "tab"; by default that of , ; tab | which the header has most of.
+    `sep` is one character or "tab"; by default that of , ; tab | which the header has most of. `header` is the line of
+    the names, or "none" (columns are then called 1, 2, ...). `decimal` and `thousands` are the marks in numbers, as
+    "decimal=,&thousands=.". `na` lists texts that stand for no value, beside the usual (empty, NA, nan, null, ...);
+    rows without a number or a target are then left out. `categories` and `drop` list columns whose values are no
+    numbers whatever they look like, and that are left out. `encoding` is UTF-8 by default.
 
     Rows are split 80 : 20, or by `split` (training : validation : test; validation rows are not used), as a function of
     `seed`, stratified by class (a regression: see `partition.strata`). Columns of numbers are standardized and the
     others one-hot encoded, with figures and categories of the training part alone: a category that only the test part
     has becomes all zeros. A missing category is one of its own; a missing number is refused. Numbers come first.
 
-    Raises UsageError: options, a file, columns or targets that cannot be used.
+    Raises UsageError: options, a file, columns or targets that cannot be used, or that may be read wrongly: a text
+    column that looks like numbers or dates, a header that looks like a row, numbers that are no classes.
     """
     text, _, query = argument.partition("?")
     path = existing("csv", text)
-    options = _options(query)
-    frame = _frame(path, options.sep)
+    options = options_of(query)
+    frame = frame_of(path, options)
     target = frame.columns[-1] if options.target is None else options.target
     if target not in frame.columns:
         raise unknown("column", target, [str(column) for column in frame.columns])
+    return _dataset(typed(frame, options, path), target, options, seed, path)
+
+
+def _dataset(table: pd.DataFrame, target: str, options: Options, seed: int, path: Path) -> Dataset:
+    """Return the rows of a table without those that options leave out, split and encoded."""
+    frame = _complete(table, target, options, path)
     regression = options.task == "regression"
-    y, classes = _targets(frame[target], path) if regression else _labels(frame[target], path)
+    y, classes = _targets(frame[target], path) if regression else _labels(frame[target], options, path)
     inputs = frame.drop(columns=[target])
     _check_columns(inputs, path)
     train, test = _parts(strata(y) if regression else y, options.split, seed, path)
-    x, x_test, columns = _encode(inputs, train.numpy(), test.numpy())
+    x, x_test, columns = _encode(inputs, train.numpy(), test.numpy(), path)
+    name = f"csv:{path.resolve().name}"
+    aim = f"{target} (numbers)" if regression else f"{target} ({classes} classes)"
     return Dataset(
-        f"csv:{path.resolve().name}",
+        name,
         Split(x, y[train], classes),
         Split(x_test, y[test], classes),
         classes=classes,
@@ -84,39 +77,40 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         kind="tabular",
         task=options.task,
         columns=columns,
+        notes=(f"{name}: {_rows(len(table), len(frame))}; {_reading(inputs)}; target: {aim}",),
     )
 
 
-def _options(query: str) -> Options:
-    try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-    except ValueError as cause:
-        raise UsageError(f"The csv options {shown(query)} are malformed; write '{_FORM}'.") from cause
-    for key in given:
-        if key not in ("target", "sep", "split", "task"):
-            raise unknown("csv option", key, ("target", "sep", "split", "task"))
-    sep = given.get("sep")
-    if sep is not None:
-        sep = {"tab": "\t", "\\t": "\t"}.get(sep, sep)
-        if len(sep) != 1:
-            raise UsageError(f"The csv option sep={shown(sep)} is not one character; write e.g. 'sep=;' or 'sep=tab'.")
-    task = given.get("task", "classification")
-    if task not in get_args(TaskKind):
-        raise unknown("csv task", task, get_args(TaskKind))
-    return Options(given.get("target"), sep, _shares(given.get("split")), cast(TaskKind, task))
+def _rows(rows: int, left: int) -> str:
+    without = f" ({rows - left} without a value are left out)" if left < rows else ""
+    return f"{left} rows{without}"
 
 
-def _shares(text: str | None) -> tuple[int, int, int]:
-    if text is None:
-        return _DEFAULT_SPLIT
-    found = re.fullmatch(r"(\d{1,6}):(\d{1,6}):(\d{1,6})", text, re.ASCII)
-    train, validation, test = map(int, found.groups()) if found else (0, 0, 0)
-    if train == 0 or test == 0:
-        raise UsageError(
-            f"The csv option split={shown(text)} cannot be used; write shares of training, validation and test as "
-            "whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
-        )
-    return train, validation, test
+def _reading(inputs: pd.DataFrame) -> str:
+    """Return which columns are numbers, and which are categories of how many values."""
+    numbers = [f"{name}{_counting(column)}" for name, column in inputs.items() if is_number(column)]
+    words = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
+    categories = [f"{name} ({count})" for name, count in words.items()]
+    parts = [f"numbers: {listed(numbers)}"] if numbers else []
+    parts += [f"categories (values): {listed(categories, 600)}"] if categories else []
+    return "; ".join(parts)
+
+
+def _counting(column: pd.Series) -> str:
+    """Return a remark on numbers that count the rows: they tell where a row stood in the file, and no more."""
+    values = column.to_numpy()
+    return " (it counts the rows)" if len(values) > MANY and bool((np.diff(values) == 1).all()) else ""
+
+
+def _complete(frame: pd.DataFrame, target: str, options: Options, path: Path) -> pd.DataFrame:
+    """Return the rows that lack no number and no target, all where no option says that others be left out."""
+    if options.na is None:
+        return frame
+    needed = [name for name, column in frame.items() if name == target or is_number(column)]
+    complete = frame.dropna(subset=needed)
+    if complete.empty:
+        raise UsageError(f"Every row of {path} lacks a number or its target; leave columns out by 'drop='.")
+    return complete
 
 
 def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) -> tuple[Tensor, Tensor]:
@@ -129,47 +123,7 @@ def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) 
     return train, test
 
 
-def _frame(path: Path, sep: str | None) -> pd.DataFrame:
-    import pandas as pd
-
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        _check_bytes(path)
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            header = file.readline(HEADER)
-            if len(header) == HEADER:
-                raise UsageError(f"{path} is no table: its first line does not end within {HEADER:,} characters.")
-            sep = sep or max(_SEPARATORS, key=header.count)
-            names = next(csv.reader([header], delimiter=sep), [])
-            frame = pd.read_csv(file, sep=sep, header=None, names=names, low_memory=False)
-    except (OSError, EOFError, ValueError, csv.Error, zlib.error, OverflowError, MemoryError) as cause:
-        # pandas' and Unicode errors are ValueErrors
-        raise UsageError(
-            f"{path} cannot be read as a table ({because(cause)}); it must be UTF-8 CSV with a header."
-        ) from cause
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes surplus fields at the left for row names
-        raise UsageError(f"{path} has rows with more fields than its header has names; give every column a name.")
-    if len(frame.columns) < 2 or len(frame) == 0:
-        raise UsageError(
-            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {shown(sep)}; it needs rows, "
-            "and at least one feature beside the target (name another separator with 'sep=')."
-        )
-    return frame
-
-
-def _check_bytes(path: Path) -> None:
-    """Refuse a table of more than `LARGEST` bytes, unpacked (UsageError); an archive is unpacked to count, not kept."""
-    if kind_of(path) != "file":
-        raise UsageError(f"{path} cannot be read as a table (it is no file); it must be UTF-8 CSV with a header.")
-    size = 0
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            size += len(chunk)
-            if size > LARGEST:
-                raise UsageError(f"{path} holds more than {LARGEST:,} bytes; tables end there: take fewer rows.")
-
-
-def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
+def _labels(column: pd.Series, options: Options, path: Path) -> tuple[Tensor, int]:
     """Return (labels int64 [N], number of classes): the rank of each value among the sorted distinct values."""
     _check_present(column, path)
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)
@@ -178,7 +132,26 @@ def _labels(column: pd.Series, path: Path) -> tuple[Tensor, int]:
             f"The target column {shown(column.name)} of {path} has {len(values)} distinct values; classes must number "
             f"from 2 to {MAX_CATEGORIES} (name another column with 'target=')."
         )
+    if is_number(column):
+        _check_classes(str(column.name), values, len(column), path)
     return torch.from_numpy(inverse.astype(np.int64)), len(values)
+
+
+def _check_classes(name: str, values: NDArray[np.generic], rows: int, path: Path) -> None:
+    """Refuse sorted distinct numbers that number no classes: fractions, and many that leave gaps or hardly repeat."""
+    numbers = values.astype(np.float64)
+    odd = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
+    gapless = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
+    if len(odd):
+        what = f"holds numbers such as {odd[0]:.15g}, which are no classes"
+    elif len(numbers) > MANY and (not gapless or len(numbers) * _ROWS_A_CLASS > rows):
+        what = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
+    else:
+        return
+    raise UsageError(
+        f"The target column {shown(name)} of {path} {what}; write 'task=regression' to fit them as numbers, or "
+        f"'categories={option(name)}' to take each for a class."
+    )
 
 
 def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
@@ -197,8 +170,8 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise UsageError(
-            f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the target column {shown(column.name)}; targets must "
-            "be finite in single precision."
+            f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the target column "
+            f"{shown(column.name)}; targets must be finite in single precision."
         )
     if values.min() == values.max():
         raise UsageError(
@@ -209,32 +182,36 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
 
 
 def _check_present(column: pd.Series, path: Path) -> None:
-    missing = np.flatnonzero(column.isna().to_numpy())
+    missing = column.index[column.isna()]
     if len(missing):
         raise UsageError(
-            f"Row {missing[0]} of {path} has no value in the target column {shown(column.name)}; fill or drop it."
+            f"Row {missing[0]} of {path} has no value in the target column {shown(column.name)}; fill it, or write "
+            "'na=' to leave such rows out."
         )
 
 
 def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
     for name, column in inputs.items():
-        if is_numeric_dtype(column) and not is_bool_dtype(column):
-            bad = np.flatnonzero(~np.isfinite(column.to_numpy(np.float64)))
-            if len(bad):
+        if not is_number(column):
+            count = column.nunique()
+            if count > MAX_CATEGORIES:
                 raise UsageError(
-                    f"Row {bad[0]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}; numbers must be "
-                    "finite and none may be missing."
+                    f"The text column {shown(name)} of {path} has {count} distinct values; one-hot columns stop at "
+                    f"{MAX_CATEGORIES}: leave it out by 'drop={option(str(name))}'."
                 )
-        elif column.nunique() > MAX_CATEGORIES:
-            raise UsageError(
-                f"The text column {shown(name)} of {path} has {column.nunique()} distinct values; one-hot columns stop "
-                f"at {MAX_CATEGORIES}: drop it, or repair the entries that keep it from being numbers."
-            )
+            continue
+        values = column.to_numpy(np.float64)
+        bad = np.flatnonzero(~(np.abs(values) <= _LARGEST))
+        if len(bad):
+            where = f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the column {shown(name)}"
+            if np.isnan(values[bad[0]]):
+                raise UsageError(f"{where}, no number; fill it, or write 'na=' to leave out rows without one.")
+            raise UsageError(f"{where}; numbers must be finite in single precision.")
 
 
-def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64]) -> tuple[Tensor, Tensor, Columns]:
+def _encode(
+    inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64], path: Path
+) -> tuple[Tensor, Tensor, Columns]:
     """Return (training, test) features, float32 [N, D], encoded with figures of the training rows alone, and how."""
     from sklearn.compose import make_column_selector, make_column_transformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -246,9 +223,20 @@ def _encode(inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int
             make_column_selector(dtype_exclude="number"),
         ),
     )
-    fitted = encoder.fit_transform(inputs.iloc[train])
-    x = torch.tensor(np.asarray(fitted), dtype=torch.float32)
+    fitted = np.asarray(encoder.fit_transform(inputs.iloc[train]))
     words = inputs.iloc[train].select_dtypes(exclude="number")
     widths = tuple(int(words[name].nunique(dropna=False)) for name in words)
+    columns = Columns(fitted.shape[1] - sum(widths), widths)
+    _check_scales(inputs.iloc[train].select_dtypes(include="number"), fitted[:, : columns.numbers], path)
     x_test = torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)
-    return x, x_test, Columns(x.shape[1] - sum(widths), widths)
+    return torch.tensor(fitted, dtype=torch.float32), x_test, columns
+
+
+def _check_scales(numbers: pd.DataFrame, scaled: NDArray[np.float64], path: Path) -> None:
+    """Refuse numbers that vary by so little beside their size that they cannot be standardized."""
+    for place, name in enumerate(numbers):
+        if numbers[name].nunique() > 1 and abs(scaled[:, place].std() - 1) > 0.01:
+            raise UsageError(
+                f"The numbers of the column {shown(name)} of {path} differ too little beside their size to be "
+                "standardized; subtract their mean in the file."
+            )

@@ -1,0 +1,65 @@
+"""Columns of a table as numbers or as categories; what looks like the one and was read as the other is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppbench.base.errors import UsageError, shown
+from ppbench.task.csv_options import Options, columns_of
+from ppbench.task.numerals import doubt, option
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_CATEGORIES = 1000
+_NO_VALUE = frozenset(("", "NA", "N/A", "n/a", "nan", "NaN", "null", "NULL", "None", "<NA>", "#N/A"))
+"""What stands for no value wherever it stands alone, spaces around it aside: pandas' own list does not see those."""
+
+
+def is_number(column: pd.Series) -> bool:
+    """Return whether a column holds numbers: truth values are two categories."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    return bool(is_numeric_dtype(column) and not is_bool_dtype(column))
+
+
+def typed(frame: pd.DataFrame, options: Options, path: Path) -> pd.DataFrame:
+    """Return the columns of `frame`, each of numbers, of truth values, or of texts without spaces around them.
+
+    Texts become numbers where all of them are. Raises UsageError: a column has no value at all, or is text that looks
+    like numbers, dates, or names of rows, and is not called categories.
+    """
+    import pandas as pd
+
+    categories = columns_of(options.categories, list(frame.columns))
+    columns = {}
+    for name, column in frame.items():
+        texts = not is_number(column) and column.dtype != bool
+        columns[name] = _typed(column, str(name) in categories, options, path) if texts else column
+        if columns[name].isna().all():
+            raise UsageError(
+                f"The column {shown(name)} of {path} has no value in any row; leave it out by "
+                f"'drop={option(str(name))}'."
+            )
+    return pd.DataFrame(columns)
+
+
+def _typed(column: pd.Series, category: bool, options: Options, path: Path) -> pd.Series:
+    none = _NO_VALUE | {*(options.na or ())}
+    stripped = {value: str(value).strip() for value in column.dropna().unique()}
+    texts = column.map({value: text for value, text in stripped.items() if text not in none})
+    counts = {str(text): int(rows) for text, rows in texts.value_counts().items()}
+    if category or not counts:
+        return texts
+    if {*map(str.lower, counts)} <= {"true", "false"}:
+        truth = {text: text.lower() == "true" for text in counts}
+        return texts if texts.isna().any() else texts.map(truth).astype(bool)
+    numbers = {text: options.form.read(text) for text in counts}
+    if None not in numbers.values():
+        return texts.map(numbers).astype(np.float64)
+    if words := doubt(str(column.name), counts, options.form):
+        raise UsageError(f"The column {shown(column.name)} of {path} {words}.")
+    return texts

@@ -1,0 +1,133 @@
+"""What stands behind the "?" of a csv data set."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, cast, get_args
+from urllib.parse import parse_qsl
+
+from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.task.numerals import Form, in_ascii
+
+FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
+_DEFAULT_SPLIT = (4, 0, 1)
+_CHARACTERS = {"tab": "\t", "\\t": "\t", "space": " "}
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a csv file is to be read, see `table.load`; None where that was not stated.
+
+    header: the line of the names, from 1; 0 for a file without. na: texts that stand for no value, beside the usual.
+    categories, drop: names of columns with commas between, see `columns_of`.
+    """
+
+    target: str | None = None
+    task: Task = "classification"
+    split: tuple[int, int, int] = _DEFAULT_SPLIT
+    sep: str | None = None
+    encoding: str | None = None
+    header: int | None = None
+    decimal: str | None = None
+    thousands: str = ""
+    na: tuple[str, ...] | None = None
+    categories: str = ""
+    drop: str = ""
+
+    @property
+    def form(self) -> Form:
+        """How its numbers are written."""
+        return Form(self.decimal or ".", self.thousands)
+
+
+NAMES = tuple(field.name for field in fields(Options))
+
+
+def options_of(query: str) -> Options:
+    """Return the options that `query` states, "target=y&sep=;". Raises UsageError: one is unknown or cannot be."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as cause:
+        raise UsageError(f"The csv options {shown(query)} are malformed; write '{FORM}'.") from cause
+    stated = dict(pairs)
+    for name, _ in pairs:
+        if name not in NAMES:
+            raise unknown("csv option", name, NAMES)
+    if len(stated) < len(pairs):
+        raise UsageError(f"The csv options {shown(query)} name one option twice; write each once, lists with commas.")
+    task = stated.get("task", "classification")
+    if task not in get_args(Task):
+        raise unknown("csv task", task, get_args(Task))
+    options = Options(
+        target=stated["target"].strip() if "target" in stated else None,
+        task=cast(Task, task),
+        split=_shares(stated.get("split")),
+        sep=_character("sep", stated["sep"]) if "sep" in stated else None,
+        encoding=_encoding(stated["encoding"]) if "encoding" in stated else None,
+        header=_line(stated["header"]) if "header" in stated else None,
+        decimal=_character("decimal", stated["decimal"]) if "decimal" in stated else None,
+        thousands=_character("thousands", stated["thousands"]) if "thousands" in stated else "",
+        na=tuple(mark.strip() for mark in stated["na"].split(",")) if "na" in stated else None,
+        categories=stated.get("categories", ""),
+        drop=stated.get("drop", ""),
+    )
+    for name, mark in (("decimal", options.form.decimal), ("thousands", options.thousands)):
+        if mark.isalnum() or mark in ("+", "-", '"') or (name == "thousands" and mark == options.form.decimal):
+            raise UsageError(f"The csv option {name}={shown(mark)} cannot be used; write e.g. 'decimal=,&thousands=.'.")
+    return options
+
+
+def columns_of(text: str, known: Sequence[str]) -> list[str]:
+    """Return the columns that an option names, one or several with commas between; UsageError: there is no such one."""
+    text = text.strip()
+    names = [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise unknown("column", name, known)
+    return names
+
+
+def _character(name: str, text: str) -> str:
+    character = _CHARACTERS.get(text, text if name == "sep" else in_ascii(text))
+    if len(character) != 1:
+        example = {"sep": "'sep=;' or 'sep=tab'", "decimal": "'decimal=,'"}.get(
+            name, "'thousands=.' or 'thousands=space'"
+        )
+        raise UsageError(f"The csv option {name}={shown(text)} is not one character; write e.g. {example}.")
+    return character
+
+
+def _encoding(name: str) -> str | None:
+    try:
+        "".encode(name)
+        return None if codecs.lookup(name).name == "utf-8" else name  # that is the default, with or without a mark
+    except (LookupError, ValueError) as cause:  # unknown, no encoding of texts, or a zero byte
+        raise UsageError(
+            f"The csv option encoding={shown(name)} is no encoding; write e.g. 'encoding=cp1252' or 'encoding=utf-16'."
+        ) from cause
+
+
+def _line(text: str) -> int:
+    if text != "none" and not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
+        raise UsageError(
+            f"The csv option header={shown(text)} cannot be used; write 'header=none' for a file without names of "
+            "columns, or the line of the names, as 'header=1'."
+        )
+    return 0 if text == "none" else int(text)
+
+
+def _shares(text: str | None) -> tuple[int, int, int]:
+    if text is None:
+        return _DEFAULT_SPLIT
+    parts = re.fullmatch(r"(\d{1,6}):(\d{1,6}):(\d{1,6})", text, re.ASCII)
+    train, validation, test = map(int, parts.groups()) if parts else (0, 0, 0)
+    if train == 0 or test == 0:
+        raise UsageError(
+            f"The csv option split={shown(text)} cannot be used; write shares of training, validation and test as "
+            "whole numbers, as 'split=8:1:1' or 'split=4:0:1', training and test above 0."
+        )
+    return train, validation, test

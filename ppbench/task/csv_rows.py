@@ -1,0 +1,266 @@
+"""CSV files as rows of named columns: separator, encoding, header, and rows that are as long as it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.files import kind_of
+from ppbench.task.csv_options import Options, columns_of
+from ppbench.task.numerals import Form, any_number, option, points_group
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SEPARATORS = (",", ";", "\t", "|")
+HEADER = 1_000_000
+"""Characters of a line, at most."""
+_SNIFFED = 50
+"""Lines behind the first that are read to tell what separates fields."""
+_SEEN = 1000
+"""Rows at the start whose texts are kept, to tell what points in numbers mean."""
+LARGEST = 2**30
+"""Bytes of a table, at most, unpacked."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """names: of the columns; sep: between them; lines: physical lines in front of the first row."""
+
+    names: list[str]
+    sep: str
+    lines: int
+
+
+def frame_of(path: Path, options: Options) -> pd.DataFrame:
+    """Return the rows of a CSV file with columns of numbers as pandas reads them, and other columns as texts.
+
+    Where `options` state how numbers are written, and in columns that they call categories, all is text. Columns that
+    they drop are gone. UsageError: the file is no table, its rows are not as long as its header, or names are missing,
+    double, or look like a row.
+    """
+    try:
+        _check_bytes(path)
+        with _opened(path, options) as file:
+            layout = _layout(file, path, options)
+        frame = _read(path, options, layout)
+    except UnicodeDecodeError as cause:
+        raise UsageError(f"{path} is not written in {options.encoding or 'UTF-8'}; {_encoding_hint(path)}.") from cause
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error, OverflowError, MemoryError) as cause:
+        # pandas' and Unicode errors are ValueErrors
+        raise UsageError(
+            f"{path} cannot be read as a table ({because(cause)}); it must be UTF-8 CSV with a header."
+        ) from cause
+    if len(frame.columns) < 2 or len(frame) == 0:
+        raise UsageError(
+            f"{path} has {len(frame)} rows and {len(frame.columns)} columns when split at {shown(layout.sep)}; it "
+            "needs rows, and at least one feature beside the target (name another separator with 'sep=')."
+        )
+    if options.header is None:
+        _check_names(frame, path)
+    return frame
+
+
+def _read(path: Path, options: Options, layout: _Layout) -> pd.DataFrame:
+    """Return the rows behind the header, once what pandas would read without a word is refused."""
+    import pandas as pd
+
+    dropped, texts = (columns_of(text, layout.names) for text in (options.drop, options.categories))
+    kept = [name for name in layout.names if name not in dropped]
+    with _opened(path, options) as file:
+        rows = _checked(_body(file, path, layout.lines), layout, path, {*texts, *dropped})
+    if options.decimal is None and not options.thousands:
+        _check_points(rows, layout, path, {*texts, *dropped})
+    with _opened(path, options) as file:
+        for _ in range(layout.lines):
+            file.readline()
+        return pd.read_csv(
+            file,
+            sep=layout.sep,
+            header=None,
+            names=layout.names,
+            usecols=kept,
+            low_memory=False,
+            skipinitialspace=True,
+            na_values=list(options.na or ()),
+            dtype={name: str for name in kept if name in texts or options.form != Form()},
+        )
+
+
+@contextmanager
+def _opened(path: Path, options: Options) -> Iterator[IO[str]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding=options.encoding or "utf-8-sig", newline="") as file:
+        yield cast(IO[str], file)
+
+
+def _encoding_hint(path: Path) -> str:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        start = file.read(4)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "write 'encoding=utf-16'"
+    if start[:2] in (b"\x1f\x8b", b"PK"):
+        return "it is an archive or a workbook: save it as UTF-8 CSV, or call it .gz if it is gzip's"
+    return "save it as UTF-8 CSV, or name its encoding, as 'encoding=cp1252'"
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    """Yield the physical lines of a file; UsageError: one is too long, or has a zero byte."""
+    while line := file.readline(HEADER):
+        if len(line) == HEADER:
+            raise UsageError(f"{path} is no table: one of its lines does not end within {HEADER:,} characters.")
+        if "\0" in line:
+            raise UsageError(f"{path} is no table: it holds zero bytes; if it is UTF-16, write 'encoding=utf-16-le'.")
+        yield line
+
+
+def _body(file: IO[str], path: Path, lines: int) -> Iterator[str]:
+    """Yield the physical lines behind the first `lines`."""
+    every = _lines(file, path)
+    for _ in range(lines):
+        next(every, "")
+    return every
+
+
+def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
+    """Return the columns of a file at its start, by its header or, without one, by its first line."""
+    before = max((options.header or 1) - 1, 0)
+    lines = _body(file, path, before)
+    first = next(lines, "")
+    while options.header is None and first and not first.strip():
+        first, before = next(lines, ""), before + 1
+    if options.header is None and first.startswith("#"):
+        place = next((number for number, line in enumerate(lines, before + 2) if not line.startswith("#")), before + 2)
+        raise UsageError(
+            f"Line {before + 1} of {path} begins with '#'; say which line has the names of the columns, as "
+            f"'header={place}', or 'header={before + 1}' if that one has."
+        )
+    if options.header is None and first.lstrip()[:1] in ("{", "[", "<"):
+        raise UsageError(f"{path} begins with {shown(first.strip(), 30)}, as JSON or HTML do; it must be CSV.")
+    start = [first, *islice(lines, _SNIFFED)]
+    sep = options.sep or _separator(start, path)
+    reader = csv.reader(start, delimiter=sep, skipinitialspace=True)
+    names = [name.strip() for name in next(reader, [])]
+    if options.header == 0:
+        return _Layout([str(place + 1) for place in range(len(names))], sep, 0)
+    double = next((name for name, count in Counter(names).items() if count > 1 and name), None)
+    if double is not None:
+        raise UsageError(
+            f"Duplicate names are in {path}: two columns are called {shown(double)}; rename one, or write "
+            "'header=none' if the file has no names."
+        )
+    named = [name or str(place + 1) for place, name in enumerate(names)]
+    if options.header is None:
+        _check_header(names, named, options, path)
+    return _Layout(named, sep, before + reader.line_num)
+
+
+def _separator(lines: Sequence[str], path: Path) -> str:
+    """Return what separates the fields of the first lines: all alike if one character does, else most of the first."""
+    widths = {sep: [len(row) for row in csv.reader(lines, delimiter=sep) if row] for sep in _SEPARATORS}
+    alike = [sep for sep, some in widths.items() if len({*some}) == 1 and some[0] > 1]
+    if len(alike) > 1:
+        raise UsageError(
+            f"{path} may be separated by {shown(alike[0])} or by {shown(alike[1])}; say by which, as 'sep={alike[1]}'."
+        )
+    return alike[0] if alike else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
+
+
+def _check_header(names: Sequence[str], named: Sequence[str], options: Options, path: Path) -> None:
+    """Refuse names that look like a row of data, and columns without one that are not dropped."""
+    number = next((name for name in names if any_number(name)), None)
+    if number is not None:
+        raise UsageError(
+            f"The header of {path} has the number {shown(number)} for a name; write 'header=none' if the file has no "
+            "names of columns, or 'header=1' if these are."
+        )
+    dropped = columns_of(options.drop, named)
+    for place, name in enumerate(names, 1):
+        if not name and named[place - 1] not in dropped:
+            raise UsageError(
+                f"Column {place} of {path} has no name; leave it out by 'drop={place}', or say which line has "
+                "the names, as 'header=2' ('header=1': this one)."
+            )
+
+
+def _check_names(frame: pd.DataFrame, path: Path) -> None:
+    """Refuse a name that stands in its column, too: it is no name."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    for name, column in frame.items():
+        if not is_numeric_dtype(column) or is_bool_dtype(column):
+            texts = {str(value).strip().lower() for value in column.dropna().unique()}
+            if str(name).lower() in texts:
+                raise UsageError(
+                    f"The name {shown(name)} of a column of {path} stands among its entries, too; write 'header=none' "
+                    "if the file has no names of columns, 'header=1' if it is one, or remove lines that repeat it."
+                )
+
+
+def _checked(lines: Iterator[str], layout: _Layout, path: Path, free: Collection[str]) -> list[list[str]]:
+    """Return the first rows. Refuse rows not as long as the header, and columns, but those in `free`, with "0123"."""
+    reader = csv.reader(lines, delimiter=layout.sep, skipinitialspace=True)
+    width = len(layout.names)
+    rows: list[list[str]] = []
+    codes: dict[int, str] = {}
+    for row in reader:
+        if len(row) != width:
+            if len(row) > 1 or any(field.strip() for field in row):
+                raise _uneven(len(row), layout, layout.lines + reader.line_num, path)
+            continue
+        if len(rows) < _SEEN:
+            rows.append(row)
+        for place, field in enumerate(row):
+            if "00" <= field < "0:" and field.strip().isdecimal():  # a zero, and a digit
+                codes.setdefault(place, field.strip())
+    for place, code in codes.items():
+        name = layout.names[place]
+        if name not in free:
+            raise UsageError(
+                f"The column {shown(name)} of {path} holds {shown(code)}, which begins with a zero as codes do; write "
+                f"'categories={option(name)}' to take each for a category, 'drop={option(name)}' to leave it out, or "
+                "the numbers without such zeros."
+            )
+    return rows
+
+
+def _uneven(fields: int, layout: _Layout, line: int, path: Path) -> UsageError:
+    which = "more" if fields > len(layout.names) else "fewer"
+    return UsageError(
+        f"Line {line} of {path} has {which} fields than its header: {fields}, not {len(layout.names)}, when split at "
+        f"{shown(layout.sep)}; repair it, or say with 'sep=' what separates fields and with 'header=' which line has "
+        "the names."
+    )
+
+
+def _check_points(rows: Sequence[Sequence[str]], layout: _Layout, path: Path, free: Collection[str]) -> None:
+    """Refuse columns of numbers whose points seem to stand between thousands: they would be read as decimal points."""
+    for place, name in enumerate(layout.names):
+        example = "" if name in free else points_group({row[place].strip() for row in rows} - {""})
+        if example:
+            raise UsageError(
+                f"The column {shown(name)} of {path} holds numbers such as {shown(example)} beside whole ones below "
+                "1000, as where points stand between thousands; write 'decimal=,&thousands=.' if they do, or "
+                "'decimal=.' if not."
+            )
+
+
+def _check_bytes(path: Path) -> None:
+    """Refuse a table of more than `LARGEST` bytes, unpacked (UsageError); an archive is unpacked to count, not kept."""
+    if kind_of(path) != "file":
+        raise UsageError(f"{path} cannot be read as a table (it is no file); it must be UTF-8 CSV with a header.")
+    size = 0
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            if size > LARGEST:
+                raise UsageError(f"{path} holds more than {LARGEST:,} bytes; tables end there: take fewer rows.")
