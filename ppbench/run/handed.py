@@ -44,7 +44,7 @@ def _integer(value: Any) -> int | None:
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of one input (UsageError: it is none)."""
     ordered = isinstance(shape, Sequence | Tensor | np.ndarray) and not isinstance(shape, str | bytes)
-    sides = [_integer(side) for side in shape] if ordered and np.ndim(shape) == 1 else []
+    sides = [_integer(side) for side in shape] if ordered and getattr(shape, "ndim", 1) == 1 else []
     known = tuple(side for side in sides if side is not None and 0 < side <= 2**20)
     if not sides or len(known) < len(sides):
         raise UsageError(f"shape={shown(shape)} cannot be used; it must be that of one input, as (3, 32, 32).")

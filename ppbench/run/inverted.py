@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ CLEAR = 10.0
 TELLING = 1e-4
 """The most that a recovered planted batch may leave unexplained, or no mismatch is compared with what it left."""
 ALIKE, ROUNDING = 10.0, 1e-12
-"""Mismatches within this factor are alike, and so are all that a float32 gradient's rounding leaves."""
+"""dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
 BEYOND = 1e-4
 """How far a true input may lie outside the data range, as a share of its width: rounding."""
 NARROW = 0.01
@@ -39,6 +40,17 @@ class Planted:
     psnr: tuple[float, ...]
     constant: tuple[float, ...]
     evaluations: int
+
+    def recovered_at(self, mismatch: float) -> bool:
+        """Whether a batch of this mismatch would count as recovered too: one not much greater, see `ALIKE`.
+
+        Squared errors of inputs grow with the mismatch, so a planted batch that came out barely leaves less room.
+        """
+        worse = (
+            10 * math.log10(max(mismatch, ROUNDING) / max(self.mismatch, ROUNDING)) if mismatch < math.inf else math.inf
+        )
+        clear = all(own - worse >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
+        return self.recovered and worse <= ALIKE and clear
 
     @property
     def recovered(self) -> bool:
@@ -85,7 +97,7 @@ class Inverted:
     def solved_mismatch(self) -> float | None:
         """The mismatch that this attack left of a planted batch that it recovered, on the same network.
 
-        A greater one than some ten times this: `x` does not explain the gradient as a solved batch does. None: the
+        Ten times this, and less where the planted batch came out barely, is no solved batch's any more. None: the
         planted batch was not recovered, or none was tried; then a mismatch tells nothing about `x`, however small.
         """
         return self.planted.mismatch if self.planted is not None and self.planted.recovered else None
@@ -141,13 +153,12 @@ class Inverted:
             planted = f"A planted batch came out at {least} and left {left}: it was not recovered"
             return f"{told} {planted}, so that no mismatch tells here whether the inputs are right."
         planted = f"A planted batch that this attack recovered, at {least}, left {left}"
-        if self.mismatch <= ALIKE * max(self.solved_mismatch, ROUNDING):
+        if self.planted.recovered_at(self.mismatch):
             return f"{told} {planted}, as much. That does not prove the inputs: others may have the same gradient."
-        why = (
-            "the search has failed (try another seed or attack), or the gradient is not that of the mean cross-entropy"
-        )
-        more = "of one such batch alone (weight decay, label smoothing, noise, another loss or mode)"
-        return f"{told} {planted}, far less: {why} {more}."
+        search = "either the search did not come as far (try another seed or attack)"
+        others = "a sum, weight decay, label smoothing, noise, another mode"
+        other = f"or the gradient is not that of the mean cross-entropy of such a batch ({others})"
+        return f"{told} {planted}, less: {search}, {other}."
 
     def _ended(self) -> str:
         if self.budget is None or self.converged:
