@@ -44,7 +44,7 @@ def main(count: int, activations: str, attacks: str) -> None:
                     test.y[index : index + 1].argmax(1),
                 )
                 gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
-                answer = ppbench.invert(model, gradient, (3, 32, 32), attack=chosen)
+                answer = ppbench.invert(model, gradient, (3, 32, 32), attack=chosen, planted=False)
                 found += answer.psnr(x)
                 right += int(answer.y == y)
                 mismatches.append(answer.mismatch)

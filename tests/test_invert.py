@@ -242,7 +242,7 @@ def broken(gradient: tuple[Tensor, ...], **others: Any) -> list[Any]:
         (lambda m, g: (m, broken(g, at0=None), SHAPE), {}, "of 'conv1.weight' is None"),
         (lambda m, g: (m, broken(g, at7=g[7].long()), SHAPE), {}, "of 'fc.bias' is torch.int64 (10,)"),
         (lambda m, g: (m, g[:-1], SHAPE), {}, "has 7 tensors; the model has 8 trained parameters"),
-        (lambda m, g: (m, g[0], SHAPE), {}, "The gradient is a Tensor; give a tensor for each parameter"),
+        (lambda m, g: (m, g[0], SHAPE), {}, "a Tensor of shape (12, 1, 5, 5); give a tensor for each"),
         (lambda m, g: (m, None, SHAPE), {}, "The gradient is a NoneType"),
         (lambda m, g: (m, {"fc.wieght": g[6]}, SHAPE), {}, "named 'fc.wieght'; did you mean 'fc.weight'"),
         (lambda m, g: (m, {"fc.weight": g[6]}, SHAPE), {}, "The gradient lacks 'conv1.weight'"),

@@ -145,7 +145,7 @@ def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, qu
             {"shards": [(torch.rand(2, *SHAPE), [1, 2]), (torch.rand(2, 64), [1, 2])]},
             "Client 1 holds inputs torch.float32 of",
         ),
-        ({"shards": [7]}, "There are no shards"),
+        ({"shards": [7]}, "Client 0 holds 7; give a pair of inputs and labels"),
         ({"defense": "spn"}, "The defense is 'spn'; give what load_defense gives"),
         ({"model": somebodys.ends_in_softmax()}, "its logits are not the output of an nn.Linear"),
         ({"learning_rate": 0.1}, "There is no option of training named 'learning_rate'"),
@@ -168,7 +168,7 @@ def test_batches_that_cannot_be_probed_are_refused(shards: Any) -> None:
     assert "There are 1 batches of [16] examples; give 4, of one size" in refusal(ppbench.probe, fed, shards[:1])
     plain = ppbench.federate(make_defense("none"), linear(), shards)
     assert "give up to 4, of one size" in refusal(ppbench.probe, plain, [*shards, *shards])
-    assert "give up to 4" in refusal(ppbench.probe, plain, [])
+    assert "There are no batches; give each client" in refusal(ppbench.probe, plain, [])
     assert "of [3, 16] examples" in refusal(ppbench.probe, plain, [(shards[0][0][:3], shards[0][1][:3]), shards[1]])
 
 

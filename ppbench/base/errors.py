@@ -105,11 +105,14 @@ def one_line(text: object, most: int = 300) -> str:
     return _cut(plain(words), most)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for `name`, misspelt by a user, of a `kind` ("defense"), with what is close to it."""
+def unknown(kind: str, name: str, known: Iterable[str], known_are: str = "known are") -> UsageError:
+    """Return the error for `name`, misspelt by a user, of a `kind` ("defense"), with what is close to it, or all known.
+
+    known_are: how the list of these begins.
+    """
     names = sorted(known)
     close = difflib.get_close_matches(name[:SHOWN], names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known are {listed(names)}."
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"{known_are} {listed(names)}."
     return UsageError(f"There is no {kind} named {shown(name)}; {hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -44,6 +45,8 @@ def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parame
     for key in parameters:
         if key not in known:
             raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
+    if odd := [key for key, value in parameters.items() if isinstance(value, float) and not math.isfinite(value)]:
+        raise UsageError(f"The {kind} {name!r} refuses {odd[0]}={shown(parameters[odd[0]])}: it must be finite.")
     with guard(group, name):
         found, refusal = _made(factory, parameters)
         held = {} if refusal else {key: getattr(found, key) for key in known}
@@ -55,7 +58,7 @@ def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parame
         raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
     if not isinstance(found, base):
         raise PluginError(f"{words} makes a {type(found).__name__}, no {base.__name__}.")
-    if odd := [key for key, value in held.items() if not is_scalar(value)]:
-        told = shown(held[odd[0]], 60)
-        raise PluginError(f"{words} has the parameter {odd[0]}={told}; {SCALARS}.")
+    if strange := [key for key, value in held.items() if not is_scalar(value)]:
+        told = shown(held[strange[0]], 60)
+        raise PluginError(f"{words} has the parameter {strange[0]}={told}; {SCALARS}.")
     return found

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.base.errors import Overflow, UsageError
+from ppbench.base.errors import Overflow, UsageError, shown
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, finite, load, moved, save, tree_map
+from ppbench.base.tree import Params, Tree, finite, leaves, load, moved, save, tree_map
 from ppbench.federation.acting import Acting, acted
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, context, together
@@ -77,11 +77,13 @@ class Federation:
         self.setup_up, self.setup_down = self.wire.up, self.wire.down
 
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
-        """Train up to and including round `last`; call `after(round)` after each.
+        """Train up to and including round `last`; call `after(round)` after each. UsageError: `last` is no number.
 
         False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
         ProtocolError: a party breaks the protocol; server and clients stay as they were before that round.
         """
+        if not isinstance(last, int):
+            raise UsageError(f"Round {shown(last)} cannot be run to; give its number, as run(3).")
         return together([self.training(last, after)])[0]
 
     def training(self, last: int, after: Callable[[int], None] | None = None) -> Working[bool]:
@@ -114,8 +116,18 @@ class Federation:
         return self.defense.own_models(self.parties.clients) or [self.deliver()]
 
     def outputs(self, x: Tensor, model: Tree | None = None) -> Tensor:
-        """Return outputs [N, C] float64, on CPU, for inputs x [N, *shape], of one of `models`, by default the first."""
+        """Return outputs [N, C] float64, on CPU, for inputs x [N, *shape], of one of `models`, by default the first.
+
+        UsageError: x is no such tensor of floats.
+        """
+        shape = self.plan.spec.shape
+        if not _is_input(x, shape):
+            seen = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x, 60)
+            right = f"a dense tensor of floats [N, {', '.join(map(str, shape))}]; of one input, x[None]"
+            raise UsageError(f"The inputs are {seen}; give {right}.")
         message = self.models()[0] if model is None else model
+        if x.dtype not in (torch.float32, *(leaf.dtype for leaf in leaves(message))):
+            x = x.float()
         with torch.no_grad():
             parts = [self.defense.predict(self.plan, message, some.to(self.device)) for some in x.split(512)]
         return torch.cat(parts).cpu().double()
@@ -234,6 +246,13 @@ class Federation:
         """Return what runs a coroutine of the defense under `plan`, on `data` by client; it moves `parties`."""
         own = (self.defense, plan, self.seeds, self.device, self.backend)
         return Drive(*own, session, probe, round_, wire, parties, data, self.canaries)
+
+
+def _is_input(x: object, shape: tuple[int, ...]) -> bool:
+    """Return whether x is a dense tensor of floats [N, *shape] that holds values."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta or x.is_nested:
+        return False
+    return x.is_floating_point() and tuple(x.shape[1:]) == shape
 
 
 def _forms(params: Params) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.nets import given
@@ -40,7 +41,10 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"
         raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
+    module = unwrapped(module)
     name = type(module).__name__
+    if any(value.is_meta for value in (*module.parameters(), *module.buffers())):
+        raise UsageError(f"Model {name!r} lies on the meta device, without values; give one that has weights.")
     options = {"norms": _norms(name, module), "dropout": "off"}
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
@@ -48,12 +52,33 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
             classes = _classes(name, copy.deepcopy(module).cpu().float().eval(), shape)
             found = given.build(name, lambda: copy.deepcopy(module).cpu().float(), shape, classes, options)
         except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as cause:
+            if embedding := _embedding(module, str(cause)):
+                told = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
+                raise UsageError(f"{told}; inputs are floats here, token inputs are not supported yet.") from cause
             told = f"{because(cause, 300)}; shape must be that of one input, without the batch"
             raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {told}.") from cause
     start, net = trainable(found), Net(NetSpec(name, shape, classes), found)
     net.spec = spec = HeldSpec(name, shape, classes, net=net, start=start)
     ours = {found.own_name(n) if isinstance(found, Given) else n: n for n in start}
     return Held(spec, {ours[n]: n for n, value in module.named_parameters() if value.requires_grad})
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the network in torch's own wrappers, parallel or compiled: the same function of the same parameters."""
+    while True:
+        compiled = getattr(module, "_orig_mod", None)  # by name: to import torch's compiler takes seconds
+        if isinstance(compiled, nn.Module):
+            module = compiled
+        elif isinstance(module, nn.DataParallel | DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def _embedding(module: nn.Module, message: str) -> str:
+    """Return the name of an embedding that floats were given to, as torch's message tells; "" for none."""
+    names = [name for name, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    return names[0] if names and "argument #1 'indices'" in message else ""
 
 
 def _classes(name: str, module: nn.Module, shape: tuple[int, ...]) -> int:

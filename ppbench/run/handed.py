@@ -2,73 +2,234 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+from torch.utils.data import DataLoader, Dataset
 
-from ppbench.base.errors import UsageError, shown
+from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
 
 Labels = Tensor | Sequence[int]
-Examples = tuple[Tensor, Labels]
-"""A batch: inputs [N, *shape] and their classes [N]."""
+Examples = tuple[Any, Any]
+"""A batch: inputs [N, *shape], floats, and their classes [N]; tensors, or what NumPy makes arrays of."""
+Shard = Examples | Dataset[Any] | DataLoader[Any]
+MOST = 100_000
+"""Items that are read from a data set without a length, at most: it may have no end."""
+OUTSIDE = 1e-4
+"""How far an input may lie outside the data range, as a share of its width: rounding."""
 
 
 def whole(name: str, value: int, least: int, most: int) -> int:
-    """Return a whole number between two ends (UsageError: it is none)."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    """Return a whole number between two ends, of NumPy's and torch's too (UsageError: it is none)."""
+    number = _integer(value)
+    if number is None or not least <= number <= most:
         raise UsageError(f"{name}={shown(value)} cannot be used; it must be a whole number from {least} to {most:,}.")
-    return value
+    return number
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without a value
+        return None
 
 
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of one input (UsageError: it is none)."""
-    found = tuple(shape) if isinstance(shape, tuple | list) else ()
-    if not found or not all(isinstance(side, int) and 0 < side <= 2**20 for side in found):
+    ordered = isinstance(shape, Sequence | Tensor | np.ndarray) and not isinstance(shape, str | bytes)
+    sides = [_integer(side) for side in shape] if ordered and getattr(shape, "ndim", 1) == 1 else []
+    known = tuple(side for side in sides if side is not None and 0 < side <= 2**20)
+    if not sides or len(known) < len(sides):
         raise UsageError(f"shape={shown(shape)} cannot be used; it must be that of one input, as (3, 32, 32).")
-    return found
+    return known
 
 
 def range_of(data_range: tuple[float, float]) -> tuple[float, float]:
     """Return the least and the greatest value of an input (UsageError: they are none)."""
     try:
-        low, high = map(float, data_range)
-    except (TypeError, ValueError):
+        low, high = (0.0, 0.0) if isinstance(data_range, str) else map(float, data_range)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without a value
         low = high = 0.0
     if not -1e30 < low < high < 1e30:
         raise UsageError(f"data_range={shown(data_range)} cannot be used; it must be two numbers, the smaller first.")
     return low, high
 
 
-def one_hot_of(labels: Labels, classes: int) -> Tensor:
-    """Return labels [B] as one-hot rows [B, C] float32 on the CPU (UsageError: they are none of so many classes)."""
+def tensor_of(value: Any) -> Tensor | None:
+    """Return numbers as a dense tensor without history: of a tensor, an array, a list, a frame; None: they are none."""
     try:
-        found = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):
-        found = torch.zeros(0)
-    counted = found.dim() == 1 and len(found) and not (found.is_floating_point() or found.is_complex())
-    if not counted or found.dtype == torch.bool or not 0 <= int(found.min()) <= int(found.max()) < classes:
-        raise UsageError(f"labels={shown(labels)} cannot be used; they must be classes from 0 to {classes - 1}.")
-    return one_hot(found.long().cpu(), classes).float()
+        if not isinstance(value, Tensor):
+            listed = isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value)
+            value = torch.stack(list(value)) if listed else torch.from_numpy(np.array(value))
+        if value.is_nested or value.is_meta:
+            return None
+        dense: Tensor = value if value.layout == torch.strided else value.to_dense()
+        return dense.detach()
+    except Exception:  # noqa: BLE001 - whatever somebody's class raises where it is made an array
+        return None
+
+
+def described(value: Any) -> str:
+    """Return an input as a sentence repeats it: a tensor by its dtype and shape."""
+    numbers = tensor_of(value)
+    if isinstance(value, Tensor) and numbers is None:
+        return "a tensor without values (on the meta device, or nested)"
+    if numbers is None or (numbers.dim() == 0 and not isinstance(value, Tensor)):
+        return shown(value, 60)
+    return f"{numbers.dtype} of shape {tuple(numbers.shape)}"
+
+
+def one_hot_of(labels: Labels | int, classes: int, of: str = "") -> Tensor:
+    """Return labels [B], or one, as one-hot rows [B, C] float32 on the CPU.
+
+    UsageError: they are no classes of so many. of: whose they are, as the sentence begins.
+    """
+    numbers = tensor_of(labels)
+    if numbers is not None and numbers.dim() == 0:
+        numbers = numbers[None]
+    hint = _unfit(numbers, classes)
+    if numbers is None or hint is not None:
+        right = f"they must be classes from 0 to {classes - 1}"
+        raise UsageError(f"{of}labels={shown(labels)} cannot be used; {right}{hint}.")
+    return one_hot(numbers.long().cpu(), classes).float()
+
+
+def _unfit(labels: Tensor | None, classes: int) -> str | None:
+    """Return what is wrong with labels and how to mend it, "" where no more can be said; None: nothing is wrong."""
+    if labels is None:
+        return ", whole numbers: put numbers in the place of names and gaps"
+    if not labels.numel():
+        return ", one an input"
+    if labels.dim() == 2 and labels.shape[1] == classes > 1:
+        return ": of one-hot rows, labels.argmax(1)"
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        return ", without a second axis: labels[:, 0]"
+    if labels.is_floating_point() and labels.dim() == 1:
+        return ", of an integer type"
+    if labels.dim() != 1 or labels.is_complex() or labels.dtype == torch.bool:
+        return ""
+    return None if 0 <= int(labels.min()) <= int(labels.max()) < classes else ""
+
+
+def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple[Any, Any]]:
+    """Return inputs and labels of each client, as they came; UsageError: they are no list of them.
+
+    A client's may be a `Dataset` of (input, class), or a `DataLoader` of batches of them: it is read once, to its end.
+    """
+    right = "give each client inputs and labels, as [(x, y), (x, y)]"
+    one = isinstance(shards, Dataset | DataLoader)
+    one = one or (isinstance(shards, tuple) and len(shards) == 2 and not any(_is_shard(part) for part in shards))
+    if one:
+        raise UsageError(
+            f"The {kind} are those of one client ({_called(shards)}); give a list, with an entry a client."
+        )
+    if isinstance(shards, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(shards, Iterable):
+        raise UsageError(f"The {kind} are {described(shards)}; {right}.")
+    listed = list(shards)
+    if not listed:
+        raise UsageError(f"There are no {kind}; {right}.")
+    return [_pair(client, shard) for client, shard in enumerate(listed)]
+
+
+def _called(value: Any) -> str:
+    return "inputs and labels" if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+def _is_shard(value: Any) -> bool:
+    return isinstance(value, tuple | list | Dataset | DataLoader)
+
+
+def _pair(client: int, shard: Any) -> tuple[Any, Any]:
+    """Return a client's inputs and labels; UsageError: they are no pair, nor a set of pairs."""
+    if isinstance(shard, Dataset | DataLoader) or _are_items(shard) or _is_indexed(shard):
+        return _read(client, shard)
+    try:
+        if isinstance(shard, str | bytes | Mapping | Tensor | np.ndarray):
+            raise TypeError
+        x, labels = shard
+    except Exception as cause:  # whatever somebody's class raises where it is unpacked
+        right = "a pair of inputs and labels, as (x, y), or a Dataset of such pairs"
+        raise UsageError(f"Client {client} holds {described(shard)}; give {right}.") from cause
+    return x, labels
+
+
+def _are_items(shard: Any) -> bool:
+    """Return whether a list holds pairs of one input and its class: what list(dataset) is."""
+    pairs = isinstance(shard, list) and shard and all(isinstance(item, tuple) and len(item) == 2 for item in shard)
+    return bool(pairs) and all(isinstance(x, Tensor | np.ndarray) for x, _ in shard)
+
+
+def _is_indexed(shard: Any) -> bool:
+    """Return whether something is read by index, as a data set is, and is none of Python's or NumPy's own."""
+    plain = isinstance(shard, tuple | list | str | bytes | Mapping | Tensor | np.ndarray | np.generic)
+    return not plain and hasattr(shard, "__getitem__") and hasattr(shard, "__len__")
+
+
+def _read(client: int, source: Any) -> tuple[Tensor, Tensor]:
+    """Return all of a data set, or of a loader; UsageError: its items are no pairs of numbers, or of unlike shapes."""
+    batched, items = isinstance(source, DataLoader) and source.batch_size is not None, []
+    dataset = source.dataset if isinstance(source, DataLoader) else source
+    sized = not isinstance(source, DataLoader) and hasattr(source, "__len__")
+    try:
+        for item in (source[i] for i in range(len(source))) if sized else islice(source, MOST + 1):
+            x, y = map(tensor_of, item if isinstance(item, tuple | list) else (None, None))
+            if x is None or y is None:
+                raise TypeError(f"it has items such as {shown(item, 60)}")
+            items.append((x, y) if batched else (x[None], y[None]))
+        if not sized and len(items) > MOST:
+            raise ValueError(f"it does not end after {MOST:,} items")
+        if not items:
+            return torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+        return torch.cat([x for x, _ in items]), torch.cat([y for _, y in items])
+    except Exception as cause:  # whatever somebody's data set raises
+        right = "each item must be a pair of floats and their class, as (x, y); of pictures, transform=ToTensor()"
+        message = f"Client {client} holds a {type(dataset).__name__} that cannot be read ({because(cause, 120)})"
+        raise UsageError(f"{message}; {right}.") from cause
+
+
+def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
+    """Return a client's inputs [N, ...], dense floats; UsageError: they are none. shape: of one, where it is known."""
+    x = tensor_of(inputs)
+    if x is not None and x.dim() and not len(x):
+        raise UsageError(f"Client {client} holds no examples; leave it out, or give it one.")
+    if x is None or not x.is_floating_point() or x.dim() < 2:
+        raise _no_inputs(client, inputs, shape)
+    return x
+
+
+def _no_inputs(client: int, inputs: Any, shape: Sequence[int]) -> UsageError:
+    x, sizes = tensor_of(inputs), ", ".join(map(str, shape)) or "*shape"
+    integers = x is not None and not x.is_floating_point() and not x.is_complex() and x.dim() > 1
+    hint = "; of bytes, x.float() / 255 (of pictures, transform=ToTensor())" if integers else ""
+    right = f"give finite floats [N, {sizes}] and N labels{hint}"
+    return UsageError(f"Client {client} holds inputs {described(inputs)}; {right}.")
 
 
 def examples_of(client: int, examples: Examples, shape: Sequence[int], classes: int) -> Data:
     """Return a client's examples, float32, in storage of their own; UsageError: they are none of this network's."""
-    try:
-        x, labels = examples
-    except (TypeError, ValueError):
-        x, labels = None, ()
-    right = isinstance(x, Tensor) and x.is_floating_point() and tuple(x.shape[1:]) == tuple(shape)
-    if x is None or not right or not bool(x.isfinite().all()):
-        told = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else shown(x, 60)
-        sizes = ", ".join(map(str, shape))
-        raise UsageError(f"Client {client} holds inputs {told}; give finite floats [N, {sizes}] and N labels.")
-    y = one_hot_of(labels, classes)
+    x, labels = inputs_of(client, examples[0], shape), examples[1]
+    if tuple(x.shape[1:]) != tuple(shape) or not bool(x.isfinite().all()):
+        raise _no_inputs(client, x, shape)
+    y = one_hot_of(labels, classes, f"Client {client}: ")
     if len(y) != len(x):
         raise UsageError(f"Client {client} holds {len(x)} inputs and {len(y)} labels; give each input its label.")
-    return Data(x.detach().clone().float().cpu(), y)
+    return Data(x.clone().float().cpu(), y)
+
+
+def check_range(data: Mapping[Any, Data], data_range: tuple[float, float]) -> None:
+    """Refuse inputs outside of the data range (UsageError): attacks search within it, and would seem to fail."""
+    least, most = min(float(own.x.min()) for own in data.values()), max(float(own.x.max()) for own in data.values())
+    (low, high), slack = data_range, OUTSIDE * (data_range[1] - data_range[0])
+    if least < low - slack or most > high + slack:
+        told = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
+        raise UsageError(f"{told}; give their range, as data_range=({least:.4g}, {most:.4g}).")
 
 
 def check_batch(plan: Plan, size: int) -> None:

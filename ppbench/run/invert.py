@@ -7,8 +7,9 @@ give the guess of a bench's cell of one victim at initial weights, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,71 +21,50 @@ from ppbench.adversary.reading import readable
 from ppbench.base.blame import guard
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, moved
+from ppbench.base.tree import Params, finite, moved
+from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
-from ppbench.metrics.image import match, psnr
-from ppbench.nets.held import Held, held
+from ppbench.nets.held import held, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import built_for, make_attack, make_defense
-from ppbench.run.handed import check_batch, one_hot_of, range_of, shape_of, whole
+from ppbench.run.config import configure
+from ppbench.run.gradients import Gradient, read_gradient
+from ppbench.run.handed import Labels, check_batch, one_hot_of, range_of, shape_of, whole
+from ppbench.run.inverted import Inverted, Planted, planted_of
+from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
+from ppbench.run.task import plan_on
 
 THREAT = "server/1"
-ASKED = (Slot(0, 0),)
+VICTIM = Slot(0, 0)
 MOST = 100_000
 """Examples in a batch, at most."""
-Gradient = Sequence[Tensor] | Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Inverted:
-    """What an attack made of a gradient.
-
-    Attributes:
-        x: the inputs that it found, [B, *shape] float32 on the CPU, not clipped, in no particular order.
-        y: their labels [B] int64, in the order of `x`; None where the attack found nothing to go by.
-        mismatch: share of the gradient's squared norm that `x` and `y` do not explain: 0 for all explained, 1 for what
-            explains nothing, more for worse. None without `y`.
-        evaluations: gradients that the attack computed.
-        data_range: of an input's values.
-    """
-
-    x: Tensor
-    y: Tensor | None
-    mismatch: float | None
-    evaluations: int
-    data_range: tuple[float, float] = (0.0, 1.0)
-
-    def psnr(self, truth: Tensor) -> list[float]:
-        """Return how close `x` comes to the true inputs [B, *shape], in their order: dB, clipped, at most 100.
-
-        Each is compared with the one found that the least squares assign to it; one that is not finite has 0 dB.
-        UsageError: `truth` has another shape than `x`.
-        """
-        if truth.shape != self.x.shape:
-            raise UsageError(f"The truth has shape {tuple(truth.shape)}; it must be {tuple(self.x.shape)}.")
-        found = self.x[match(self.x, truth, self.data_range)]
-        return [psnr(one, true, self.data_range) or 0.0 for one, true in zip(found, truth, strict=True)]
+STEPS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
+"""Options of training that say how a client came by the change of weights that it sent."""
+HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
 def invert(
     model: Module,
     gradient: Gradient,
     shape: Sequence[int],
-    labels: Tensor | Sequence[int] | None = None,
+    labels: Labels | int | None = None,
     attack: str | Attack = "dlg",
     *,
     batch: int | None = None,
     seed: int = 0,
     device: str | None = None,
     data_range: tuple[float, float] = (0.0, 1.0),
+    planted: bool = True,
+    training: Mapping[str, Scalar] | None = None,
     **parameters: Scalar,
 ) -> Inverted:
     """Return the inputs, and their labels, that an attack rebuilds from the gradient of a batch.
@@ -92,9 +72,11 @@ def invert(
     Args:
         model: a network that ends in an `nn.Linear`, with the weights at which the gradient was taken, in the mode
             (`train`, `eval`) in which it was. It is left as it is.
-        gradient: of the mean cross-entropy of the batch, as `torch.autograd.grad` gives it: one tensor a parameter that
-            requires a gradient, in the order of `model.parameters()`; or tensors by the names of
-            `model.named_parameters()`. Of a sum over the batch: divided by the batch's size first.
+        gradient: of the mean cross-entropy of the batch, or a multiple of it (`Inverted.scale`), as
+            `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
+            of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
+            or one vector. Arrays of NumPy will do, and names with what wrappers put before them. None stands for a
+            parameter that the network does not use.
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], where the attacker knows them.
         attack: a reconstruction attack by its name, as `ppbench list attacks` has them, or of `load_attack`.
@@ -102,23 +84,40 @@ def invert(
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
+        planted: whether the attack is run once more, on a gradient of known inputs, which tells what mismatch a solved
+            batch leaves (`Inverted.solved_mismatch`). It takes about as long again.
+        training: where `gradient` is no gradient, but start minus end of several local steps, how they were made: lr,
+            local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, as `budget=3000`.
 
     Raises UsageError, one sentence: any of these cannot be used, or the attack needs more than a gradient.
     """
-    network, chosen = held(model, shape_of(shape)), _chosen(attack, parameters)
+    module = unwrapped(model)
+    network = held(module, shape_of(shape))
     asked = _asked(labels, batch, network.spec)
-    plan = Plan(network.spec, 1, Local("gradient", batch=asked.batch), data_range=range_of(data_range))
-    check_batch(plan, asked.batch)
-    seen = _named(gradient, network)
-    check_device(device or "cpu")
-    place = torch.device(device) if device else next(iter(seen.values())).device
-    view = view_of(plan, moved(network.spec.start, place), moved(seen, place))
-    draws = attack_seed(Seeds(whole("seed", seed, 0, 2**63 - 1)), chosen.name, THREAT, "init", asked.batch)
+    plan = _plan(network.spec, asked.batch, range_of(data_range), training)
+    check_batch(plan, min(asked.batch, plan.local.batch))
+    if not isinstance(planted, bool):
+        raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
+    seen = read_gradient(gradient, module, network)
+    scale = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    place = next(iter(seen.values())).device if device is None else _device(device)
+    start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
+    view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
+    chosen = _chosen(attack, parameters, view, asked.challenge)
     with guard("attacks", chosen.name):
-        _check_fit(chosen, view, asked)
-        (guess,) = chosen.run(view, [asked], torch.Generator().manual_seed(draws))
-        return _told(view, guess)
+        guess = _answer(chosen, view, asked.challenge, seeds)
+        answer = _told(chosen, view, guess, scale)
+        return replace(
+            answer, planted=_planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
+        )
+
+
+def _device(word: str | torch.device) -> torch.device:
+    if not isinstance(word, str | torch.device):
+        raise UsageError(f"device={shown(word)} cannot be used; give its name, as 'cpu' or 'cuda:0'.")
+    check_device(str(word))
+    return torch.device(word)
 
 
 def view_of(plan: Plan, params: Params, gradient: Params) -> View:
@@ -129,87 +128,130 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
     return View(THREAT, SERVER, plan, make_defense("none"), tuple(wire.mail), ())
 
 
-def _told(view: View, guess: Guess) -> Inverted:
+def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> Guess:
+    draws = attack_seed(seeds, attack.name, THREAT, "init", challenge.batch)
+    (guess,) = attack.run(view, [challenge], torch.Generator().manual_seed(draws))
+    return guess
+
+
+def _told(attack: Attack, view: View, guess: Guess, scale: float) -> Inverted:
     if guess.x is None:
         raise UsageError("The attack answered without inputs; take another.")
-    mismatch = None
-    if guess.y is not None:
-        evidence = view.defense.evidence(view)[0]
-        y = one_hot(guess.y, view.plan.spec.classes)[None].to(evidence.device)
-        mismatch = at_truth(evidence, guess.x[None].to(evidence.device), y)
-    return Inverted(guess.x, guess.y, mismatch, guess.evaluations, view.plan.data_range)
+    mismatch, budget = _mismatch(attack, view, guess), getattr(attack, "budget", None)
+    return Inverted(guess.x, guess.y, mismatch, guess.evaluations, view.plan.data_range, scale, budget)
 
 
-def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar]) -> Attack:
+def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:
+    """Return the share of the observation that a guess does not explain, None without labels."""
+    if guess.x is None or guess.y is None:
+        return None
+    reader = view.defense if view.plan.local.upload == "gradient" else attack  # an attack simulates local steps
+    evidence = reader.evidence(view)[0]
+    y = one_hot(guess.y, view.plan.spec.classes)[None].to(evidence.device)
+    return at_truth(evidence, guess.x[None].to(evidence.device), y)
+
+
+def _planted(
+    attack: Attack, plan: Plan, start: Params, challenge: Challenge, answer: Inverted, seeds: Seeds
+) -> Planted | None:
+    """Return how the attack does, from other draws, on the bench's own client that holds what was found.
+
+    Known inputs on the same network; not random ones, so that it shows too whether these are the only inputs that the
+    attack finds for their gradient. None where nothing was found that a client could hold.
+    """
+    if answer.y is None or not finite(answer.x):
+        return None
+    x, y = answer.x.clamp(*plan.data_range), one_hot(answer.y, plan.spec.classes).float()
+    data, again = Data(x, y), Seeds(seeds.seed("planted"))
+    client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
+    client.start(start)
+    view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
+    guess = _answer(attack, view, challenge, again)
+    mismatch = _mismatch(attack, view, guess)
+    return None if mismatch is None else planted_of(x, guess, mismatch, plan.data_range)
+
+
+def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: Mapping[str, Scalar] | None) -> Plan:
+    """Return the public plan of one client that sends a gradient, or what `training` makes of its weights."""
+    if training is None:
+        return Plan(spec, 1, Local("gradient", batch=batch), data_range=data_range)
+    if not isinstance(training, Mapping):
+        raise UsageError(f"training={shown(training)} cannot be used; it must say how steps were made, as {HOW}.")
+    for name in training:
+        if name not in STEPS:
+            raise unknown("option of local steps", str(name), STEPS)
+    if "lr" not in training:
+        raise UsageError(f"training={shown(training)} lacks the learning rate; give it, as {HOW}.")
+    options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
+    config = configure(defense="none", clients=1, upload="delta", decay_at=(), schedule="parallel", **options)
+    return plan_on(config, spec, data_range)
+
+
+def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, challenge: Challenge) -> Attack:
+    """Return the attack; UsageError: there is none, or it needs more than a gradient, or another network."""
     if isinstance(attack, str):
-        return make_attack(attack, parameters)
-    if not isinstance(attack, Attack):
+        if find("attacks", attack) is None:
+            raise unknown("attack", attack, _applicable(view, challenge), "on such a gradient run")
+        chosen = make_attack(attack, parameters)
+    elif not isinstance(attack, Attack):
         raise UsageError(f"The attack is {shown(attack, 60)}; give a name, as 'dlg', or what load_attack gives.")
-    if parameters:
+    elif parameters:
         raise UsageError(f"Parameter {next(iter(parameters))!r} is of an attack that is given whole; tell load_attack.")
-    attack.check()
-    return attack
-
-
-def _check_fit(attack: Attack, view: View, asked: Challenge) -> None:
-    """Refuse an attack that needs more than a gradient and weights, or another network (UsageError)."""
-    obstacle = ""
-    if not question_of(attack.kind).inputs:
-        obstacle = f"answers another question ({attack.kind.replace('_', ' ')})"
-    elif THREAT not in attack.threats:
-        obstacle = f"is of a server that sends weights of its own ({attack.threats[0]})"
-    elif not built_for(attack, view.defense.name):
-        obstacle = f"is built for what {', '.join(sorted(attack.targets or ()))} sends"
-    elif attack.needs_public:
-        obstacle = "learns from public examples, which only an evaluation has"
-    elif not attack.suits(view.plan):
-        obstacle = f"has no use for a network such as {view.plan.spec.model!r}"
-    elif not readable(attack, view, [asked]):
-        obstacle = "reads more than one gradient"
+    else:
+        chosen = attack
+    with guard("attacks", chosen.name):
+        chosen.check()
+        obstacle = _obstacle(chosen, view, challenge)
     if obstacle:
-        raise UsageError(f"Attack {attack.name!r} {obstacle}; take one that rebuilds inputs, as 'dlg', 'idlg' or 'ig'.")
+        raise UsageError(f"Attack {chosen.name!r} {obstacle}.")
+    return chosen
 
 
-def _named(gradient: Gradient, network: Held) -> Params:
-    """Return somebody's gradient by our names of its parameters, float32; UsageError: it is none of this network."""
-    start, theirs = network.spec.start, {own: name for name, own in network.names.items()}
-    found = {theirs[own]: value for own, value in _by_name(gradient, tuple(theirs)).items()}
-    for name, own in network.names.items():
-        value, right = found[name], tuple(start[name].shape)
-        if not isinstance(value, Tensor) or not value.is_floating_point() or tuple(value.shape) != right:
-            told = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value, 60)
-            raise UsageError(f"The gradient of {own!r} is {told}; it must be a tensor of floats of shape {right}.")
-        if not bool(value.isfinite().all()):
-            raise UsageError(f"The gradient of {own!r} holds a value that is not finite; nothing can be matched to it.")
-    if not any(bool(value.any()) for value in found.values()):
-        raise UsageError("The gradient is zero in all parameters; there is nothing to be found in it.")
-    return {name: found[name].detach().float() for name in start}
+def _applicable(view: View, challenge: Challenge) -> Iterator[str]:
+    """Yield the names of the attacks of ours that can be run on a view."""
+    for name, plugin in plugins("attacks").items():
+        if plugin.ours and not _obstacle(make_attack(name), view, challenge):
+            yield name
 
 
-def _by_name(gradient: Gradient, names: Sequence[str]) -> dict[str, Tensor]:
-    if isinstance(gradient, Mapping):
-        for name in gradient:
-            if name not in names:
-                raise unknown("trained parameter of the model", str(name), names)
-        if missing := next((name for name in names if name not in gradient), None):
-            raise UsageError(f"The gradient lacks {missing!r}; give one of each parameter that requires a gradient.")
-        return dict(gradient)
-    if isinstance(gradient, Tensor) or not isinstance(gradient, Iterable):
-        raise UsageError(
-            f"The gradient is a {type(gradient).__name__}; give a tensor for each parameter, in the order of "
-            "model.parameters() or by name."
-        )
-    values = list(gradient)
-    if len(values) != len(names):
-        raise UsageError(f"The gradient has {len(values)} tensors; the model has {len(names)} trained parameters.")
-    return dict(zip(names, values, strict=True))
+def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
+    """Return what an attack needs beyond a gradient and weights, and what to take, clauses; "" where it is fit."""
+    gradient, instead = view.plan.local.upload == "gradient", "take one that rebuilds inputs, as 'dlg', 'idlg' or 'ig'"
+    if not question_of(attack.kind).inputs:
+        return f"answers another question ({attack.kind.replace('_', ' ')}); {instead}"
+    if THREAT not in attack.threats:
+        return f"is of a server that sends weights of its own ({attack.threats[0]}); {instead}"
+    if not built_for(attack, view.defense.name):
+        return f"is built for what {', '.join(sorted(attack.targets or ()))} sends; {instead}"
+    if attack.needs_public:
+        return f"learns from public examples, which only an evaluation has; {instead}"
+    if not attack.suits(view.plan):
+        return f"has no use for a network such as {view.plan.spec.model!r}; {instead}"
+    if gradient and "gradient" not in attack.probes:
+        return f"simulates several local steps; give training={HOW} and start minus end of the weights, or take 'dlg'"
+    if not gradient and "local" not in attack.probes:
+        return "reads one gradient, not several steps; leave out training=, or take 'fedavg_inversion'"
+    return "" if readable(attack, view, [challenge]) else f"reads more than one gradient; {instead}"
 
 
-def _asked(labels: Tensor | Sequence[int] | None, batch: int | None, spec: NetSpec) -> Challenge:
+@dataclass(frozen=True)
+class Asked:
+    """The question about a batch. labels: one-hot [B, C] where they are known."""
+
+    batch: int
+    labels: Tensor | None = None
+
+    @property
+    def challenge(self) -> Challenge:
+        """The question as attacks are asked it."""
+        return Challenge((VICTIM,), self.batch, None if self.labels is None else self.labels[None])
+
+
+def _asked(labels: Labels | int | None, batch: int | None, spec: NetSpec) -> Asked:
     """Return the question about a batch; UsageError: labels are no classes of the network, or not as many as it has."""
     if labels is None:
-        return Challenge(ASKED, whole("batch", 1 if batch is None else batch, 1, MOST))
+        return Asked(whole("batch", 1 if batch is None else batch, 1, MOST))
     y = one_hot_of(labels, spec.classes)
-    if batch not in (None, len(y)):
+    if batch is not None and whole("batch", batch, 1, MOST) != len(y):
         raise UsageError(f"batch={shown(batch)} cannot be used; there are {len(y)} labels.")
-    return Challenge(ASKED, whole("batch", len(y), 1, MOST), y[None])
+    return Asked(whole("batch", len(y), 1, MOST), y)

@@ -25,7 +25,7 @@ from ppbench.nets.held import held
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
-from ppbench.run.handed import Examples, check_batch, examples_of, range_of
+from ppbench.run.handed import Shard, check_batch, check_range, examples_of, inputs_of, range_of, shards_of
 from ppbench.run.task import plan_on
 
 TRAINING = (
@@ -40,6 +40,7 @@ def load_defense(name: str, /, **parameters: Scalar) -> Defense:
 
     UsageError: there is none, or no such parameter, or a value is of another type or out of bounds.
     """
+    _check_name("defense", name)
     admit(name)
     defense = make_defense(name, parameters)
     with guard("defenses", name):
@@ -49,13 +50,19 @@ def load_defense(name: str, /, **parameters: Scalar) -> Defense:
 
 def load_attack(name: str, /, **parameters: Scalar) -> Attack:
     """Return an attack by its name, as `--attack` takes it, with these parameters; UsageError as `load_defense`."""
+    _check_name("attack", name)
     return make_attack(name, parameters)
+
+
+def _check_name(kind: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"The {kind} is {shown(name, 60)}; give its name, as `ppbench list {kind}s` has it.")
 
 
 def federate(
     defense: Defense,
     model: Module,
-    shards: Sequence[Examples],
+    shards: Sequence[Shard],
     *,
     data_range: tuple[float, float] = (0.0, 1.0),
     **training: Any,
@@ -68,8 +75,9 @@ def federate(
     Args:
         defense: as `load_defense` gives it.
         model: as of `invert`. Batch norm in training mode takes the statistics of each batch; running ones stay.
-        shards: what each client holds: inputs [N, *shape] and classes [N]; as many clients as shards.
-        data_range: least and greatest value of an input.
+        shards: what each client holds, as many clients as shards: inputs [N, *shape] and classes [N], tensors or
+            arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
+        data_range: least and greatest value of an input; those of the shards must lie in it.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
             batch_size, loss, schedule, decay_at, decay; and seed, device, backend. Where nothing is said, as the
             defense's paper needs it, else as in an evaluation.
@@ -80,10 +88,12 @@ def federate(
         raise unknown("option of training", other, TRAINING)
     if not isinstance(defense, Defense):
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
-    spec = held(model, _shape(shards)).spec
-    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(shards)}
+    pairs, ends = shards_of(shards), range_of(data_range)
+    spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:])).spec
+    data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
+    check_range(data, ends)
     config = configure(defense=defense.name, clients=len(data), **training)
-    plan = plan_on(config, spec, range_of(data_range))
+    plan = plan_on(config, spec, ends)
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
     federation = Federation(defense, plan, data, Seeds(config.seed), torch.device(config.device), config.backend)
@@ -92,14 +102,7 @@ def federate(
     return federation
 
 
-def _shape(shards: Sequence[Examples]) -> tuple[int, ...]:
-    try:
-        return tuple(shards[0][0].shape[1:])
-    except (TypeError, IndexError, KeyError, AttributeError) as cause:
-        raise UsageError("There are no shards; give each client inputs and labels, as [(x, y), (x, y)].") from cause
-
-
-def probe(federation: Federation, batches: Sequence[Examples]) -> tuple[View, list[Challenge]]:
+def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[Challenge]]:
     """Return what an honest-but-curious server sees of clients that hold these batches, and the question about each.
 
     Client 0 holds the first batch, client 1 the second, and nothing else; each does what the bench has victims do under
@@ -109,8 +112,12 @@ def probe(federation: Federation, batches: Sequence[Examples]) -> tuple[View, li
 
     UsageError: batches of unlike sizes, more than there are clients, or fewer where the defense needs them all.
     """
+    if not isinstance(federation, Federation):
+        raise UsageError(f"The federation is {shown(federation, 60)}; give what federate gives.")
     plan, defense = federation.plan, federation.defense
-    data = {Slot(0, k): examples_of(k, own, plan.spec.shape, plan.spec.classes) for k, own in enumerate(batches)}
+    pairs = shards_of(batches, "batches")
+    data = {Slot(0, k): examples_of(k, own, plan.spec.shape, plan.spec.classes) for k, own in enumerate(pairs)}
+    check_range(data, plan.data_range)
     sizes = {len(own.x) for own in data.values()}
     whole = defense.sums or len(defense.roles) > 1
     if len(sizes) != 1 or len(data) > plan.clients or (whole and len(data) < plan.clients):

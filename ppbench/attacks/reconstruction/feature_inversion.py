@@ -127,7 +127,7 @@ class FeatureInversion(Attack):
             plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
         )
         second = None
-        if self.joint_budget > 0 and victims[0].features.exact:
+        if self.joint_budget > 0 and victims[0].features.exact and len(victims[0].observed) > len(HEAD):
             second = self._joint(plan, params, victims, phi, first.x)
         return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
 

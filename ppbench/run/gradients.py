@@ -1,0 +1,191 @@
+"""Gradients in the containers that people have them in, by our names of a network's trained parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.tree import Params
+from ppbench.nets.held import Held
+from ppbench.nets.net import Net
+from ppbench.run.handed import described, tensor_of
+
+Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
+WRAPPERS = frozenset({"module", "_module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""What wrappers of networks call the network in them: parallel ones, compiled ones, those of gradients by example."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a network's tensors are called in it: trained parameters, all parameters, all of its `state_dict`."""
+
+    trained: tuple[str, ...]
+    parameters: tuple[str, ...]
+    state: tuple[str, ...]
+
+    @staticmethod
+    def of(module: Module, network: Held) -> Names:
+        """Return the names of a user's module."""
+        parameters = tuple(name for name, _ in module.named_parameters())
+        return Names(tuple(network.names.values()), parameters, tuple(module.state_dict()))
+
+
+def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
+    """Return somebody's gradient by our names of its parameters, float32 and dense; UsageError: it is none of these.
+
+    None stands for the gradient of a parameter that the network does not use; entries of frozen parameters and buffers
+    may be None or zero, or be missing.
+    """
+    names, start = Names.of(module, network), network.spec.start
+    values, own_names = _by_name(gradient, module, names), dict(network.names)
+    _check_frozen(values, names)
+    if missing := next((name for name in names.trained if name not in values), None):
+        raise UsageError(f"The gradient lacks {missing!r}; give one of each parameter that requires a gradient.")
+    if all(values.get(name) is None for name in names.trained):
+        raise UsageError("The gradient is None in all parameters; call loss.backward() before it is read.")
+    shapes = {own: tuple(start[name].shape) for name, own in own_names.items()}
+    _check_order(values, shapes)
+    found = {name: _read(own, values.get(own), shapes[own]) for name, own in own_names.items()}
+    _check_unused([name for name, value in found.items() if value is None], network)
+    read = {name: torch.zeros_like(start[name]) if value is None else value for name, value in found.items()}
+    if not any(bool(value.any()) for value in read.values()):
+        raise UsageError("The gradient is zero in all parameters; there is nothing to be found in it.")
+    place = next(value.device for value in found.values() if value is not None)
+    return {name: read[name].to(place) for name in start}
+
+
+def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """Return one parameter's gradient as a dense float32 tensor, None as it is; UsageError: it is of another kind."""
+    if value is None:
+        return None
+    numbers = tensor_of(value)
+    if numbers is not None and numbers.is_floating_point() and tuple(numbers.shape[1:]) == shape and numbers.dim():
+        told = f"{tuple(numbers.shape)}, one axis more than {shape}"
+        raise UsageError(
+            f"The gradient of {name!r} has shape {told}; of gradients by example give the mean, as g.mean(0)."
+        )
+    if numbers is None or not numbers.is_floating_point() or tuple(numbers.shape) != shape:
+        told = described(value).replace(" of shape", "")
+        raise UsageError(f"The gradient of {name!r} is {told}; it must be a tensor of floats of shape {shape}.")
+    single = numbers.float()
+    if not bool(single.isfinite().all()):
+        raise UsageError(f"The gradient of {name!r} holds a value that is not finite; nothing can be matched to it.")
+    return single
+
+
+def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse tensors that lie in each other's places (UsageError), where their shapes tell."""
+    numbers = {name: tensor_of(values[name]) for name in shapes if values.get(name) is not None}
+    seen = {name: tuple(value.shape) for name, value in numbers.items() if value is not None}
+    wrong = [name for name, shape in shapes.items() if name in seen and seen[name] != shape]
+    for one in wrong:
+        other = next((n for n in wrong if n != one and seen[n] == shapes[one] and seen[one] == shapes[n]), None)
+        if other is not None:
+            told = f"{one!r} has shape {seen[one]} instead of {shapes[one]}, that of {other!r} {seen[other]}"
+            raise UsageError(f"The gradients of {one!r} and {other!r} are swapped: that of {told}; give each its own.")
+
+
+def _check_frozen(values: Mapping[str, Any], names: Names) -> None:
+    """Refuse gradients of parameters that the network does not train (UsageError): it was another network's."""
+    for name in (own for own in names.parameters if own not in names.trained):
+        numbers = tensor_of(values[name]) if values.get(name) is not None else None
+        if numbers is not None and bool(numbers.any()):
+            fix = "leave it out, or set requires_grad=True as where the gradient was taken"
+            raise UsageError(f"The gradient has {name!r}, which is no trained parameter of the model (frozen); {fix}.")
+
+
+def _check_unused(lacking: Sequence[str], network: Held) -> None:
+    """Refuse None for a parameter that the network's output depends on (UsageError)."""
+    net, spec = network.spec.net, network.spec
+    used = _used(net, spec.start) if lacking else set()
+    for name in lacking:
+        if name in used:
+            told = f"The gradient of {network.names[name]!r} is None, but the network uses this parameter"
+            raise UsageError(f"{told}; give its gradient, or freeze it by requires_grad=False.")
+
+
+def _used(net: Net, params: Params) -> set[str]:
+    """Return the trained parameters that the logits depend on."""
+    x = torch.rand(2, *net.spec.shape, generator=torch.Generator().manual_seed(0))
+    with torch.enable_grad():
+        inputs = {name: value.detach().requires_grad_() for name, value in params.items()}
+        total = net(inputs, x).sum()
+        slopes = torch.autograd.grad(total, list(inputs.values()), allow_unused=True)
+    return {name for name, slope in zip(inputs, slopes, strict=True) if slope is not None}
+
+
+def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
+    """Return what is there by the network's own names of it (UsageError: it is no gradient, or lacks a parameter)."""
+    if isinstance(gradient, Tensor):
+        return _cut(gradient, module, names)
+    if isinstance(gradient, str | bytes | Module) or not isinstance(gradient, Iterable):
+        told = "order of model.parameters() or by name"
+        raise UsageError(
+            f"The gradient is a {type(gradient).__name__}; give a tensor for each parameter, in the {told}."
+        )
+    values = gradient if isinstance(gradient, Mapping) else list(gradient)
+    if isinstance(values, list) and values and all(_is_named(part) for part in values):
+        values = dict(values)
+    if isinstance(values, list):
+        values = _placed(values, names)
+    weights = {id(parameter) for parameter in module.parameters()}
+    if values and all(id(value) in weights for value in values.values()):
+        raise UsageError("The gradient holds the model's parameters themselves; give their .grad.")
+    return _renamed(values, names)
+
+
+def _is_named(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str)
+
+
+def _cut(flat: Tensor, module: Module, names: Names) -> dict[str, Any]:
+    """Return one vector of all trained parameters' entries, in their order, cut into these."""
+    parameters = dict(module.named_parameters())
+    sizes = [parameters[name].numel() for name in names.trained]
+    if flat.dim() != 1 or len(flat) != sum(sizes):
+        told = (
+            f"a tensor for each parameter, in the order of model.parameters() or by name, or one vector of {sum(sizes)}"
+        )
+        raise UsageError(f"The gradient is a Tensor of shape {tuple(flat.shape)}; give {told}.")
+    parts = zip(names.trained, flat.split(sizes), strict=True)
+    return {name: part.reshape(parameters[name].shape) for name, part in parts}
+
+
+def _placed(values: Sequence[Any], names: Names) -> dict[str, Any]:
+    """Return a list by name: of the trained parameters, of all parameters, or of all that a state_dict holds."""
+    for order in (names.trained, names.parameters, names.state):
+        if len(values) == len(order):
+            return dict(zip(order, values, strict=True))
+    told = f"The gradient has {len(values)} tensors; the model has {len(names.trained)} trained parameters"
+    frozen, whole = len(names.parameters), len(names.state)
+    more = f", {frozen} with frozen ones" if frozen > len(names.trained) else ""
+    more += f", {whole} tensors in its state_dict" if whole > frozen else ""
+    raise UsageError(f"{told}{more}.")
+
+
+def _renamed(values: Mapping[Any, Any], names: Names) -> dict[str, Any]:
+    """Return tensors by the network's own names, whatever wrappers put before them; UsageError: unknown."""
+    known = dict.fromkeys((*names.parameters, *names.state))
+    bare: dict[str, list[str]] = {}
+    for name in known:
+        bare.setdefault(_bare(name), []).append(name)
+    renamed: dict[str, Any] = {}
+    for name, value in values.items():
+        own = [name] if name in known else bare.get(_bare(str(name)), [])
+        if len(own) != 1:
+            raise unknown("trained parameter of the model", str(name), names.trained)
+        if own[0] in renamed:
+            raise UsageError(f"The gradient has {own[0]!r} twice, as {shown(name)} too; give it once.")
+        renamed[own[0]] = value
+    return renamed
+
+
+def _bare(name: str) -> str:
+    """Return a parameter's name without what wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -1,0 +1,180 @@
+"""What `ppbench.invert` answers: inputs, how much of the gradient they explain, and what that tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Guess
+from ppbench.base.errors import UsageError, count_of, shown
+from ppbench.metrics.image import match, psnr
+from ppbench.run.handed import tensor_of
+
+CLEAR = 10.0
+"""dB above the best constant image at which a planted input counts as recovered: nine tenths of its variance."""
+TELLING = 1e-4
+"""The most that a recovered planted batch may leave unexplained, or no mismatch is compared with what it left."""
+ALIKE, ROUNDING = 10.0, 1e-12
+"""dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
+BEYOND = 1e-4
+"""How far a true input may lie outside the data range, as a share of its width: rounding."""
+NARROW = 0.01
+"""Share of the data range that inputs which are not constant must span: 0..1 in a range of 0..255 does not."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """How the attack did on a gradient whose inputs are known: those that it had found, clipped, from another start.
+
+    Attributes:
+        mismatch: as `Inverted.mismatch`, of what came out.
+        psnr: in dB, of each planted input beside what came out; and what the best constant image of it has.
+        evaluations: gradients that this took.
+    """
+
+    mismatch: float
+    psnr: tuple[float, ...]
+    constant: tuple[float, ...]
+    evaluations: int
+
+    def recovered_at(self, mismatch: float) -> bool:
+        """Whether a batch of this mismatch would count as recovered too: one not much greater, see `ALIKE`.
+
+        Squared errors of inputs grow with the mismatch, so a planted batch that came out barely leaves less room.
+        """
+        worse = (
+            10 * math.log10(max(mismatch, ROUNDING) / max(self.mismatch, ROUNDING)) if mismatch < math.inf else math.inf
+        )
+        clear = all(own - worse >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
+        return self.recovered and worse <= ALIKE and clear
+
+    @property
+    def recovered(self) -> bool:
+        """Whether each input came out clearly better than a constant image, and nearly all was explained."""
+        clear = all(own >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
+        return clear and self.mismatch <= TELLING
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What an attack made of a gradient.
+
+    Attributes:
+        x: the inputs that it found, [B, *shape] float32 on the CPU, not clipped, in no particular order.
+        y: their labels [B] int64, in the order of `x`; None where the attack found nothing to go by.
+        mismatch: share of the gradient's squared norm that `x` and `y` do not explain: 0 for all explained, 1 for what
+            explains nothing, more for worse. None without `y`. By itself it judges nothing, see `solved_mismatch`.
+        evaluations: gradients that the attack computed on the gradient that was given.
+        data_range: of an input's values.
+        scale: what the gradient was divided by: the factor by which it differs from that of the mean cross-entropy; 1
+            where none was found.
+        budget: gradients that the attack might compute; None where it has no such parameter.
+        planted: how the same attack did on a gradient whose inputs are known; None where that was not tried.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    mismatch: float | None
+    evaluations: int
+    data_range: tuple[float, float] = (0.0, 1.0)
+    scale: float = 1.0
+    budget: int | None = None
+    planted: Planted | None = None
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the search ended before its budget did; None of attacks without a budget.
+
+        It may have ended at its goal or where it made no progress. One that was cut off may do better with more.
+        """
+        return None if self.budget is None else self.evaluations < self.budget
+
+    @property
+    def solved_mismatch(self) -> float | None:
+        """The mismatch that this attack left of a planted batch that it recovered, on the same network.
+
+        Ten times this, and less where the planted batch came out barely, is no solved batch's any more. None: the
+        planted batch was not recovered, or none was tried; then a mismatch tells nothing about `x`, however small.
+        """
+        return self.planted.mismatch if self.planted is not None and self.planted.recovered else None
+
+    @property
+    def summary(self) -> str:
+        """What the figures tell, in sentences. Never that `x` is right: that takes the truth, and `psnr`."""
+        return " ".join(filter(None, (self._scaled(), self._explained(), self._ended())))
+
+    def psnr(self, truth: Tensor) -> list[float]:
+        """Return how close `x` comes to the true inputs [B, *shape], in their order: dB, clipped, at most 100.
+
+        Each is compared with the one found that the least squares assign to it; one that is not finite has 0 dB.
+        UsageError: `truth` has another shape than `x`, is no tensor of finite floats, or is none of `data_range`.
+        """
+        true = self._checked(truth)
+        found = self.x[match(self.x, true, self.data_range)]
+        return [psnr(one, own, self.data_range) or 0.0 for one, own in zip(found, true, strict=True)]
+
+    def _checked(self, truth: Any) -> Tensor:
+        true, (low, high) = tensor_of(truth), self.data_range
+        if true is None:
+            raise UsageError(f"The truth is {shown(truth, 60)}; it must be a tensor of shape {tuple(self.x.shape)}.")
+        if true.shape != self.x.shape:
+            raise UsageError(f"The truth has shape {tuple(true.shape)}; it must be {tuple(self.x.shape)}.")
+        if not true.is_floating_point():
+            right = f"floats from {low:g} to {high:g}, as the network gets them: of bytes, truth.float() / 255"
+            raise UsageError(f"The truth holds {str(true.dtype).removeprefix('torch.')}; give {right}.")
+        true = true.detach().cpu().double()
+        if not bool(true.isfinite().all()):
+            raise UsageError("The truth holds a value that is not finite; nothing can be compared with it.")
+        least, most, slack = float(true.min()), float(true.max()), BEYOND * (high - low)
+        seen = f"from {least:.4g} to {most:.4g}"
+        if least < low - slack or most > high + slack:
+            right = f"give invert the range of the network's inputs, as data_range=({least:.4g}, {most:.4g})"
+            raise UsageError(f"The truth has values {seen}, outside of data_range=({low:g}, {high:g}); {right}.")
+        if 0 < most - least < NARROW * (high - low):
+            right = "give invert the range of the network's inputs as data_range, and the truth in it"
+            raise UsageError(f"The truth has values {seen}, a hundredth of data_range=({low:g}, {high:g}); {right}.")
+        return true
+
+    def _scaled(self) -> str:
+        return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of the mean cross-entropy."
+
+    def _explained(self) -> str:
+        if self.mismatch is None:
+            return "The attack names no labels, so that nothing tells how much of the gradient the inputs explain."
+        told = f"Of the gradient's squared norm {self.mismatch:.1e} is left unexplained."
+        if self.planted is None:
+            return f"{told} No planted batch was attacked, so that nothing tells what a solved one would leave."
+        left, least = f"{self.planted.mismatch:.1e}", f"{min(self.planted.psnr):.1f} dB"
+        if self.solved_mismatch is None:
+            planted = f"A planted batch came out at {least} and left {left}: it was not recovered"
+            return f"{told} {planted}, so that no mismatch tells here whether the inputs are right."
+        planted = f"A planted batch that this attack recovered, at {least}, left {left}"
+        if self.planted.recovered_at(self.mismatch):
+            return f"{told} {planted}, as much. That does not prove the inputs: others may have the same gradient."
+        search = "either the search did not come as far (try another seed or attack)"
+        others = "a sum, weight decay, label smoothing, noise, another mode"
+        other = f"or the gradient is not that of the mean cross-entropy of such a batch ({others})"
+        return f"{told} {planted}, less: {search}, {other}."
+
+    def _ended(self) -> str:
+        if self.budget is None or self.converged:
+            return "" if self.budget is None else f"The search ended by itself after {_gradients(self.evaluations)}."
+        return f"The search spent its budget of {_gradients(self.budget)}; a larger one may leave less."
+
+
+def _gradients(count: int) -> str:
+    return f"{count:,} gradients" if count != 1 else count_of(1, "gradient")
+
+
+def planted_of(x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float]) -> Planted | None:
+    """Return how an attack did that answered `guess` of the gradient of planted inputs x [B, *shape]; None: nothing."""
+    if guess.x is None:
+        return None
+    out = guess.x[match(guess.x, x, data_range)]
+    levels = [psnr(one, own, data_range) or 0.0 for one, own in zip(out, x, strict=True)]
+    constant = [psnr(torch.full_like(own, float(own.mean())), own, data_range) or 0.0 for own in x]
+    return Planted(mismatch, tuple(levels), tuple(constant), guess.evaluations)

@@ -1,0 +1,172 @@
+"""By what factor a gradient differs from that of the mean cross-entropy of a batch: a sum, a rate left in, clipping.
+
+The gradient of the last layer is s / B times A^T [Phi, 1], with A = p - y [B, C] and features Phi [B, D], which lie in
+the row space of its weight's gradient: Phi = M R. The predictions p = softmax(Phi W^T + b) close the system: fewer
+unknowns, M [B, B] and s, than equations where B < C (Phong et al. 2018 for one example; `feature_inversion`, s = 1).
+Nothing of the network before that layer takes part, and no search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.special import softmax
+from torch import Tensor
+
+from ppbench.base.tree import Params
+
+Floats = NDArray[np.float64]
+MOST = 8
+"""Examples of a batch whose factor is fitted, at most: unknowns grow with the square."""
+CONSISTENT = 1e-11
+"""Relative squared residual below which a factor explains the layer's gradient; rounding to float32 leaves 1e-14."""
+CANDIDATES, RESTARTS, SPREAD = 3, 2, 0.3
+"""Multisets of labels and further starts of the features that are tried, and the relative noise of these."""
+TINY, FAR, WORST = 1e-300, 500.0, 1e100
+"""What is divided by at the least; the logarithm of a factor, and a residual, at the most."""
+STEPS = 40
+"""Residuals that are computed from one start, at most."""
+NEAR, ALIKE = 1e-3, 2e-6
+"""Factors so near to 1 are 1: nobody sends such a one, and other small things in a gradient look like it. Of others,
+the error of a fit, relative."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What the gradient of the last layer says of a batch with known labels; float64.
+
+    target: [C, B + 1], dW R^T beside db: what s / B times A^T [M, 1] must equal; s has this `sign`. logits: [B, C],
+    R W^T; bias: [C]. onehot: [B, C].
+    """
+
+    target: Floats
+    logits: Floats
+    bias: Floats
+    onehot: Floats
+    sign: float
+
+    def starts(self) -> Iterator[Floats]:
+        """Yield features M [B, B] to begin with: of each example as if it were alone in its class, then with noise."""
+        classes = self.onehot.argmax(1)
+        plain = self.target[classes, :-1] / self.target[classes, -1:]
+        draws = np.random.default_rng(0)
+        yield plain
+        for _ in range(RESTARTS):
+            yield plain * (1 + SPREAD * draws.standard_normal(plain.shape))
+
+    def apart(self, m: Floats) -> Floats:
+        """Return A = p - y [B, C] of features M [B, B]."""
+        return np.asarray(softmax(m @ self.logits + self.bias, axis=1) - self.onehot)
+
+    def factor(self, m: Floats) -> float:
+        """Return the factor, positive, that brings the bias's gradient under M nearest to the observed one."""
+        mean = self.sign * self.apart(m).mean(0)
+        return float(max(mean @ self.target[:, -1] / max(mean @ mean, TINY), TINY))
+
+    def residual(self, m: Floats, factor: float) -> Floats:
+        """Return the relative residuals [C * (B + 1)]."""
+        wide = np.concatenate([m, np.ones((len(m), 1))], 1)
+        simulated = self.sign * factor / len(m) * self.apart(m).T @ wide
+        return np.asarray((simulated - self.target) / self._size).ravel()
+
+    def jacobian(self, m: Floats, factor: float) -> Floats:
+        """Return the derivatives of `residual` by M and by the factor's logarithm, [C * (B + 1), B * B + 1]."""
+        p, wide = softmax(m @ self.logits + self.bias, axis=1), np.concatenate([m, np.ones((len(m), 1))], 1)
+        slope = p[:, None] * (self.logits[None] - (p @ self.logits.T)[:, :, None])  # of p_ic by M_ij: [i, j, c]
+        by_m = np.einsum("ijc,ik->ckij", slope, wide)
+        by_m += np.einsum("ic,jk->ckij", p - self.onehot, np.eye(len(m), len(m) + 1))
+        by_m *= self.sign * factor / len(m) / self._size
+        by_factor = self.residual(m, factor) + self.target.ravel() / self._size
+        return np.concatenate([by_m.reshape(self.target.size, -1), by_factor[:, None]], 1)
+
+    @cached_property
+    def _size(self) -> float:
+        return max(float(np.linalg.norm(self.target)), TINY)
+
+    def solved(self, m: Floats) -> tuple[float, float]:
+        """Return the least squared residual near features M and any factor, and that factor."""
+        begin = np.append(m.ravel(), math.log(self.factor(m)))
+
+        def at(z: Floats) -> tuple[Floats, float]:
+            return z[:-1].reshape(m.shape), math.exp(min(z[-1], FAR))
+
+        if not np.isfinite(begin).all():
+            return math.inf, 1.0
+        with np.errstate(all="ignore"):  # a step that overflows is taken back
+            ended = least_squares(
+                lambda z: np.nan_to_num(self.residual(*at(z)), nan=WORST, posinf=WORST, neginf=-WORST),
+                begin,
+                jac=lambda z: np.nan_to_num(self.jacobian(*at(z))),
+                method="lm",
+                xtol=1e-15,
+                ftol=1e-15,
+                max_nfev=STEPS,
+            )
+        return 2 * float(ended.cost), at(ended.x)[1]
+
+
+def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None) -> float:
+    """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples; 1 where none is sure.
+
+    labels: the examples' one-hot labels [B, C] where they are known. s may be negative: of a change of weights. It is
+    not fitted, and 1, of batches of more than `MOST` examples or not of fewer than classes, of networks that do not
+    train both weight and bias of the last layer, and of gradients that no factor explains: noise, weight decay.
+    """
+    names = ("head.weight", "head.bias")
+    if any(name not in gradient for name in names) or not 1 <= batch <= MOST or batch >= len(gradient["head.bias"]):
+        return 1.0
+    weight, bias = (start[name].detach().cpu().double().numpy() for name in names)
+    by_weight, by_bias = (gradient[name].detach().cpu().double().numpy() for name in names)
+    if weight.ndim != 2 or min(by_weight.shape) < batch or not by_bias.any():
+        return 1.0
+    rows = np.linalg.svd(by_weight, full_matrices=False)[2][:batch]
+    target = np.concatenate([by_weight @ rows.T, by_bias[:, None]], 1)
+    known = None if labels is None else labels.detach().cpu().double().numpy()
+    for sign, onehot in _labelings(by_bias, batch, known):
+        fitted = _fitted(System(target, rows @ weight.T, bias, onehot, sign))
+        if fitted is not None:
+            return fitted
+    return 1.0
+
+
+def _fitted(system: System) -> float | None:
+    """Return the factor with its sign, None where none explains the gradient."""
+    for m in system.starts():
+        size, factor = system.solved(m)
+        if size <= CONSISTENT:
+            return _rounded(system.sign * factor)
+    return None
+
+
+def _rounded(factor: float) -> float:
+    """Return a factor as it was meant: 1 where it is nearly so, four digits where the fit cannot tell it from these."""
+    if abs(factor - 1) < NEAR:
+        return 1.0
+    short = float(f"{factor:.4g}")
+    return short if abs(short / factor - 1) < ALIKE else factor
+
+
+def _labelings(by_bias: Floats, batch: int, known: Floats | None) -> Iterator[tuple[float, Floats]]:
+    """Yield signs of a factor and one-hot labels [B, C] that may be the batch's, the likeliest first.
+
+    The bias's gradient is negative, times the factor's sign, in classes of the batch, and by about how many are of it.
+    """
+    for sign in (1.0, -1.0):
+        if known is not None:
+            yield sign, known
+            continue
+        present = np.flatnonzero(sign * by_bias < 0)
+        if not 1 <= len(present) <= batch:
+            continue
+        share = batch * by_bias[present] / by_bias[present].sum()
+        more = combinations_with_replacement(range(len(present)), batch - len(present))
+        counts = [1 + np.bincount(np.array(extra, dtype=np.int64), minlength=len(present)) for extra in more]
+        for count in sorted(counts, key=lambda own: float(((own - share) ** 2).sum()))[:CANDIDATES]:
+            yield sign, np.eye(len(by_bias))[np.repeat(present, count)]

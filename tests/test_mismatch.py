@@ -1,0 +1,235 @@
+"""What `ppbench.invert` says of its own answer: the factor of a gradient, a planted batch, and never more."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gradient_cases
+import numpy as np
+import pytest
+import torch
+from gradient_cases import SHAPE, case, network
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+import ppbench
+from ppbench.base.errors import UsageError
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Data
+from ppbench.nets.held import held
+from ppbench.run.inverted import Inverted, Planted
+from ppbench.run.scale import scale_of
+
+
+def named(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of a loss by name."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
+
+
+def ours(model: nn.Module, gradient: dict[str, Tensor]) -> tuple[Params, Params]:
+    """Return a gradient and the weights by the bench's own names."""
+    state = held(model, SHAPE)
+    return {name: gradient[own] for name, own in state.names.items()}, dict(state.spec.start)
+
+
+def answer(mismatch: float | None = 1e-10, **fields: Any) -> Inverted:
+    return Inverted(torch.zeros(1, *SHAPE), torch.tensor([0]), mismatch, 10, **fields)
+
+
+# -- a factor ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("factor", [2.0, 1024.0, 0.01, -0.05, 0.0371])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_the_last_layer_tells_the_factor_of_a_gradient(batch: int, factor: float, digits: Data) -> None:
+    """Of a sum, a scaled loss, a rate left in, a change of weights, clipping; with labels and without."""
+    model, x, y = network("norm", 1), digits.x[10 : 10 + batch], digits.y[10 : 10 + batch].argmax(1)
+    gradient, start = ours(model, named(model, cross_entropy(model(x), y)))
+    scaled = {name: factor * value for name, value in gradient.items()}
+    for labels in (None, one_hot(y, 10).float()):
+        assert scale_of(scaled, start, batch, labels) == pytest.approx(factor, rel=1e-5)
+        assert scale_of(gradient, start, batch, labels) == 1.0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, digits: Data) -> None:
+    """Weight decay, label smoothing, noise, pruning, another batch size, and layers that are not all trained."""
+    model, x, y = network("sigmoid", 0), digits.x[:batch], digits.y[:batch].argmax(1)
+    gradient, start = ours(model, named(model, cross_entropy(model(x), y)))
+    smooth, _ = ours(model, named(model, cross_entropy(model(x), y, label_smoothing=0.1)))
+    draws = torch.Generator().manual_seed(0)
+    noisy = {n: 0.3 * (g + 1e-2 * g.std() * torch.randn(g.shape, generator=draws)) for n, g in gradient.items()}
+    pruned = {n: 0.3 * torch.where(g.abs() > g.abs().median(), g, 0.0) for n, g in gradient.items()}
+    decayed = {n: 0.3 * (g + 5e-4 * start[n]) for n, g in gradient.items()}
+    for other in (smooth, noisy, pruned, decayed):
+        assert scale_of(other, start, batch, None) == 1.0
+    half = {name: 0.5 * value for name, value in gradient.items()}
+    assert scale_of(half, start, 9, None) == 1.0 == scale_of(half, start, 100, None)
+    assert scale_of(half, start, batch - 1, None) == 1.0  # of fewer examples than it is of
+    for lacking in ("head.bias", "head.weight"):
+        assert scale_of({n: g for n, g in half.items() if n != lacking}, start, batch, None) == 1.0
+    assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
+
+
+def test_a_factor_is_divided_out_and_named(digits: Data) -> None:
+    """1,024 is a power of two: the same bits as the plain gradient's, and the same picture."""
+    model, x, y = network("tanh", 0), digits.x[:2], digits.y[:2].argmax(1)
+    plain = named(model, cross_entropy(model(x), y))
+    loud = {name: 1024 * value for name, value in plain.items()}
+    options: dict[str, Any] = {"batch": 2, "budget": 20, "restarts": 0, "planted": False}
+    one, other = (ppbench.invert(model, gradient, SHAPE, **options) for gradient in (plain, loud))
+    assert torch.equal(one.x, other.x) and one.mismatch == other.mismatch
+    assert (one.scale, other.scale) == (1.0, 1024.0)
+    assert other.summary.startswith("The gradient is 1024 times that of the mean cross-entropy.")
+
+
+def test_several_local_steps_are_inverted_where_their_making_is_known(digits: Data) -> None:
+    model, x, y = network("mlp", 0), digits.x[:2], digits.y[:2].argmax(1)
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    steps = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        steps.zero_grad()
+        cross_entropy(model(x), y).backward()
+        steps.step()
+    update = {name: start[name] - value.detach() for name, value in model.named_parameters()}
+    model.load_state_dict(start)
+    with pytest.raises(UsageError, match=re.escape('simulates several local steps; give training={"lr": 0.1')):
+        ppbench.invert(model, update, SHAPE, y, "fedavg_inversion")
+    training = {"lr": 0.5, "local_epochs": 3}
+    found = ppbench.invert(model, update, SHAPE, y, "fedavg_inversion", training=training, budget=400)
+    assert min(found.psnr(x)) > 30 and found.mismatch is not None and found.mismatch < 1e-8
+    assert found.solved_mismatch is not None and found.scale == 1.0
+    with pytest.raises(UsageError, match=re.escape("lacks the learning rate; give it")):
+        ppbench.invert(model, update, SHAPE, y, "fedavg_inversion", training={"local_epochs": 3})
+
+
+# -- a planted batch --------------------------------------------------------------------------------------------------
+def test_a_planted_batch_tells_what_a_solved_one_leaves(digits: Data) -> None:
+    model, x, y = network("sigmoid", 0), digits.x[3:4], digits.y[3:4].argmax(1)
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE)
+    assert found.psnr(x)[0] > 40 and found.converged and found.budget == 1800
+    assert found.planted is not None and found.planted.recovered and min(found.planted.psnr) > 40
+    assert found.mismatch is not None and found.solved_mismatch == found.planted.mismatch < 1e-9
+    assert "recovered" in found.summary and "That does not prove the inputs" in found.summary
+
+
+@pytest.mark.parametrize("loss", ["decay", "smoothing"])
+def test_what_else_is_in_a_gradient_leaves_far_more_than_a_solved_batch(loss: str, digits: Data) -> None:
+    own = case("tanh", loss, "dict", digits.x[3:4], digits.y[3:4].argmax(1))
+    found = ppbench.invert(own.model, own.gradient, SHAPE)
+    assert found.solved_mismatch is not None and found.mismatch is not None
+    assert found.mismatch > 1e4 * found.solved_mismatch
+    assert ", less: either" in found.summary and "weight decay, label smoothing" in found.summary
+
+
+def test_where_a_planted_batch_is_not_recovered_no_mismatch_tells(digits: Data) -> None:
+    """A ReLU network that pools: 1e-3 is left of a picture at 11 dB."""
+    own = case("pool", "mean", "dict", digits.x[3:4], digits.y[3:4].argmax(1))
+    found = ppbench.invert(own.model, own.gradient, SHAPE)
+    assert found.mismatch is not None and found.mismatch < 0.05 and found.psnr(own.x)[0] < 20
+    assert found.planted is not None and found.solved_mismatch is None
+    assert "no mismatch tells here" in found.summary and "as much" not in found.summary
+
+
+def test_the_planted_batch_moves_nothing_of_the_answer_and_may_be_left_out(digits: Data) -> None:
+    own = case("mlp", "mean", "list", digits.x[:1], digits.y[:1].argmax(1))
+    whole, bare = (ppbench.invert(own.model, own.gradient, SHAPE, planted=planted) for planted in (True, False))
+    assert torch.equal(whole.x, bare.x) and (whole.mismatch, whole.evaluations) == (bare.mismatch, bare.evaluations)
+    assert bare.planted is None is bare.solved_mismatch and "No planted batch was attacked" in bare.summary
+    again = ppbench.invert(own.model, own.gradient, SHAPE)
+    assert again.planted == whole.planted
+
+
+def test_a_search_that_its_budget_cut_off_says_so(digits: Data) -> None:
+    own = case("sigmoid", "mean", "dict", digits.x[3:4], digits.y[3:4].argmax(1))
+    found = ppbench.invert(own.model, own.gradient, SHAPE, budget=20, restarts=0)
+    assert found.converged is False and "spent its budget of 20 gradients; a larger one may" in found.summary
+    fixed = ppbench.invert(own.model, own.gradient, SHAPE, attack="ig", budget=30, planted=False)
+    assert fixed.converged is False  # takes all that it is given
+    features = ppbench.invert(own.model, own.gradient, SHAPE, attack="feature_inversion", planted=False)
+    assert features.converged is None and "budget" not in features.summary
+
+
+SOLVED = Planted(1e-10, (52.0,), (11.0,), 40)
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "planted", "solved", "words"),
+    [
+        (1e-10, SOLVED, 1e-10, "as much"),
+        (1e-8, SOLVED, 1e-10, ", less: either"),
+        (9e-10, SOLVED, 1e-10, "as much"),
+        (6.4e-10, Planted(1e-10, (26.1,), (9.7,), 40), 1e-10, ", less: either"),  # 8 dB worse is none any more
+        (float("inf"), SOLVED, 1e-10, ", less: either"),
+        (1e-13, Planted(1e-15, (99.0,), (11.0,), 1), 1e-15, "as much"),  # both are rounding
+        (1e-10, Planted(1e-10, (52.0, 20.9), (11.0, 11.0), 40), None, "not recovered"),  # one of two
+        (1e-10, Planted(1e-10, (34.0,), (25.0,), 40), None, "not recovered"),  # a constant image is as good
+        (1e-2, Planted(1e-2, (30.0,), (11.0,), 40), None, "not recovered"),  # nothing can be compared with so much
+        (1e-10, Planted(float("nan"), (52.0,), (11.0,), 40), None, "not recovered"),
+        (1e-10, None, None, "No planted batch"),
+        (None, SOLVED, 1e-10, "names no labels"),
+        (float("nan"), SOLVED, 1e-10, ", less: either"),
+    ],
+)
+def test_what_a_mismatch_is_worth(mismatch: Any, planted: Any, solved: Any, words: str) -> None:
+    found = answer(mismatch, planted=planted)
+    assert found.solved_mismatch == solved and words in found.summary
+    assert ("as much" in found.summary) == (words == "as much")
+
+
+# -- a seeded generator of gradients ----------------------------------------------------------------------------------
+def test_gradients_in_any_container_are_those_in_the_benchs_own_terms(digits: Data) -> None:
+    """The first of a seeded generator's: the very search, or a sentence that claims nothing. `-s` names them."""
+    x, y = digits.x[:40], digits.y[:40].argmax(1)
+    for own in gradient_cases.cases(0, 24, x, y):
+        spare = {name: None for name, _ in own.model.named_parameters() if name not in own.plain}
+        options: dict[str, Any] = {"batch": len(own.x), "budget": 25, "restarts": 0, "planted": False}
+        found = ppbench.invert(own.model, own.gradient, SHAPE, **options)
+        if own.factor is None:
+            assert found.scale == 1.0, own.name
+            continue
+        assert found.scale == pytest.approx(own.factor, rel=1e-4), own.name
+        plain = ppbench.invert(own.model, {**own.plain, **spare}, SHAPE, **options)
+        for a, b in zip(found.psnr(own.x), plain.psnr(own.x), strict=True):
+            assert a == pytest.approx(b, abs=1.0), own.name
+
+
+# -- the truth --------------------------------------------------------------------------------------------------------
+TRUTH = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("truth", "words"),
+    [
+        (
+            4 * TRUTH - 2,
+            "The truth has values from -1.911 to 1.988, outside of data_range=(0, 1); give invert the range",
+        ),
+        (255 * TRUTH, "outside of data_range=(0, 1); give invert the range of the network's inputs, as data_range=("),
+        ((255 * TRUTH).byte(), "The truth holds uint8; give floats from 0 to 1"),
+        (TRUTH > 0.5, "The truth holds bool; give floats"),
+        (TRUTH.to(torch.complex64), "The truth holds complex64"),
+        (TRUTH * torch.nan, "The truth holds a value that is not finite"),
+        (TRUTH[0], "The truth has shape (1, 8, 8); it must be (1, 1, 8, 8)"),
+        (TRUTH[:0], "The truth has shape (0, 1, 8, 8)"),
+        (TRUTH.to("meta"), "it must be a tensor of shape (1, 1, 8, 8)"),
+        (None, "The truth is None; it must be a tensor"),
+        ("x", "The truth is 'x'; it must be a tensor"),
+    ],
+)
+def test_a_truth_that_cannot_be_compared_is_refused(truth: Any, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        answer().psnr(truth)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_truth_in_the_data_range_is_compared_whatever_holds_it() -> None:
+    found = Inverted(TRUTH, torch.tensor([0]), 1e-10, 10)
+    for truth in (TRUTH, TRUTH.double(), TRUTH.numpy(), TRUTH.tolist(), TRUTH.clone().requires_grad_()):
+        assert found.psnr(truth) == [100.0]
+    assert found.psnr(TRUTH.half())[0] > 60 and answer().psnr(torch.zeros(1, *SHAPE)) == [100.0]
+    assert answer().psnr(torch.ones(1, *SHAPE) + 1e-6) == [pytest.approx(0.0, abs=1e-3)]  # rounding
+    wide = Inverted(TRUTH, torch.tensor([0]), 1e-10, 10, data_range=(0.0, 255.0))
+    with pytest.raises(UsageError, match="a hundredth of data_range"):
+        wide.psnr(TRUTH)
+    assert wide.psnr(np.zeros((1, *SHAPE), dtype=np.float32))[0] > 0
