@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ppbench.run.invert import Inverted, invert
     from ppbench.run.loop import federate, load_attack, load_defense, probe
 
+DISTRIBUTION = "ppbench-fl"
+"""What pip calls this package; `ppbench.base.installation` knows it from another distribution's by this line."""
+
 __all__ = [
     "Attack",
     "Challenge",

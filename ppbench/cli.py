@@ -17,6 +17,7 @@ import typer
 
 from ppbench.base.errors import ProtocolError, UsageError, because, shown
 from ppbench.base.exits import Exit, stopping
+from ppbench.base.installation import fault
 from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
 from ppbench.commands.boards import claims, leaderboard, pack, verify
@@ -92,10 +93,16 @@ for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, pub
 app.add_typer(baseline, name="baseline")
 
 
-def main() -> None:
-    """Run the command line and end the process: the codes are those of `ppbench.base.exits`."""
+def main(checked: bool = False) -> None:
+    """Run the command line and end the process: the codes are those of `ppbench.base.exits`.
+
+    checked: whether `ppbench_fl` has looked whether the installation is whole.
+    """
     warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
     _any_text()
+    if not checked and (message := fault()):
+        _say(f"ppbench: {message}")
+        sys.exit(Exit.USAGE)
     with stopping() as came:
         try:
             code = _run()

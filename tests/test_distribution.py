@@ -177,7 +177,7 @@ def test_nothing_of_ours_makes_pip_fetch_the_other_package():
 # -- our name ---------------------------------------------------------------------------------------------------------
 def test_the_distribution_has_a_name_of_its_own_and_the_command_and_the_import_keep_theirs():
     assert PROJECT["name"] == registry.OWN == "ppbench-fl" and registry.FORMER == OTHER
-    assert PROJECT["scripts"] == {"ppbench": "ppbench.cli:main"} and metadata.version(registry.OWN) == __version__
+    assert PROJECT["scripts"] == {"ppbench": "ppbench_fl:main"} and metadata.version(registry.OWN) == __version__
     for path in (ROOT / "examples").glob("*/pyproject.toml"):
         assert tomllib.loads(path.read_text())["project"]["dependencies"] == [registry.OWN], path
 

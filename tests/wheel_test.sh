@@ -16,7 +16,7 @@ folder = Path(sys.argv[1])
 wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
 sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
 assert next(folder.glob("*.whl")).name.startswith("ppbench_fl-"), "ppbench is somebody else's distribution"
-need = ["ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
+need = ["ppbench_fl.py", "ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
 need += ["ppbench/suites/digits-quick.toml", "ppbench/defenses/claims/fan2020.toml", "ppbench/report/page/vendor/SHA256SUMS"]
 missing = [name for name in need if name not in wheel]
 assert not missing, f"the wheel lacks {missing}"

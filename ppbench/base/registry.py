@@ -21,11 +21,10 @@ from typing import Any, Literal
 from ppbench.base.declared import call_faults
 from ppbench.base.entries import FORMER as FORMER
 from ppbench.base.entries import OWN as OWN
-from ppbench.base.entries import entries
+from ppbench.base.entries import entries, imported
 from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
-from ppbench.base.vision import importable
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
@@ -137,11 +136,6 @@ class Plugin:
 def _adapted(plugin: Plugin) -> Any:
     """Return what an adapter makes of what stands behind its name."""
     return load("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
-
-
-def imported(entry: metadata.EntryPoint) -> Any:
-    """Return what an entry point points to; a torchvision that it imports is made importable where it is not."""
-    return importable(entry.load)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
