@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ppbench.base.version import __version__
+from ppbench.base.version import __version__  # by this line `base.installation` knows this file from another's
 
 if TYPE_CHECKING:
     from ppbench import plot
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ppbench.run.evaluation import evaluate
     from ppbench.run.invert import Inverted, invert
     from ppbench.run.loop import federate, load_attack, load_defense, probe
-
-DISTRIBUTION = "ppbench-fl"
-"""What pip calls this package; `ppbench.base.installation` knows it from another distribution's by this line."""
 
 __all__ = [
     "Attack",

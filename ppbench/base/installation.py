@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 OWN = "ppbench-fl"
-STAMP = b'DISTRIBUTION = "ppbench-fl"'
-"""Stands in our `ppbench/__init__.py`, and in nobody else's."""
+STAMP = b"from ppbench.base.version import __version__"
+"""Stands in our `ppbench/__init__.py`, of any version, and in nobody else's."""
 HOME = Path(os.path.realpath(__file__)).parents[1]
 """The folder of our package."""
 
