@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from ppbench import load_defense
 from ppbench.adapters import flower, framework, nvflare, opacus
+from ppbench.adversary.attack import among
 from ppbench.base import registry
 from ppbench.base.errors import UsageError, closest
 from ppbench.cli import app
@@ -46,6 +47,8 @@ def test_a_name_of_the_framework_stands_for_ours_wherever_a_defense_is_named(typ
         defenses=(recorded,), grids={recorded: (1.0,)}
     )
     assert request_of({"defense": typed}) == request_of({"defense": recorded})
+    for named in ((typed, recorded), (recorded, typed)):  # by an attack's author, and by who evaluates
+        assert among(frozenset({named[0]}), named[1])
     assert registry.find("defenses", typed) is registry.find("defenses", recorded) is not None
 
 
