@@ -145,7 +145,7 @@ def test_an_older_framework_is_refused_and_a_newer_one_is_tried_with_a_warning(
         adapter.defense("stock/fedavg", f"{extra}:stock/fedavg")
     monkeypatch.delattr(adapter, "stock", raising=False)
     monkeypatch.setitem(sys.modules, f"ppbench.adapters.{extra}.stock", None)  # it cannot be imported
-    for version in (f"{major}.{high + 1}.0", f"{major + 1}.0.0"):
+    for version in (f"{major}.{high + 1}.0", f"{major}.{high + 1}rc1", f"{major + 1}.0.0"):
         monkeypatch.setattr(framework.metadata, "version", lambda _, version=version: version)
         right = f"which is newer than {newest}; pip install '{known.distribution}=={newest}.*'."
         with (

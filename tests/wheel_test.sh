@@ -68,9 +68,9 @@ with zipfile.ZipFile(f"{sys.argv[1]}/ppbench-0.3-py3-none-any.whl", "w") as whee
 PY
 "$work/venv/bin/pip" install -q --no-index "$work/ppbench-0.3-py3-none-any.whl"
 code=0
-told=$("$work/venv/bin/ppbench" list 2>&1) || code=$?
-[ "$code" = 2 ] && grep -F "was overwritten by the distribution ppbench 0.3" <<< "$told"
-repair=${told##*Repair it: }
+sentence=$("$work/venv/bin/ppbench" list 2>&1) || code=$?
+[ "$code" = 2 ] && grep -F "was overwritten by the distribution ppbench 0.3" <<< "$sentence"
+repair=${sentence##*Repair it: }
 PATH="$work/venv/bin:$PATH" PIP_NO_INPUT=1 bash -euo pipefail -c "${repair/pip uninstall/pip uninstall -y}"
 "$work/venv/bin/ppbench" list | grep -F "sign_sgd         [ppbench-sign-sgd]"
 echo "wheel test passed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,22 +52,22 @@ class Framework:
         hold back a user's framework. Where the import then fails, the version is what the sentence names.
         """
         installed = self._installed(name)
-        release = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        release = tuple(int(digits) for digits in re.findall(r"\d+", installed)[:2])
         low, high = (".".join(map(str, end)) for end in (self.oldest, self.newest))
         if release < self.oldest:
             raise UsageError(f"The defense {name!r} needs {self.title} {low} or newer; {installed} is installed.")
         newer = release > self.newest
         if newer and multiprocessing.parent_process() is None:  # workers need not repeat it
             about = f"{self.title} {installed} is newer than {high}, the newest that {name!r} was tested with"
-            warnings.warn(f"{about}; figures may not be what they say.", stacklevel=3)
+            warnings.warn(f"{about}: its figures are untested.", stacklevel=3)
         try:
             yield
         except Exception as cause:
             if not newer or isinstance(cause, UsageError):
                 raise
-            told = f"does not run with {self.title} {installed} ({type(cause).__name__}: {because(cause)})"
+            trouble = f"does not run with {self.title} {installed} ({type(cause).__name__}: {because(cause)})"
             right = f"pip install '{self.distribution}=={high}.*'"
-            raise UsageError(f"The defense {name!r} {told}, which is newer than {high}; {right}.") from cause
+            raise UsageError(f"The defense {name!r} {trouble}, which is newer than {high}; {right}.") from cause
 
     def _installed(self, name: str) -> str:
         """Return the installed version; UsageError: there is none, which names the extra."""
