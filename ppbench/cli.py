@@ -17,6 +17,7 @@ import typer
 
 from ppbench.base.errors import ProtocolError, UsageError, because, shown
 from ppbench.base.exits import Exit, stopping
+from ppbench.base.installation import fault
 from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
 from ppbench.commands.boards import claims, leaderboard, pack, verify
@@ -67,7 +68,7 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.base.registry import GROUPS, plugins
+    from ppbench.base.registry import GROUPS, STOCK, plugins, stock_names
     from ppbench.base.summary import summary
 
     for group in GROUPS:
@@ -77,6 +78,8 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
         for plugin in plugins(group).values():
             origin = "" if plugin.ours else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
+            for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
+                typer.echo(f"    {f'{plugin.name}:{STOCK}{own}':<34} {' or '.join(theirs)}")
     if what.value in ("suites", "all"):
         from ppbench.suites import titles
 
@@ -90,10 +93,16 @@ for command in (evaluate, sweep, leaderboard, verify, pack, compare, claims, pub
 app.add_typer(baseline, name="baseline")
 
 
-def main() -> None:
-    """Run the command line and end the process: the codes are those of `ppbench.base.exits`."""
+def main(checked: bool = False) -> None:
+    """Run the command line and end the process: the codes are those of `ppbench.base.exits`.
+
+    checked: whether `ppbench_fl` has looked whether the installation is whole.
+    """
     warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
     _any_text()
+    if not checked and (message := fault()):
+        _say(f"ppbench: {message}")
+        sys.exit(Exit.USAGE)
     with stopping() as came:
         try:
             code = _run()

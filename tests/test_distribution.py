@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from ppbench.base import registry
 from ppbench.base.version import __version__
@@ -174,10 +175,30 @@ def test_nothing_of_ours_makes_pip_fetch_the_other_package():
     assert not wrong, f"write {registry.OWN}; {OTHER} is somebody else's on the package index:\n" + "\n".join(wrong)
 
 
+# -- bounds -----------------------------------------------------------------------------------------------------------
+def test_no_requirement_has_an_upper_bound():
+    """A bound downgrades what a user has; what CI needs to have fixed stands in its constraints."""
+    every = [*PROJECT["dependencies"], *(one for some in PROJECT["optional-dependencies"].values() for one in some)]
+    bounded = [one for one in every if any(s.operator not in (">=", "!=") for s in Requirement(one).specifier)]
+    assert every and not bounded
+
+
+def test_ci_fixes_torch_by_a_constraint_and_runs_the_readmes_commands_as_they_stand():
+    lines = [line for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    fixed = {one.name: str(one.specifier) for one in map(Requirement, lines)}
+    assert fixed.keys() == {"torch", "torchvision"} and all(text.startswith("==") for text in fixed.values())
+    floors = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"])}
+    assert all(text.removeprefix("==") in floors[name] for name, text in fixed.items())
+    run, readme = ((ROOT / name).read_text() for name in (".ci/run", "README.md"))
+    assert 'export PIP_CONSTRAINT="$PWD/.ci/constraints.txt"' in run and "export UV_CONSTRAINT=" in run
+    assert "env -u PIP_CONSTRAINT -u UV_CONSTRAINT bash tests/wheel_test.sh" in run, "the newest torch is tried"
+    assert ".venv/bin/pip install ." in readme and "constraint" not in readme.lower()
+
+
 # -- our name ---------------------------------------------------------------------------------------------------------
 def test_the_distribution_has_a_name_of_its_own_and_the_command_and_the_import_keep_theirs():
     assert PROJECT["name"] == registry.OWN == "ppbench-fl" and registry.FORMER == OTHER
-    assert PROJECT["scripts"] == {"ppbench": "ppbench.cli:main"} and metadata.version(registry.OWN) == __version__
+    assert PROJECT["scripts"] == {"ppbench": "ppbench_fl:main"} and metadata.version(registry.OWN) == __version__
     for path in (ROOT / "examples").glob("*/pyproject.toml"):
         assert tomllib.loads(path.read_text())["project"]["dependencies"] == [registry.OWN], path
 

@@ -292,15 +292,24 @@ def test_federations_that_are_not_flowers_are_refused(tmp_path: Path, options: d
         ppbench.evaluate(defense="flower:stock/fedavg", out=tmp_path / "out", **options)
 
 
-@pytest.mark.parametrize("version", ["1.22.0", "1.43.0", "2.0.0"])
-def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import flower, framework
+def test_names_are_those_of_flower_and_all_that_ships_has_one() -> None:
+    """Each of Flower's names is imported from where its users import it; those of one of ours make that one."""
+    import flwr.clientapp.mod
+    import flwr.server.workflow
+    import flwr.serverapp.strategy
 
-    monkeypatch.setattr(framework.metadata, "version", lambda _: version)
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"flwr>=1.23,<1.43"' in text and (flower.FRAMEWORK.oldest, flower.FRAMEWORK.newest) == ((1, 23), (1, 42))
-    with pytest.raises(UsageError, match=f"is known to work with Flower 1.23 to 1.42; {version} is installed"):
-        flower.defense("stock/fedavg", "flower:stock/fedavg")
+    from ppbench.adapters import flower
+    from ppbench.adapters.flower import stock
+
+    homes = (flwr.clientapp.mod, flwr.client.mod, flwr.serverapp.strategy, flwr.server.workflow)
+    assert [one.stock for one in stock.STOCK] == [*flower.STOCK_NAMES]
+    for one in stock.STOCK:
+        for name in flower.STOCK_NAMES[one.stock]:
+            theirs = next(getattr(home, name) for home in homes if hasattr(home, name))
+            assert load("defenses", f"flower:stock/{name}") is one
+            if issubclass(one, stock.Stock) and not name.endswith("_mod"):
+                strategy, mods = one().parts(3)
+                assert any(type(part) is theirs for part in (strategy, *mods)), name
 
 
 # -- what was found ----------------------------------------------------------------------------------------------------
@@ -390,3 +399,6 @@ def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
     shut = ppbench.evaluate(defense="flower:stock/local_dp", grid=(0.1,), out=tmp_path / "b", workers=1, **common)
     assert "falls: images rebuilt" in open_.answer.headline.words and "falls" not in shut.answer.headline.words
     assert open_.answer.trust.state == shut.answer.trust.state == "holds"
+    cells = sorted((tmp_path / "b").rglob("*.json"))
+    again = ppbench.evaluate(defense="flower:stock/LocalDpMod", grid=(0.1,), out=tmp_path / "b", workers=1, **common)
+    assert again.records == shut.records and sorted((tmp_path / "b").rglob("*.json")) == cells

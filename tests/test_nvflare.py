@@ -417,26 +417,18 @@ def test_federations_that_are_not_nvflares_are_refused(tmp_path: Path, options: 
         ppbench.evaluate(defense="nvflare:stock/fedavg", out=tmp_path / "out", **options)
 
 
-@pytest.mark.parametrize("version", ["2.2.0", "2.10.0", "3.0.0"])
-def test_other_versions_are_refused_by_name(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import framework, nvflare
+def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
+    from ppbench.adapters import nvflare
+    from ppbench.adapters.nvflare import encrypted, stock
 
-    monkeypatch.setattr(framework.metadata, "version", lambda _: version)
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"nvflare>=2.3,<2.10"' in text and (nvflare.FRAMEWORK.oldest, nvflare.FRAMEWORK.newest) == ((2, 3), (2, 9))
-    with pytest.raises(UsageError, match=f"is known to work with NVFlare 2.3 to 2.9; {version} is installed"):
-        nvflare.defense("stock/fedavg", "nvflare:stock/fedavg")
-
-
-def test_it_is_said_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ppbench.adapters import framework, nvflare
-
-    def absent(_: str) -> str:
-        raise framework.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(framework.metadata, "version", absent)
-    with pytest.raises(UsageError, match=r"needs NVFlare; pip install 'ppbench-fl\[nvflare\]'"):
-        nvflare.defense("stock/fedavg", "nvflare:stock/fedavg")
+    every = (*stock.STOCK, encrypted.Encrypted)
+    assert [one.stock for one in every] == [*nvflare.STOCK_NAMES]
+    for one in every:
+        for name in nvflare.STOCK_NAMES[one.stock]:
+            assert load("defenses", f"nvflare:stock/{name}") is one
+    for one in stock.STOCK:
+        for made in one().filters():
+            assert type(made).__name__ in nvflare.STOCK_NAMES[one.stock]
 
 
 # -- findings --------------------------------------------------------------------------------------------------------

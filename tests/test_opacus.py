@@ -481,23 +481,20 @@ def test_federations_that_no_attack_reads_are_refused(tmp_path: Path, options: d
         ppbench.evaluate(defense="opacus:stock/dp_sgd", out=tmp_path / "out", **options)
 
 
-@pytest.mark.parametrize("version", ["1.3.0", "1.7.0", "2.0.0", None])
-def test_other_versions_are_refused_by_name(
-    version: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ppbench.adapters import framework, opacus
+def test_names_are_those_of_opacus_and_all_that_ships_has_one() -> None:
+    """A name of an optimizer stands for the mechanism that trains by it."""
+    import opacus.optimizers
 
-    def told(_: str) -> str:
-        if version is None:
-            raise framework.metadata.PackageNotFoundError
-        return version
+    from ppbench.adapters import opacus as adapter
+    from ppbench.adapters.opacus import private, stock
 
-    monkeypatch.setattr(framework.metadata, "version", told)
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert '"opacus>=1.4,<1.7"' in text and (opacus.FRAMEWORK.oldest, opacus.FRAMEWORK.newest) == ((1, 4), (1, 6))
-    words = f"is known to work with Opacus 1.4 to 1.6; {version} is installed"
-    with pytest.raises(UsageError, match=words if version else r"needs Opacus; pip install 'ppbench-fl\[opacus\]'"):
-        opacus.defense("stock/dp_sgd", "opacus:stock/dp_sgd")
+    assert {one.stock for one in stock.STOCK} <= {*adapter.STOCK_NAMES}
+    for one in stock.STOCK:
+        handed = private.public(PLAN, initial(SPEC, 0), data(20, 0), LR)
+        optimizer = type(one().parts(handed)[2])
+        names = adapter.STOCK_NAMES[one.stock]
+        assert all(load("defenses", f"opacus:stock/{name}") is one for name in names)
+        assert optimizer.__name__ in names and hasattr(opacus.optimizers, optimizer.__name__)
 
 
 def test_the_command_ends_with_code_2(

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Install a wheel into an empty environment and use it from a folder that has its own attacks/ and defenses/.
+# With no constraints it is also the smoke test of the newest torch: pip takes the newest of everything, as for a user.
 # Usage: tests/wheel_test.sh PYTHON   (PYTHON has the package `build`)
 set -euo pipefail
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
@@ -16,7 +17,7 @@ folder = Path(sys.argv[1])
 wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
 sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
 assert next(folder.glob("*.whl")).name.startswith("ppbench_fl-"), "ppbench is somebody else's distribution"
-need = ["ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
+need = ["ppbench_fl.py", "ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
 need += ["ppbench/suites/digits-quick.toml", "ppbench/defenses/claims/fan2020.toml", "ppbench/report/page/vendor/SHA256SUMS"]
 missing = [name for name in need if name not in wheel]
 assert not missing, f"the wheel lacks {missing}"
@@ -27,6 +28,8 @@ PY
 
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install -q "$work"/dist/*.whl
+"$work/venv/bin/python" -c 'import sys; from importlib.metadata import version as v; print("with", *(f"{n} {v(n)}" for n in sys.argv[1:]))' \
+  torch torchvision numpy
 mkdir -p "$work/mine/attacks" "$work/mine/defenses"
 echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
 cd "$work/mine"
@@ -52,4 +55,22 @@ rm -rf my_*/build my_*/src/*.egg-info
 (cd my_defense && "$work/venv/bin/python" -m pytest -q -rs --ppbench-out=results)
 "$work/venv/bin/ppbench" baseline accept my_defense/results/sign-sgd-small-* my_defense/baseline --reason "first measured"
 (cd my_defense && "$work/venv/bin/python" -m pytest -q --ppbench-out=results --ppbench-baseline=baseline)
+
+# Another distribution that has a package ppbench, installed later: said at start, and the very commands given repair it.
+"$work/venv/bin/python" - "$work" <<'PY'
+import sys, zipfile
+
+files = {"ppbench/__init__.py": "import no_such_module\n", "ppbench-0.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: ppbench\nVersion: 0.3\n"}
+files["ppbench-0.3.dist-info/WHEEL"] = "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+with zipfile.ZipFile(f"{sys.argv[1]}/ppbench-0.3-py3-none-any.whl", "w") as wheel:
+    for name, text in {**files, "ppbench-0.3.dist-info/RECORD": "".join(f"{name},,\n" for name in files)}.items():
+        wheel.writestr(name, text)
+PY
+"$work/venv/bin/pip" install -q --no-index "$work/ppbench-0.3-py3-none-any.whl"
+code=0
+sentence=$("$work/venv/bin/ppbench" list 2>&1) || code=$?
+[ "$code" = 2 ] && grep -F "was overwritten by the distribution ppbench 0.3" <<< "$sentence"
+repair=${sentence##*Repair it: }
+PATH="$work/venv/bin:$PATH" PIP_NO_INPUT=1 bash -euo pipefail -c "${repair/pip uninstall/pip uninstall -y}"
+"$work/venv/bin/ppbench" list | grep -F "sign_sgd         [ppbench-sign-sgd]"
 echo "wheel test passed"

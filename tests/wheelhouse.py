@@ -52,7 +52,7 @@ def checkout():
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"console_scripts": told["scripts"], **told["entry-points"]}
     entries = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items())
-    return __version__, wanted(OWN, told["dependencies"]), entries, [ROOT / "ppbench"]
+    return __version__, wanted(OWN, told["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
 
 
 def installed(name):

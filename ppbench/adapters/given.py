@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Any, NamedTuple, TypeVar
 
 from ppbench.base.declared import SCALARS, is_scalar
+from ppbench.base.entries import imported
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.registry import imported
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.registry import find, load
+from ppbench.base.registry import canonical, find, load
 from ppbench.base.tree import moved, node
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.bounds import bounds_of
@@ -112,7 +112,7 @@ class Guess:
 
 def among(targets: frozenset[str] | None, defense: str) -> bool:
     """Return whether a defense is among those that an attack is built for: by its name, or that of its kin."""
-    if targets is None or defense in targets:
+    if targets is None or canonical(defense) in map(canonical, targets):
         return True
     plugin = find("defenses", defense)
     return plugin is not None and str(getattr(plugin.loaded, "kin", "")) in targets

@@ -8,13 +8,17 @@ import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
+from typing import Any
 
-from ppbench.base.errors import one_line
+from ppbench.base.errors import UsageError, one_line
 from ppbench.base.guard import told
+from ppbench.base.installation import HOME, fault
+from ppbench.base.installation import OWN as OWN
+from ppbench.base.version import __version__
+from ppbench.base.vision import importable
 
-OWN = "ppbench-fl"
 FORMER = "ppbench"
-"""What pip calls this program, and what it did before: on the Python package index that is somebody else's."""
+"""What pip called this program before: on the Python package index that is somebody else's."""
 
 
 def entries(group: str) -> list[tuple[str, metadata.EntryPoint]]:
@@ -28,10 +32,25 @@ def entries(group: str) -> list[tuple[str, metadata.EntryPoint]]:
     for entry in _raw(f"ppbench.{group}"):
         if id(entry.dist) not in names:
             names[id(entry.dist)] = _name_of(entry.dist)
+            if names[id(entry.dist)] == OWN:
+                _check_version(getattr(entry.dist, "version", __version__))
         found.append((names[id(entry.dist)], entry))
     if OWN in names.values():
         return [(name, entry) for name, entry in found if name != FORMER]
     return [(OWN if name == FORMER else name, entry) for name, entry in found]
+
+
+def imported(entry: metadata.EntryPoint) -> Any:
+    """Return what an entry point points to; a torchvision that it imports is made importable where it is not.
+
+    UsageError: it lacks something of ppbench, which another distribution has overwritten.
+    """
+    try:
+        return importable(entry.load)
+    except ImportError as cause:
+        if message := fault():
+            raise UsageError(message) from cause
+        raise
 
 
 def _name_of(dist: metadata.Distribution | None) -> str:
@@ -39,6 +58,15 @@ def _name_of(dist: metadata.Distribution | None) -> str:
         return one_line(dist.name or "?", 80) if dist is not None else "?"
     except Exception:  # noqa: BLE001 - metadata that cannot be read; the plugin is named with "?"
         return "?"
+
+
+@lru_cache
+def _check_version(installed: str) -> None:
+    """Warn where the metadata of another version than this code's names the plugins: some may be missing, or gone."""
+    if installed != __version__ and multiprocessing.parent_process() is None:
+        versions = f"{OWN} is installed as version {one_line(installed, 40)}, and the code in {HOME} is {__version__}"
+        right = "install it again, or uninstall the other one"
+        warnings.warn(f"{versions}: the plugins are those of the installed one; {right}.", stacklevel=4)
 
 
 def _raw(group: str) -> Iterable[metadata.EntryPoint]:

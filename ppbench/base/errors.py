@@ -111,9 +111,23 @@ def unknown(kind: str, name: str, known: Iterable[str], known_are: str = "known 
     known_are: how the list of these begins.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name[:SHOWN], names, n=3, cutoff=0.5)
+    close = closest(name, names)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"{known_are} {listed(names)}."
     return UsageError(f"There is no {kind} named {shown(name)}; {hint}")
+
+
+def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Return up to `most` of `names` that `name` may stand for, the nearest first; case and punctuation aside."""
+    forms: dict[str, list[str]] = {}
+    for one in names:
+        forms.setdefault(_folded(one), []).append(one)
+    form = _folded(name[:SHOWN])
+    close = [form] if form in forms else difflib.get_close_matches(form, forms, n=most, cutoff=0.5)
+    return [one for form in close for one in forms[form]][:most]
+
+
+def _folded(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def listed(names: Sequence[str], most: int = 200) -> str:

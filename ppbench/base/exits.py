@@ -29,8 +29,8 @@ MEANINGS: Mapping[Exit, str] = {
     Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); what does not hold "
     "(`submit`); records that cannot be read (`leaderboard`); "
     "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
-    Exit.USAGE: "input that cannot be used, also a broken plugin that was asked for, or a machine without memory, "
-    "files or processes for it; one sentence says what is right",
+    Exit.USAGE: "input that cannot be used, also a broken plugin that was asked for, a broken installation, or a "
+    "machine without memory, files or processes for it; one sentence says what is right",
     Exit.CONTROLS: "a control failed, changed or did not run, or nothing could have been found: conclude nothing; it "
     "goes before 1",
     Exit.MISSING: "rows of the baseline are missing (`compare`)",

@@ -21,11 +21,10 @@ from typing import Any, Literal
 from ppbench.base.declared import call_faults
 from ppbench.base.entries import FORMER as FORMER
 from ppbench.base.entries import OWN as OWN
-from ppbench.base.entries import entries
+from ppbench.base.entries import entries, imported
 from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
-from ppbench.base.vision import importable
 
 Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
@@ -139,11 +138,6 @@ def _adapted(plugin: Plugin) -> Any:
     return load("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
 
 
-def imported(entry: metadata.EntryPoint) -> Any:
-    """Return what an entry point points to; a torchvision that it imports is made importable where it is not."""
-    return importable(entry.load)
-
-
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
     """Yield what a plugin is not that its group asks for."""
     if plugin.distribution == TESTED:
@@ -201,6 +195,7 @@ def find(group: Group, name: str) -> Plugin | None:
 
     Defenses at an address are known once they were asked for (`admit`): records name defenses, and are anybody's.
     """
+    name = canonical(name) if group == "defenses" else name
     known = plugins(group).get(name) or _addressed.get((group, name))
     if known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
         return _at_address(group, name, name)
@@ -210,6 +205,32 @@ def find(group: Group, name: str) -> Plugin | None:
     entry = metadata.EntryPoint(name, adapter.target, "")
     found = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
     return _addressed.setdefault((group, name), found)
+
+
+def canonical(defense: str) -> str:
+    """Return the one name that records keep of a defense: ours, also where a framework's own name was typed.
+
+    Any other name, known or not, comes back as it is.
+    """
+    adapter, argument = _adapter("defenses", defense)
+    if adapter is None or not argument.startswith(STOCK):
+        return defense
+    name = argument.removeprefix(STOCK)
+    own = next((own for own, theirs in stock_names(adapter).items() if name in theirs), name)
+    return f"{adapter.name}:{STOCK}{own}"
+
+
+def stock_names(adapter: Plugin) -> Mapping[str, tuple[str, ...]]:
+    """Return names of what ships with an adapter's framework, behind "stock/", each with the framework's own for it.
+
+    They are `STOCK_NAMES` in the adapter's module, which is imported without the framework; none where it is broken.
+    """
+    try:
+        assert adapter.loaded is not None
+    except PluginError:
+        return {}
+    names: Mapping[str, tuple[str, ...]] = getattr(sys.modules[adapter.module], "STOCK_NAMES", {})
+    return names
 
 
 def admit(defense: str) -> None:
@@ -246,8 +267,15 @@ def load(group: Group, name: str) -> Any:
     """Return what the plugin points to; UsageError for an unknown name, PluginError for a broken plugin."""
     plugin = find(group, name)
     if plugin is None:
-        raise unknown(KINDS[group], name, plugins(group))
+        raise unknown(KINDS[group], name, [*plugins(group), *(_stock() if group == "defenses" else ())])
     return plugin.loaded
+
+
+def _stock() -> Iterator[str]:
+    """Yield every name of what ships with a framework, ours and the framework's."""
+    for adapter in plugins("adapters").values():
+        for own, theirs in stock_names(adapter).items():
+            yield from (f"{adapter.name}:{STOCK}{one}" for one in (own, *theirs))
 
 
 def load_all(group: Group) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
-from ppbench.base.registry import admit, load
+from ppbench.base.registry import admit, canonical, load
 from ppbench.federation.bounds import MANY, SMALL
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
@@ -18,6 +18,8 @@ from ppbench.records.schema import Scalar, Strict
 from ppbench.task.dataset import default_root
 
 Stage = Literal["init", "iterate", "final", "audit"]
+DefenseName = Annotated[str, AfterValidator(canonical)]
+"""A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
 FLOAT32 = 1e38
 """The largest learning rate: training that diverges is a result, a rate that float32 cannot hold is none."""
 LISTED = 1000
@@ -61,7 +63,7 @@ class EvaluateConfig(Strict):
         suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share.
     """
 
-    defense: str
+    defense: DefenseName
     dataset: str = "digits"
     model: str = "dlnet"
     model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)

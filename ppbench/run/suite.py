@@ -27,7 +27,7 @@ from ppbench.base.registry import plugins
 from ppbench.base.toml_lines import Loc, Source, source_of
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
-from ppbench.run.config import LISTED, EvaluateConfig, configure
+from ppbench.run.config import LISTED, DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.suites import shipped
 
@@ -73,7 +73,7 @@ class Parts(Strict):
 class DefensePart(Parts):
     """A defense with its grid ("quick", "paper" or values), its parameters, and what it needs other than the rest."""
 
-    id: str
+    id: DefenseName
     grid: Literal["quick", "paper"] | Grid = "quick"
     set: dict[str, Scalar] = Field(default_factory=dict)
 
@@ -82,8 +82,8 @@ class PresetPart(Parts):
     """Changes to a suite. defenses: those that stay; grids: other values, by defense."""
 
     seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1, max_length=LISTED)
-    defenses: tuple[str, ...] | None = Field(default=None, min_length=1)
-    grids: dict[str, Grid] = Field(default_factory=dict)
+    defenses: tuple[DefenseName, ...] | None = Field(default=None, min_length=1)
+    grids: dict[DefenseName, Grid] = Field(default_factory=dict)
     attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
 
 
@@ -252,7 +252,8 @@ def _defenses(
     found: list[tuple[Loc, DefensePart]] = [
         (("defense", index), part) for index, part in enumerate(file.defense) if part.id in kept
     ]
-    return found + [((), DefensePart(id=name)) for name in add if name not in {part.id for _, part in found}]
+    added = [DefensePart(id=name) for name in add]
+    return found + [((), part) for part in added if part.id not in {known.id for _, known in found}]
 
 
 def _path(suite: str | Path) -> Path:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import canonical
 from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
@@ -90,8 +91,9 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
             raise unknown("filter", key, FILTERS)
     store = Store(Path(out))
     suite = salted(suite, salt_of(store.out)) if any(c.isolate for c in suite.configs) else suite
+    as_recorded: dict[str, Callable[[str], str]] = {"control": _number, "defense": canonical}
+    only = {key: [as_recorded.get(key, str)(v) for v in values] for key, values in only.items()}
     named = set(only.get("defense", ())) - {*CONTROLS}
-    only = {key: [_number(v) for v in values] if key == "control" else values for key, values in only.items()}
     seeds = only.get("seed", [str(c.seed) for c in suite.configs])
     places = {
         experiment: place

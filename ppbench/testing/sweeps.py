@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ppbench.base.errors import UsageError, unknown
+from ppbench.base.registry import canonical
 
 if TYPE_CHECKING:
     from ppbench.records.schema import Record
@@ -68,7 +69,8 @@ def request_of(given: Mapping[str, Any]) -> Request:
         )
     words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
     told = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
-    return Request(**{**given, "suite": str(given.get("suite", "digits-quick")), "only": told})
+    named = {"defense": canonical(given["defense"]), "suite": str(given.get("suite", "digits-quick"))}
+    return Request(**{**given, **named, "only": told})
 
 
 @dataclass(frozen=True)

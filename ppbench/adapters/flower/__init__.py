@@ -10,34 +10,56 @@ FOLDER is an app's, with its `pyproject.toml`, unchanged but for two names there
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppbench.adapters.framework import Framework
-from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import ADDRESS
 
 if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
-FRAMEWORK = Framework("Flower", "flwr", "flower", (1, 23), (1, 42))
+STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("FedAvg",),
+    "dp_server_fixed": ("DifferentialPrivacyServerSideFixedClipping",),
+    "dp_client_fixed": (
+        "DifferentialPrivacyClientSideFixedClipping",
+        "fixedclipping_mod",
+    ),
+    "dp_server_adaptive": ("DifferentialPrivacyServerSideAdaptiveClipping",),
+    "dp_client_adaptive": (
+        "DifferentialPrivacyClientSideAdaptiveClipping",
+        "adaptiveclipping_mod",
+    ),
+    "local_dp": ("LocalDpMod",),
+    "secaggplus": (
+        "SecAggPlusWorkflow",
+        "secaggplus_mod",
+    ),
+    "fedmedian": ("FedMedian",),
+    "krum": ("Krum",),
+    "fedadam": ("FedAdam",),
+    "fedprox": ("FedProx",),
+}
+"""What ships with Flower, by our names, each with Flower's own for it; records keep ours."""
+FRAMEWORK = Framework("Flower", "flwr", "flower", (1, 23), (1, 42), STOCK_NAMES)
 
 
 def defense(argument: str, name: str) -> type[Defense]:
     """Flower's strategies, client mods and apps: flower:stock/NAME, flower:MODULE:OBJECT of yours, flower:FOLDER.
 
-    Raises UsageError: Flower is not installed, or in another version than is known here, or there is no such mechanism.
+    Raises UsageError: Flower is not installed, or too old, or there is no such mechanism.
     """
-    FRAMEWORK.check_version(name)
-    from ppbench.adapters.flower import stock, yours
+    with FRAMEWORK.importing(name):
+        from ppbench.adapters.flower import stock, yours
 
     if found := FRAMEWORK.shipped(argument, "mechanism", stock.STOCK):
         return found
     if ADDRESS.fullmatch(argument):
         return yours.defense(argument, name)
     if not Path(argument).is_dir():
-        right = "stock/NAME, MODULE:OBJECT of yours, or an app's folder"
-        raise UsageError(f"{shown(argument)} is no name behind flower:; give {right}.")
+        raise FRAMEWORK.no_name(argument, "stock/NAME, MODULE:OBJECT of yours, or an app's folder")
     from ppbench.adapters.flower import app
 
     return app.defense(argument, name)

@@ -38,8 +38,8 @@ from ppbench.adapters.flower.mechanism import Made, Mechanism, Worker
 from ppbench.adapters.flower.records import Asked, Told, array_record, asked_records, content, records, words
 from ppbench.adapters.running import refused, seed_of
 from ppbench.adapters.steps import Steps, watched
+from ppbench.base.entries import imported
 from ppbench.base.errors import ProtocolError, UsageError, shown
-from ppbench.base.registry import imported
 from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan

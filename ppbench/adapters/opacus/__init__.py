@@ -7,28 +7,37 @@ that is a number is the axis of its trade-off. It is called anew for every round
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ppbench.adapters.framework import Framework
-from ppbench.base.errors import UsageError, shown
 from ppbench.base.registry import ADDRESS
 
 if TYPE_CHECKING:
     from ppbench.federation.contract import Defense
 
-FRAMEWORK = Framework("Opacus", "opacus", "opacus", (1, 4), (1, 6))
+STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
+    "dp_sgd": (
+        "PrivacyEngine",
+        "DPOptimizer",
+    ),
+    "dp_sgd_per_layer": ("DPPerLayerOptimizer",),
+    "dp_sgd_adaptive": ("AdaClipDPOptimizer",),
+}
+"""What ships with Opacus, by our names, each with Opacus's own for it; records keep ours."""
+FRAMEWORK = Framework("Opacus", "opacus", "opacus", (1, 4), (1, 6), STOCK_NAMES)
 
 
 def defense(argument: str, name: str) -> type[Defense]:
     """Opacus's private training in a client: opacus:stock/NAME, opacus:MODULE:OBJECT of yours.
 
-    Raises UsageError: Opacus is not installed, or in another version than is known here, or there is no such mechanism.
+    Raises UsageError: Opacus is not installed, or too old, or there is no such mechanism.
     """
-    FRAMEWORK.check_version(name)
-    from ppbench.adapters.opacus import stock, yours
+    with FRAMEWORK.importing(name):
+        from ppbench.adapters.opacus import stock, yours
 
     if found := FRAMEWORK.shipped(argument, "mechanism", stock.STOCK):
         return found
     if not ADDRESS.fullmatch(argument):
-        raise UsageError(f"{shown(argument)} is no name behind opacus:; give stock/NAME, or MODULE:OBJECT of yours.")
+        raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
     return yours.defense(argument, name)
