@@ -1,7 +1,8 @@
 """Devices that torch can compute on: whether a word names one, and what the machine calls it.
 
 States, messages and what is computed from them lie on the federation's device; the truth, questions and answers on the
-CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels.
+CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels:
+that of float32, see `precision`.
 """
 
 from __future__ import annotations

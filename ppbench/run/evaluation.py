@@ -16,6 +16,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown
+from ppbench.base.precision import computing
 from ppbench.federation.contract import Defense
 from ppbench.federation.declared import answer_faults
 from ppbench.metrics.perceptual import check_weights
@@ -81,6 +82,7 @@ class Evaluation:
         return self.answer.trust.reliable
 
 
+@computing()
 def evaluate(
     config: EvaluateConfig | None = None,
     *,

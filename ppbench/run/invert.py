@@ -20,6 +20,7 @@ from ppbench.adversary.reading import readable
 from ppbench.base.blame import guard
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.precision import computing
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, moved
 from ppbench.federation.evidence import at_truth
@@ -74,6 +75,7 @@ class Inverted:
         return [psnr(one, true, self.data_range) or 0.0 for one, true in zip(found, truth, strict=True)]
 
 
+@computing()
 def invert(
     model: Module,
     gradient: Gradient,

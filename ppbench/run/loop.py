@@ -15,6 +15,7 @@ from ppbench.adversary.attack import Attack, Challenge
 from ppbench.base.blame import guard
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.precision import computing
 from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
@@ -30,7 +31,7 @@ from ppbench.run.task import plan_on
 
 TRAINING = (
     *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
-    *("decay_at", "decay", "seed", "device", "backend"),
+    *("decay_at", "decay", "seed", "device", "tf32", "backend"),
 )
 """Options of an evaluation that say how clients train."""
 
@@ -52,6 +53,7 @@ def load_attack(name: str, /, **parameters: Scalar) -> Attack:
     return make_attack(name, parameters)
 
 
+@computing()
 def federate(
     defense: Defense,
     model: Module,
@@ -71,7 +73,7 @@ def federate(
         shards: what each client holds: inputs [N, *shape] and classes [N]; as many clients as shards.
         data_range: least and greatest value of an input.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
-            batch_size, loss, schedule, decay_at, decay; and seed, device, backend. Where nothing is said, as the
+            batch_size, loss, schedule, decay_at, decay; and seed, device, tf32, backend. Where nothing is said, as the
             defense's paper needs it, else as in an evaluation.
 
     Raises UsageError, one sentence: any of these cannot be used, or the defense has no use for such a network.
@@ -86,7 +88,8 @@ def federate(
     plan = plan_on(config, spec, range_of(data_range))
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
-    federation = Federation(defense, plan, data, Seeds(config.seed), torch.device(config.device), config.backend)
+    device, seeds = torch.device(config.device), Seeds(config.seed)
+    federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
     with guard("defenses", defense.name):
         federation.start(spec.start)
     return federation
@@ -99,6 +102,7 @@ def _shape(shards: Sequence[Examples]) -> tuple[int, ...]:
         raise UsageError("There are no shards; give each client inputs and labels, as [(x, y), (x, y)].") from cause
 
 
+@computing()
 def probe(federation: Federation, batches: Sequence[Examples]) -> tuple[View, list[Challenge]]:
     """Return what an honest-but-curious server sees of clients that hold these batches, and the question about each.
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, unknown
+from ppbench.base.precision import computing
 from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.soundness import soundness_of
@@ -82,6 +83,7 @@ class Planned:
 
 
 @guard()
+@computing()
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
     """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
     for key in only:
@@ -152,6 +154,7 @@ def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
 
 
 @guard()
+@computing()
 def sweep(
     suite: Suite | str | Path,
     *,
@@ -164,6 +167,7 @@ def sweep(
     add: Sequence[str] = (),
     dataset: str | None = None,
     device: str = "cpu",
+    tf32: bool = False,
     isolate: bool | None = None,
     progress: Progress | None = None,
     command: str = "",
@@ -171,7 +175,7 @@ def sweep(
     """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
 
     Args:
-        suite, preset, add, dataset, device, isolate: as `load_suite`; or a suite, which has them.
+        suite, preset, add, dataset, device, tf32, isolate: as `load_suite`; or a suite, which has them.
         out: folder of results; by default `default_out`.
         engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
@@ -183,7 +187,7 @@ def sweep(
     asked = (
         suite
         if isinstance(suite, Suite)
-        else load_suite(suite, preset, add=add, dataset=dataset, device=device, isolate=isolate)
+        else load_suite(suite, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     )
     told = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)

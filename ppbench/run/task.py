@@ -212,5 +212,6 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         backend=config.backend,
         device=config.device,
         dtype="float32",
+        tf32=None if torch.device(config.device).type == "cpu" else config.tf32,
     )
     return data, model, federation
