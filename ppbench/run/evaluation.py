@@ -43,6 +43,7 @@ from ppbench.run.looks import foremost
 from ppbench.run.scene import victims_of
 from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
+from ppbench.run.task import check_clients
 from ppbench.run.tuning import tuning_victims
 from ppbench.task.dataset import check_content
 
@@ -187,6 +188,7 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
     sizes = [len(task.shards[c].x) for c in range(config.clients)]
     defense.check(task.plan)
     defense.check_data(task.plan, sizes)
+    check_clients(defense, task.plan, config, min(sizes))
     if stranger("defenses", defense.name):
         refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
 

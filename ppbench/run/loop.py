@@ -27,7 +27,7 @@ from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.handed import Examples, check_batch, examples_of, range_of
-from ppbench.run.task import plan_on
+from ppbench.run.task import check_clients, plan_on
 
 TRAINING = (
     *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
@@ -88,6 +88,7 @@ def federate(
     plan = plan_on(config, spec, range_of(data_range))
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
+    check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
     device, seeds = torch.device(config.device), Seeds(config.seed)
     federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
     with guard("defenses", defense.name):
