@@ -208,7 +208,7 @@ def test_what_a_plugin_draws_at_once_is_counted_by_its_first_client(
     fed.run(1)
     room(monkeypatch, 0.005)
     message = refusal(lambda: fed.run(2))
-    assert message.startswith("The batches and noise of 4 clients of defense 'at_once' at once would need 0.0 GiB")
+    assert message.startswith("What 4 clients draw for a round at once, batches and noise, would need 0.0 GiB")
     one_by_one = federation(digits, AtOnce(), "loop", hidden="512")
     one_by_one.run(1)
     drawn_later = federation(digits, DP(), hidden="512")

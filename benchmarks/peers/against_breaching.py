@@ -190,8 +190,9 @@ class Measured:
         return statistics.median(self.psnr[name])
 
     def best(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that made something, the best median first."""
-        return sorted((name for name in names if self.psnr.get(name)), key=self.median, reverse=True)
+        """Return those of `names` that made something of all images so far, the best median first."""
+        able = [name for name in names if self.psnr.get(name) and name not in self.failed]
+        return sorted(able, key=self.median, reverse=True)
 
     def line(self, name: str) -> str:
         """Return what an attack made of all images, in words."""
@@ -256,14 +257,16 @@ def compared(
         print(f"{row.name:18} {name:32} cannot be run: {why}", flush=True)
     chosen = [name for side in sides(able).values() for name in tuning.best(side)[: about.finalists]]
     figures: dict[str, object] = {"row": row.name, "accuracy": row.accuracy, "steps": steps}
-    figures |= {"failed": failed | tuning.failed, "tuning": tuning.psnr}
+    figures["tuning"] = tuning.psnr
 
     def keep(found: Measured) -> None:
         best = {side: (found.best(names) or [""])[0] for side, names in sides(chosen).items()}
-        after({**figures, "psnr": found.psnr, "cpu_seconds": found.seconds, "best": best})
+        everything = {"failed": failed | tuning.failed | found.failed, "best": best}
+        after({**figures, "psnr": found.psnr, "cpu_seconds": found.seconds, **everything})
 
     victims = cifar(about.first, about.victims // row.batch * row.batch)
     found = measured(row, {name: runs[name] for name in chosen}, steps, victims, keep)
+    keep(found)
     for name in found.psnr:
         print(f"{row.name:18} {name:32} {found.line(name)}", flush=True)
     best = [found.best(names)[0] for names in sides(chosen).values() if found.best(names)]

@@ -226,7 +226,7 @@ class Drive:
     def _check_room(self, job: Job, clients: int) -> None:
         """Refuse, by one job of several alike, what memory cannot hold of all (UsageError): batches and noise."""
         copies = 1 if clients == 1 else 2 * clients  # each client's, and stacked for vmap
-        what = f"The batches and noise of {clients} clients of defense {self.defense.name!r} at once"
+        what = f"What {clients} clients draw for a round at once, batches and noise,"
         right = "use fewer clients or local epochs, or --schedule round_robin"
         check_room(copies * nbytes((job.batches, job.noise)), what, right, memory_of(self.device))
 
