@@ -15,14 +15,20 @@ import torch
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load_all
+from ppbench.defenses.baffle import estimator
+from ppbench.federation import draws
+from ppbench.federation.engine import Federation
+from ppbench.federation.wire import Slot
 from ppbench.records.store import Store
 from ppbench.run import cost
 from ppbench.run import train as training
 from ppbench.run.cells import cells, groups
+from ppbench.run.choice import make_defense
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.cost import ClientCost, client_cost
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
+from ppbench.run.task import make_task
 
 AUDITED = "none"
 """The defense that is audited too: reference runs are trainings like any other, and their attacks read outputs."""
@@ -117,6 +123,36 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -
             yield {**about, "status": record.status, "reason": record.reason}
 
 
+VARIED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
+    ("baffle", {"k": 2, "level": "epoch", "masks": "none"}, {"upload": "delta"}),
+    ("baffle", {"k": 2, "masks": "none", "scheme": "central", "chunk": 2, "examples": 3}, {}),
+    ("baffle", {"k": 2, "masks": "ring64", "ema": 0.0}, {"model": "dlnet", "model_options": {"nconv": 2}}),
+    ("dp", {"law": "laplace"}, {}),
+    ("dp_sgd", {}, {}),
+    ("ppdl", {"sigma": 0.1, "theta": 0.9}, {}),
+    ("ppdl", {"sigma": 0.1, "theta": 0.01, "noise_on": "upload"}, {}),
+)
+"""Defenses as no evaluation here has them: parameters, and fields of the evaluation."""
+
+
+def varied() -> list[str]:
+    """Train and probe VARIED, with noise that is drawn step by step and with batches that count as images."""
+    ended = []
+    with patch.object(draws, "FEW", draws.BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
+        for name, parameters, fields in VARIED:
+            config = configure(defense=name, device=far_device.NAME, clients=3, train=24, batch_size=8, **fields)
+            task, defense = make_task(config), make_defense(name, parameters)
+            for backend in ("loop", "vmap"):
+                device = torch.device(far_device.NAME)
+                fed = Federation(defense, task.plan, task.shards, task.seeds, device, backend)
+                fed.start(task.params)
+                fed.run(2)
+                fed.accuracy(task.test)
+                view = fed.probe({Slot(0, k): shard for k, shard in task.shards.items()}).view("server/1")
+                ended.append(f"{name} {backend} {len(defense.evidence(view))}")
+    return ended
+
+
 def main(folder: str, battery: str, *defenses: str) -> None:
     """Evaluate `defenses`, in pairs with attacks or wholly, into folders in `folder`; print all rows and refusals."""
     torch.set_num_threads(1)
@@ -139,7 +175,8 @@ def main(folder: str, battery: str, *defenses: str) -> None:
             (AUDITED, small(AUDITED, attacks=("tableak",), stages=("init",), threats=("server/1",), **columns))
         )
     rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
-    print(json.dumps({"itself": itself, "cells": rows, "refused": far_device.REFUSED}))
+    ended = varied() if AUDITED in defenses else []
+    print(json.dumps({"itself": itself, "cells": rows, "varied": ended, "refused": far_device.REFUSED}))
 
 
 if __name__ == "__main__":

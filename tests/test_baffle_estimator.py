@@ -11,11 +11,16 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import (
+    SLICE,
+    STACK,
+    STACK_BYTES,
     chunks,
     differences,
     directions,
     mean_loss,
+    slice_size,
     slope,
+    stack_size,
     stein,
     step_seeds,
 )
@@ -117,6 +122,19 @@ def test_a_few_examples_at_a_time_give_the_same_and_take_less_memory():
     assert float(found(32).abs().mean()) > 10 * 1e-7
     whole, few, sized = (peak_bytes(lambda n=n: found(n), torch.device("cpu")) for n in (32, 4, 0))
     assert few < whole / 3 and few < sized < whole / 2, "0 sizes to memory"
+
+
+def test_slices_and_stacks_that_are_sized_to_memory_are_a_cpu_s():
+    """Eight images and one model at a time leave an accelerator idle."""
+    near = batch_of(LENET, 32)
+    far = Batch(*(part.to("meta") for part in (near.x, near.y, near.w)))
+    assert (stack_size(0, near, 20_000), slice_size(0, near)) == (1, SLICE)
+    assert (stack_size(0, far, 20_000), slice_size(0, far)) == (STACK_BYTES // 80_000, 32)
+    wide = Batch(torch.empty(32, 3, 1024, 1024, device="meta"), far.y, far.w)
+    assert stack_size(0, wide, 20_000) == 1  # a stack's batches are bounded too
+    assert [(stack_size(3, batch, 20_000), slice_size(5, batch)) for batch in (near, far)] == [(3, 5)] * 2
+    small = Batch(torch.zeros(4, 64), torch.zeros(4, 10), torch.ones(4))
+    assert (stack_size(0, small, 650), slice_size(0, small)) == (STACK, 4)
 
 
 def test_padded_examples_do_not_count():

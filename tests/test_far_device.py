@@ -73,6 +73,7 @@ def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else(to
 def test_every_attack_that_applies_ends_with_everything_on_one_device(told):
     assert set(ATTACKS) - UNWIRED == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
     assert told["refused"] == []
+    assert len(told["varied"]) == 14 and not any(line.endswith(" 0") for line in told["varied"])
     seen = [cell for cell in told["cells"] if BLIND not in (cell["reason"] or "")]
     assert [cell for cell in seen if cell["status"] != "complete"] == []
     for defense in DEFENSES:

@@ -1,9 +1,14 @@
-"""Our attacks against those of `breaching` (Geiping and others): the same victims, the same CPU seconds a batch.
+"""The best of our attacks against the best of `breaching` (Geiping and others): same victims, same CPU seconds a batch.
 
     python -m venv PEERS && PEERS/bin/pip install -e . breaching     # a place of its own: it is no dependency
     OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=... PEERS/bin/python benchmarks/peers/against_breaching.py OUT.json \
-        [--rows conv,dlnet/4,dlnet/4/trained] [--first 40000] [--victims 20] [--seconds 10] \
-        [--attacks ig,feature_inversion,idlg] [--peers modern]
+        [--rows conv,dlnet/4,dlnet/4/trained] [--first 40000] [--victims 20] [--seconds 10] [--tuning 4] \
+        [--finalists 2] [--attacks ig,feature_inversion,idlg] [--peers modern,deepleakage]
+
+All of `--attacks` and `--peers` are tried on `--tuning` images (whole batches) that are no victims; the `--finalists`
+of each side with the best medians attack the victims, and the best there of each are compared, by name. By default
+`--peers` are all of breaching's attacks on an image's plain gradient, with its own settings: the others need text, a
+transformer, or a server that sends weights of its own. What raises an error is named with it.
 
 Undefended gradients of CIFAR-10 images; a row is a network, the size of a batch, and whether it was trained before: on
 the first 10,000 training images. Labels as each attack infers them, images matched to the truth by least squared
@@ -21,7 +26,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +53,14 @@ NETWORKS = {
     "dlnet": net_spec("dlnet", (3, 32, 32), 10),
     "resnet20": net_spec("resnet20", (3, 32, 32), 10),
 }
-TIMED, STEPS = 1000, 40
-"""The first image of the batch for timing, and the steps that are timed."""
+TIMED, TUNED, STEPS, MOST = 1000, 2000, 40, 100_000
+"""The first image of the batch for timing, and of those for tuning; the steps that are timed, and the most steps."""
+OURS = ("ig", "ig3", "idlg", "feature_inversion")
+PEERS = (
+    *("modern", "invertinggradients", "deepleakage", "legacy", "wei", "beyondinfering", "seethroughgradients"),
+    *("multiscale_ghiasi", "clsattack", "analytic", "rgap"),
+)
+"""Attacks that are tried by default."""
 LEARNED, TESTED, EPOCHS, RATE = 10_000, 2000, 30, 2e-3
 """Images that a network is trained on, images before the victims that it is tested on; passes and rate of Adam."""
 
@@ -136,7 +147,10 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
 
         torch.manual_seed(0)
         config = breaching.get_attack_config(name)
-        config.optim.max_iterations = steps
+        if "optim" in config:
+            config.optim.max_iterations = steps
+        elif "inversion" in config:
+            config.inversion.steps = steps
         setup = {"dtype": torch.float32, "device": torch.device("cpu")}
         attacker = breaching.attacks.prepare_attack(module, torch.nn.CrossEntropyLoss(), config, setup)
         (evidence,) = NoDefense().evidence(probed(data, row.spec, NoDefense(), row.batch, row.params)[0])
@@ -150,13 +164,113 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
 
 
 def fitting(run: Run, batch: int, seconds: float) -> int:
-    """Return how many steps fit into `seconds` of the processor, timed on a batch that is no victim."""
+    """Return how many steps fit into `seconds` of the processor, timed on a batch that is no victim.
+
+    By the slower of early and later steps: some searches have done on that batch before the last.
+    """
     data, spent = cifar(TIMED, batch), []
     for steps in (4, STEPS, 4 * STEPS):
         began = time.process_time()
         run(data, steps)
         spent.append(time.process_time() - began)
-    return max(1, int(3 * seconds * STEPS / max(1e-6, spent[2] - spent[1])))
+    slower = max((spent[1] - spent[0]) / (STEPS - 4), (spent[2] - spent[1]) / (3 * STEPS), 1e-9)
+    return min(MOST, max(1, int(seconds / slower)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What attacks made of some images, by name: dB of each, CPU seconds a batch; failed: why some made nothing."""
+
+    psnr: dict[str, list[float]]
+    seconds: dict[str, list[float]]
+    failed: dict[str, str]
+
+    def median(self, name: str) -> float:
+        """Return an attack's median PSNR in dB."""
+        return statistics.median(self.psnr[name])
+
+    def best(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that made something of all images so far, the best median first."""
+        able = [name for name in names if self.psnr.get(name) and name not in self.failed]
+        return sorted(able, key=self.median, reverse=True)
+
+    def line(self, name: str) -> str:
+        """Return what an attack made of all images, in words."""
+        values = self.psnr[name]
+        fell, took = sum(value > 20 for value in values), statistics.median(self.seconds[name])
+        return f"{self.median(name):5.1f} dB, {fell} of {len(values)} above 20, {took:.1f} s a batch"
+
+
+def measured(
+    row: Row, runs: Mapping[str, Run], steps: Mapping[str, int], data: Data, after: Callable[[Measured], None]
+) -> Measured:
+    """Return what `runs` make of `data`, batch by batch, in turn; what raises an error is left out from then on.
+
+    after: called with what there is after each batch.
+    """
+    found = Measured({name: [] for name in runs}, {name: [] for name in runs}, {})
+    for i in range(0, len(data.x), row.batch):
+        one = Data(data.x[i : i + row.batch].clone(), data.y[i : i + row.batch].clone())
+        for name in [name for name in runs if name not in found.failed]:
+            began = time.process_time()
+            try:
+                values = row.psnr(one, runs[name](one, steps[name]))
+            except Exception as cause:  # noqa: BLE001 - another package's, on a network that it may not know
+                found.failed[name] = f"{type(cause).__name__}: {cause}".splitlines()[0]
+                continue
+            found.seconds[name].append(round(time.process_time() - began, 2))
+            found.psnr[name] += values
+        after(found)
+    for name in found.failed:  # of some batches alone: medians would be of other images
+        del found.psnr[name], found.seconds[name]
+    return found
+
+
+def timed(runs: Mapping[str, Run], batch: int, seconds: float) -> tuple[dict[str, int], dict[str, str]]:
+    """Return how many steps of each of `runs` fit into `seconds`, and why others cannot be run."""
+    steps, failed = dict[str, int](), dict[str, str]()
+    for name, run in runs.items():
+        try:
+            steps[name] = fitting(run, batch, seconds)
+        except Exception as cause:  # noqa: BLE001 - as in `measured`
+            failed[name] = f"{type(cause).__name__}: {cause}".splitlines()[0]
+    return steps, failed
+
+
+def sides(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names of attacks by whose they are."""
+    every = list(names)
+    theirs = [name for name in every if name.startswith("breaching ")]
+    return {"ours": [name for name in every if name not in theirs], "breaching": theirs}
+
+
+def compared(
+    row: Row, runs: Mapping[str, Run], about: argparse.Namespace, after: Callable[[dict[str, object]], None]
+) -> None:
+    """Try all attacks on tuning images, and the best of each side on the victims; `after` is told the figures."""
+    steps, failed = timed(runs, row.batch, about.seconds)
+    able = {name: runs[name] for name in steps}
+    tuning = measured(row, able, steps, cifar(TUNED, -(-about.tuning // row.batch) * row.batch), lambda _: None)
+    for name in tuning.psnr:
+        print(f"{row.name:18} {name:32} {tuning.line(name)} (tuning)", flush=True)
+    for name, why in (failed | tuning.failed).items():
+        print(f"{row.name:18} {name:32} cannot be run: {why}", flush=True)
+    chosen = [name for side in sides(able).values() for name in tuning.best(side)[: about.finalists]]
+    figures: dict[str, object] = {"row": row.name, "accuracy": row.accuracy, "steps": steps}
+    figures["tuning"] = tuning.psnr
+
+    def keep(found: Measured) -> None:
+        best = {side: (found.best(names) or [""])[0] for side, names in sides(chosen).items()}
+        everything = {"failed": failed | tuning.failed | found.failed, "best": best}
+        after({**figures, "psnr": found.psnr, "cpu_seconds": found.seconds, **everything})
+
+    victims = cifar(about.first, about.victims // row.batch * row.batch)
+    found = measured(row, {name: runs[name] for name in chosen}, steps, victims, keep)
+    keep(found)
+    for name in found.psnr:
+        print(f"{row.name:18} {name:32} {found.line(name)}", flush=True)
+    best = [found.best(names)[0] for names in sides(chosen).values() if found.best(names)]
+    print(f"{row.name:18} the best of each: " + "; ".join(f"{name} {found.line(name)}" for name in best), flush=True)
 
 
 def main(about: argparse.Namespace) -> None:
@@ -169,29 +283,17 @@ def main(about: argparse.Namespace) -> None:
         except ImportError as cause:
             sys.exit(refusal(cause))
     torch.set_num_threads(1)
-    table: list[dict[str, object]] = []
+    table = dict[str, dict[str, object]]()
+
+    def keep(figures: dict[str, object]) -> None:
+        table[str(figures["row"])] = figures
+        whole = {"first": about.first, "seconds": about.seconds, "rows": [*table.values()]}
+        about.out.write_text(json.dumps(whole, indent=1) + "\n")
+
     for text in about.rows.split(","):
         row = row_of(text, about.first)
-        count = about.victims // row.batch * row.batch
-        data, runs = cifar(about.first, count), {name: ours(name, row) for name in about.attacks.split(",")}
-        runs |= {f"breaching {name}": theirs(name, row, breaching) for name in peers}
-        steps = {name: fitting(run, row.batch, about.seconds) for name, run in runs.items()}
-        found: dict[str, list[float]] = {name: [] for name in runs}
-        spent: dict[str, list[float]] = {name: [] for name in runs}
-        table.append({"row": text, "accuracy": row.accuracy, "steps": steps, "psnr": found, "cpu_seconds": spent})
-        for i in range(0, count, row.batch):
-            one = Data(data.x[i : i + row.batch].clone(), data.y[i : i + row.batch].clone())
-            for name, run in runs.items():
-                began = time.process_time()
-                guess = run(one, steps[name])
-                spent[name].append(round(time.process_time() - began, 2))
-                found[name] += row.psnr(one, guess)
-            whole = {"first": about.first, "seconds": about.seconds, "rows": table}
-            about.out.write_text(json.dumps(whole, indent=1) + "\n")
-        for name, values in found.items():
-            fell, took = sum(value > 20 for value in values), statistics.median(spent[name])
-            figures = f"{statistics.median(values):5.1f} dB, {fell} of {len(values)} above 20, {took:.1f} s a batch"
-            print(f"{text:18} {name:28} {figures}", flush=True)
+        runs = {name: ours(name, row) for name in about.attacks.split(",")}
+        compared(row, runs | {f"breaching {name}": theirs(name, row, breaching) for name in peers}, about, keep)
 
 
 def refusal(cause: ImportError) -> int:
@@ -211,6 +313,8 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=40_000)
     parser.add_argument("--victims", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--attacks", default="ig,feature_inversion")
-    parser.add_argument("--peers", default="modern,invertinggradients")
+    parser.add_argument("--tuning", type=int, default=4)
+    parser.add_argument("--finalists", type=int, default=2)
+    parser.add_argument("--attacks", default=",".join(OURS))
+    parser.add_argument("--peers", default=",".join(PEERS))
     main(parser.parse_args())

@@ -24,6 +24,7 @@ from ppbench.adversary.facts import Ask, Facts, Hook, Setting
 from ppbench.base import tree
 from ppbench.base.errors import PluginError, UsageError, shown
 from ppbench.base.files import kind_of
+from ppbench.base.precision import tf32_allowed
 from ppbench.base.registry import load, plugins
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
@@ -121,8 +122,9 @@ class Apart(Attack):
         return Guess(**{**told, "path": tuple(map(tuple, told["path"])), "others": tuple(told["others"])})
 
     def _asked(self, hook: Hook, write: Callable[[Path], object], **more: Any) -> Any:
-        ask = Ask(hook=hook, attack=self.name, parameters=dataclasses.asdict(self), threads=torch.get_num_threads(),
-                  device=more.pop("device", "cpu"), evidence=more.pop("evidence", False))  # fmt: skip
+        ask = Ask(hook=hook, attack=self.name, parameters=dataclasses.asdict(self),
+                  device=more.pop("device", "cpu"), evidence=more.pop("evidence", False),
+                  threads=torch.get_num_threads(), tf32=tf32_allowed())  # fmt: skip
         reply, found = asked(ask, write, _files({**self.given, **more}))
         if reply.unread:
             raise Unread

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, shown
+from ppbench.base.precision import computing
 from ppbench.base.registry import canonical, find, load
 from ppbench.base.tree import moved, node
 from ppbench.federation.acting import Before, Sent
@@ -151,6 +152,12 @@ class Attack:
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False
     reference: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Have `run` compute in full precision, by whomever it is called: who tries an attack by hand does so too."""
+        super().__init_subclass__(**keywords)
+        if "run" in vars(cls):
+            cls.run = computing()(cls.run)  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence).

@@ -66,8 +66,8 @@ class Facts(Strict):
 class Ask(Strict):
     """What such a process is asked: a hook of the attack called `attack` with its `parameters`.
 
-    evidence: whether there is nothing to say where nothing can be read. device,
-    threads: of torch.
+    evidence: whether there is nothing to say where nothing can be read. device, threads: of torch. tf32: whether a GPU
+    may compute with it.
     """
 
     hook: Hook
@@ -76,6 +76,7 @@ class Ask(Strict):
     evidence: bool = False
     device: str = "cpu"
     threads: int = 1
+    tf32: bool = False
 
 
 class Reply(Strict):

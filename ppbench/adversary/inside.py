@@ -25,6 +25,7 @@ from ppbench.base import tree
 from ppbench.base.blame import guard, refuse
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.make import made
+from ppbench.base.precision import computing
 from ppbench.base.registry import plugins
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
@@ -44,7 +45,7 @@ def main(ask: str, work: str) -> None:
     asked = Ask.model_validate_json((home / "ask.json").read_bytes())
     torch.set_num_threads(asked.threads)
     try:
-        with guard("attacks", asked.attack):
+        with guard("attacks", asked.attack), computing(asked.tf32):
             reply = answered(asked, home, out)
     except UsageError as refusal:
         reply = Reply(refused=str(refusal)[:4000], plugin=isinstance(refusal, PluginError))

@@ -1,7 +1,8 @@
 """Devices that torch can compute on: whether a word names one, and what the machine calls it.
 
 States, messages and what is computed from them lie on the federation's device; the truth, questions and answers on the
-CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels.
+CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels:
+that of float32, see `precision`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.machine import memory
 
 
 def check_device(word: str) -> None:
@@ -33,6 +35,11 @@ def device_name(word: str | torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.machine() if device.type == "cpu" else str(device)
+
+
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of memory that a device has: a GPU's own, else this process's."""
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else memory()
 
 
 @cache

@@ -24,14 +24,16 @@ def memory() -> float:
         return whole
 
 
-def check_room(size: float, what: str, right: str) -> None:
+def check_room(size: float, what: str, right: str, room: float | None = None) -> None:
     """Refuse what needs `size` bytes or more, at the least, where there are not so many (UsageError).
 
-    what: it, in words that begin a sentence; right: what to do, a clause.
+    what: it, in words that begin a sentence; right: what to do, a clause. room: bytes that there are, by default
+    `memory`.
     """
-    if size > memory():
+    there = memory() if room is None else room
+    if size > there:
         raise UsageError(
-            f"{what} would need {size / GIB:,.1f} GiB of memory or more, and there are {memory() / GIB:,.1f}; {right}."
+            f"{what} would need {size / GIB:,.1f} GiB of memory or more, and there are {there / GIB:,.1f}; {right}."
         )
 
 

@@ -16,6 +16,7 @@ import typer
 WEIGHTS = (
     "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
 )
+TF32 = "Let a GPU round factors of convolutions and matrix products to TF32: faster, and other numbers; records say so."
 ISOLATE = (
     "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
     "can, on victims that a secret in OUT/salt takes part in drawing."
@@ -60,6 +61,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "lr": (float, "Learning rate of that optimizer."),
     "weights": (str, WEIGHTS),
     "device": (str, "auto, cpu, cuda, or as torch names it."),
+    "tf32": (bool, TF32),
     "seed": (int, "Master seed: one seed, one result."),
     "isolate": (bool, ISOLATE),
 }

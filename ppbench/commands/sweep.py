@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ppbench.base.errors import UsageError, shown
+from ppbench.commands.evaluate import TF32
 
 Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
@@ -25,6 +26,7 @@ Place = Annotated[
     str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=TF32)]
 Weights = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
 ISOLATE = (
@@ -45,6 +47,7 @@ def sweep(
     add: Added = None,
     dataset: Place = None,
     device: Device = "auto",
+    tf32: Tf32 = False,
     weights: Weights = None,
     out: Out = None,
     isolate: Isolate = None,
@@ -66,7 +69,9 @@ def sweep(
     from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
-    asked = load_suite(suite, preset, add=add or (), dataset=dataset, device=where, weights=weights, isolate=isolate)
+    asked = load_suite(
+        suite, preset, add=add or (), dataset=dataset, device=where, tf32=tf32, weights=weights, isolate=isolate
+    )
     chosen = filters(only or [])
     if dry_run:
         planned_report(plan(asked, out or default_out(asked), chosen))

@@ -50,6 +50,10 @@ class Central(Defense):
         """Return all of `data` as one batch: what is handed over."""
         return all_at_once(data)
 
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """Return what the server holds, who trains alone."""
+        return plan.local.copies
+
     def compute(self, plan: Plan, job: Job) -> Examples:
         """Return the client's examples; it computes nothing."""
         return Examples(job.batches.x[0], job.batches.y[0])

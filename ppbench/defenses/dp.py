@@ -9,32 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
+from typing import ClassVar
 
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.claims import paper
 from ppbench.federation.bounds import NonNegative
 from ppbench.federation.contract import Claim, Context, Defense
+from ppbench.federation.draws import Law, noise
 from ppbench.federation.plan import Batch, Noise, Plan
 
 FAN2020 = paper("fan2020")
 
-Law = Literal["gaussian", "laplace"]
 
-
-def laplace(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Return float32 draws of the Laplace law of scale 1 (inverse distribution function)."""
-    u = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
-    return (-u.sign() * torch.log1p(-2 * u.abs().clamp(max=0.5 - 1e-16))).float()
-
-
-def unit_noise(ctx: Context, params: Params, steps: int, law: Law = "gaussian") -> Params:
-    """Return noise of scale 1 for every local step, float32 [steps, *shape], by parameter."""
-    if law == "laplace":
-        return {n: laplace((steps, *p.shape), ctx.generator) for n, p in params.items()}
-    return {n: torch.randn(steps, *p.shape, generator=ctx.generator) for n, p in params.items()}
+def unit_noise(ctx: Context, params: Params, steps: int, law: Law = "gaussian") -> dict[str, Tree]:
+    """Return noise of scale 1 for every local step, float32, by parameter; see `draws.noise`."""
+    return {name: noise(ctx.generator, steps, value.shape, law) for name, value in params.items()}
 
 
 def with_noise(clean: Params, sigma: float, noise: Params) -> Params:
@@ -69,6 +58,10 @@ class DP(Defense):
     def noise(self, plan: Plan) -> Noise | None:
         """Return the law of the noise on one gradient; of a sum of local steps only where there is one step."""
         return law_on_gradients(plan, self.sigma, self.law)
+
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """As its base, and the noise of a step."""
+        return super().copies(plan, clients, examples) + clients
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
         """Return noise of scale 1 for every local step, float32, by parameter."""

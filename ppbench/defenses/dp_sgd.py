@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
+from ppbench.defenses.dp import unit_noise
 from ppbench.federation.bounds import LARGE, Positive, between
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
@@ -66,9 +67,13 @@ class DPSGD(Defense):
         rate = min(1.0, ctx.plan.local.batch / count)
         return poisson(data, self.steps(ctx.plan, count), rate, ctx.generator)
 
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """As its base, the noise of a step, and gradients of the examples of half a batch: samples differ in size."""
+        return super().copies(plan, clients, examples) + clients * (1 + min(plan.local.batch, examples) // 2)
+
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
         """Return standard normal noise for every step, float32, by parameter."""
-        return {n: torch.randn(steps, *p.shape, generator=ctx.generator) for n, p in params.items()}
+        return unit_noise(ctx, params, steps)
 
     def clipped_sum(self, plan: Plan, params: Params, batch: Batch) -> Params:
         """Return the sum over the batch of gradients scaled down to L2 norm <= clip; weight 0 leaves one out."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ppbench.base.tree import Params, Tree
+from ppbench.defenses.dp import unit_noise
 from ppbench.federation.bounds import Positive
-from ppbench.federation.contract import Context, Defense, Job
+from ppbench.federation.contract import Context, Defense, Job, at
 from ppbench.federation.plan import Plan
 
 
@@ -27,10 +26,14 @@ class FullNoise(Defense):
         """Return (0, 0): the uploads are independent of the data."""
         return 0.0, 0.0
 
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """Return the noise alone."""
+        return clients
+
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
         """Return one standard normal draw of the whole upload."""
-        return {n: torch.randn(1, *p.shape, generator=ctx.generator) for n, p in params.items()}
+        return unit_noise(ctx, params, 1)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
         """Return noise; the batches are not looked at."""
-        return {name: self.sigma * value[0] for name, value in job.noise.items()}
+        return {name: self.sigma * value for name, value in at(job, 0)[2].items()}

@@ -11,6 +11,7 @@ from ppbench.defenses.fedpc.parameters import FULL
 from ppbench.federation.contract import Claim, Context, Defense, Round, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plain import seen_by_client
+from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
 CAO2022 = paper("cao2022")
@@ -32,6 +33,10 @@ class Phong(Defense):
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("phong")
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**FULL, "grid": "paper", "settings": {}}}
     epsilon_reason: ClassVar[str] = "the server relays every client's model as it is"
+
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """As its base, of one client after the other where models are handed on."""
+        return super().copies(plan, 1 if plan.local.upload == "delta" else clients, examples)
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Run one pass over the clients, in order."""

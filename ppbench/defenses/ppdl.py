@@ -95,6 +95,11 @@ class PPDL(Defense):
             return law_on_gradients(plan, self.sigma)
         return Noise("gaussian", self.sigma) if self.sigma else None
 
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """As its base, and the noise of a step, where it is on gradients."""
+        noisy = self.sigma > 0 and self.noise_on == "gradients"
+        return super().copies(plan, clients, examples) + clients * noisy
+
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
         """Return noise of scale 1 for every local step, where it is on gradients."""
         return unit_noise(ctx, params, steps) if self.sigma and self.noise_on == "gradients" else ()

@@ -1,7 +1,7 @@
 """The contract of a defense. Every default is FedAvg: a defense overrides what differs.
 
 Parties hold the state. The server's part of a round is a coroutine that yields `Step`s and receives clients' answers. A
-client's is `prepare` (decode, draw all noise), `compute` (pure tensors, mapped over clients), `reply` (keep, encode).
+client's is `prepare` (decode, settle all noise), `compute` (pure tensors, mapped over clients), `reply` (keep, encode).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
 from ppbench.federation.ciphering import Ciphering
 from ppbench.federation.claim import Claim as Claim
+from ppbench.federation.draws import at_step
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.messages import Hello, Join, Model, Update, count_of
 from ppbench.federation.optim import Layout
@@ -119,10 +120,7 @@ class Defense:
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the public law of the noise on each coordinate of an upload, taken for a gradient, or None.
-
-        An attacker knows it.
-        """
+        """Return the law of the noise on each coordinate of an upload, taken for a gradient, or None; it is public."""
         return None
 
     def clipping(self, plan: Plan) -> float | None:
@@ -130,11 +128,12 @@ class Defense:
         return None
 
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
-        """Return how many local steps a client takes in a round, at least, on so many examples; of the plan: the rest.
-
-        Asked of updates of whole local parts: claims may be about many mini-batches.
-        """
+        """Return how many local steps a client with `count` examples takes at least, in the local part of a round."""
         return epochs * -(-count // batch)
+
+    def copies(self, plan: Plan, clients: int, examples: int) -> int:
+        """Return how many arrays of the model's size `clients` of `examples` each hold in a step at once, at least."""
+        return clients * plan.local.copies
 
     def ciphering(self, plan: Plan) -> Ciphering | None:
         """Return what a round encrypts, in counts of a scheme that is simulated here and timed apart; None: nothing."""
@@ -221,7 +220,7 @@ class Defense:
         return shuffled(data, local, ctx.generator)
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
-        """Return the noise of a round, a tree with leading axis `steps`. Default: none."""
+        """Return the noise of a round, a tree with leading axis `steps`, or of `draws.noise`. Default: none."""
         return ()
 
     def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
@@ -297,4 +296,4 @@ class Defense:
 
 def at(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
     """Return batch, own and noise of local step `t`."""
-    return tree_map(lambda leaf: leaf[t], job.batches), job.own, tree_map(lambda leaf: leaf[t], job.noise)
+    return tree_map(lambda leaf: leaf[t], job.batches), job.own, at_step(job.noise, t)

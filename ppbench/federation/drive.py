@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ppbench.base.device import memory_of
+from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, filled, leaves, moved, structure
+from ppbench.base.tree import Params, Tree, filled, leaves, moved, nbytes, structure
 from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Job, Round, Server
 from ppbench.federation.plan import Data, Plan
@@ -221,12 +223,23 @@ class Drive:
             answers.update((yield from self._some(backend, server, some)))
         return answers
 
+    def _check_room(self, job: Job, clients: int) -> None:
+        """Refuse, by one job of several alike, what memory cannot hold of all (UsageError): batches and noise."""
+        copies = 1 if clients == 1 else 2 * clients  # each client's, and stacked for vmap
+        what = f"What {clients} clients draw for a round at once, batches and noise,"
+        right = "use fewer clients or local epochs, or --schedule round_robin"
+        check_room(copies * nbytes((job.batches, job.noise)), what, right, memory_of(self.device))
+
     def _some(
         self, backend: Literal["loop", "vmap"], server: Server, received: Mapping[int, Tree]
     ) -> Working[dict[int, Tree]]:
         defense, states = self.defense, self.parties.clients
         contexts = {c: self.context(c, self.step) for c in received}
-        jobs = {c: defense.prepare(contexts[c], states[c], m, self.data[c]) for c, m in received.items()}
+        jobs: dict[int, Job | None] = {}
+        for client, message in received.items():
+            jobs[client] = job = defense.prepare(contexts[client], states[client], message, self.data[client])
+            if job is not None and len(jobs) == 1:
+                self._check_room(job, len(received))
         busy = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
         odd = {c: Straight.of(self.plan, self.canaries[c]) for c in busy if c in self.canaries}
         results: dict[int, Tree] = {}

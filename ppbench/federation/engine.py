@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ppbench.base.errors import Overflow, UsageError, shown
+from ppbench.base.precision import computing
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, finite, leaves, load, moved, save, tree_map
 from ppbench.federation.acting import Acting, acted
@@ -24,6 +26,8 @@ from ppbench.federation.wire import SERVER, Slot, Wire, session_of
 
 REAL = "real"
 ProbeKind = Literal["gradient", "local"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def stored(shard: Data, device: torch.device) -> Data:
@@ -34,6 +38,17 @@ def stored(shard: Data, device: torch.device) -> Data:
     return Data(x, shard.y.to(device))
 
 
+def _computing(method: Callable[Concatenate[Federation, P], T]) -> Callable[Concatenate[Federation, P], T]:
+    """Have a method compute as the federation's `tf32` says, whoever calls it."""
+
+    @wraps(method)
+    def inside(self: Federation, /, *args: P.args, **keywords: P.kwargs) -> T:
+        with computing(self.tf32):
+            return method(self, *args, **keywords)
+
+    return inside
+
+
 @dataclass
 class Federation:
     """A federation under one defense.
@@ -41,7 +56,7 @@ class Federation:
     device: where tensors live; draws are made on CPU. round: last finished one; 0 after set-up. wire: byte counts of
     the real run (`setup_up`, `setup_down` of set-up alone); where `wire.keep` is set, mail of rounds stays in it, and
     `states` holds the parties' states of each step. seconds: in rounds, never part of a result. session: see
-    `session_of`. canaries: see `Drive`.
+    `session_of`. canaries: see `Drive`. tf32: see `base.precision`; None: as whoever computes has it.
     """
 
     defense: Defense
@@ -58,8 +73,10 @@ class Federation:
     session: str = REAL
     states: list[StateRecord] = field(default_factory=list)
     canaries: Mapping[int, Params] = field(default_factory=dict)
+    tf32: bool | None = None
     _answered: tuple[Parties, Tensor, list[Tensor]] | None = field(default=None, repr=False, compare=False)
 
+    @_computing
     def start(self, params: Params) -> None:
         """Create every party's state from initial public `params` and run set-up (UsageError: plan or shards)."""
         if sorted(self.shards) != list(range(self.plan.clients)):
@@ -76,6 +93,7 @@ class Federation:
         drive.run(self.defense.setup(drive.context(SERVER, 0), self.parties.server, cohort))
         self.setup_up, self.setup_down = self.wire.up, self.wire.down
 
+    @_computing
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
         """Train up to and including round `last`; call `after(round)` after each. UsageError: `last` is no number.
 
@@ -107,6 +125,7 @@ class Federation:
                 after(self.round)
         return True
 
+    @_computing
     def deliver(self) -> Tree:
         """Return the message that hands the present model to a client."""
         return self.defense.deliver(self.context(REAL, self.round, 0, SERVER, "deliver"), self.parties.server)
@@ -115,6 +134,7 @@ class Federation:
         """Return what a client computes with in the end: the delivered model, or each client's own where all have."""
         return self.defense.own_models(self.parties.clients) or [self.deliver()]
 
+    @_computing
     def outputs(self, x: Tensor, model: Tree | None = None) -> Tensor:
         """Return outputs [N, C] float64, on CPU, for inputs x [N, *shape], of one of `models`, by default the first.
 
@@ -149,6 +169,7 @@ class Federation:
         right = [found.argmax(1) == data.y.argmax(1) for found in self.answers(data.x)]
         return float(torch.stack(right).double().mean())
 
+    @_computing
     def probe(
         self,
         victims: Mapping[Slot, Data],
@@ -193,6 +214,7 @@ class Federation:
         local = Local("gradient", batch=batch, opt=own.opt)
         return replace(self.plan, local=local, schedule="parallel", server_opt=server_opt)
 
+    @_computing
     def observe(self) -> Transcript:
         """Fork the next round of training on the clients' own data, and return all of it; nothing real moves."""
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
@@ -265,4 +287,5 @@ def run_many(federations: Sequence[Federation], last: int, after: Callable[[int]
     Under vmap the clients of all runs of one defense and plan are computed at once; in a loop with the same bits as
     alone.
     """
-    return together([federation.training(last, after) for federation in federations])
+    with computing(federations[0].tf32 if federations else None):
+        return together([federation.training(last, after) for federation in federations])

@@ -62,6 +62,11 @@ class Local:
     batch: int = 32
     opt: Opt = field(default_factory=lambda: Opt("adam", lr=1e-3))
 
+    @property
+    def copies(self) -> int:
+        """Arrays of the model's size in a step, at least: a gradient; else also it as a vector, weights, moments."""
+        return 1 if self.upload == "gradient" else 3 + (2 if self.opt.name == "adam" else int(self.opt.momentum > 0))
+
 
 @dataclass(frozen=True)
 class Columns:

@@ -37,10 +37,17 @@ def due_of(case: Case) -> tuple[Due | None, Outcome]:
     id_, _, preset = word.partition("@")
     if id_ not in shipped():
         return None, Outcome("suite", False, f"No suite that comes with ppbench is called {shown(id_)}.")
-    data, device, apart = _data(case), config.federation.device, bool(case.attacks)
+    data, where, apart = _data(case), config.federation, bool(case.attacks)
     try:
         suite = load_suite(
-            id_, preset, add=case.defenses, dataset=data, device=device, weights=case.terms.weights, isolate=apart
+            id_,
+            preset,
+            add=case.defenses,
+            dataset=data,
+            device=where.device,
+            tf32=bool(where.tf32),
+            weights=case.terms.weights,
+            isolate=apart,
         )
     except UsageError as error:
         if preset:

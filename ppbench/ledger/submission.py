@@ -135,7 +135,7 @@ def described(records: Sequence[Record], paper: str = "", reference: str = "", l
 
 def suite_of(records: Sequence[Record]) -> tuple[str, str]:
     """Return name and digest of the one suite that records are of (UsageError: of none, or of several)."""
-    named = sorted({(r.config.suite, r.config.suite_digest, r.config.federation.device) for r in records})
+    named = sorted({(r.config.suite, r.config.suite_digest, _device(r)) for r in records})
     if not named:
         raise UsageError("There are no records; give the --out of a sweep.")
     if any(not digest for _, digest, _ in named):
@@ -144,6 +144,12 @@ def suite_of(records: Sequence[Record]) -> tuple[str, str]:
         told = ", ".join(" ".join(one) for one in named)
         raise UsageError(f"Cells of one suite, one state of it and one device are handed in, and here are {told}.")
     return named[0][0], named[0][1]
+
+
+def _device(record: Record) -> str:
+    """Return what computed, in words that differ where numbers do."""
+    where = record.config.federation
+    return where.device if where.tf32 is None else f"{where.device} {'with' if where.tf32 else 'without'} TF32"
 
 
 def strangers(records: Iterable[Record]) -> list[Named]:

@@ -78,8 +78,8 @@ class AttackInfo(Coded):
     follows: str | None = None
 
 
-class FederationInfo(Strict):
-    """How the model was trained."""
+class FederationInfo(Grown):
+    """How the model was trained. tf32: whether a GPU may compute with it; None on a CPU, and in older records."""
 
     clients: Few
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
@@ -99,6 +99,8 @@ class FederationInfo(Strict):
     backend: str
     device: str
     dtype: str
+    tf32: bool | None = None
+    LATER: ClassVar[Mapping[str, Any]] = {"tf32": None}
 
 
 class DataInfo(Coded):

@@ -89,6 +89,7 @@ def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> Eva
         weights=weights,
         seed=config.seed,
         device=fed.device,
+        tf32=bool(fed.tf32),
         backend=cast(Any, fed.backend),
         salt=salt,
         suite=config.suite,

@@ -37,14 +37,15 @@ def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
     cannot be told is no problem: another suite, another state of it, data that are not at hand, or views that were made
     to be published, each on victims of its own, which no sweep asks for.
     """
-    found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    found: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
     if any(record.config.victims_from is not None for record in records):
         yield "whether all views are there that were to be published (no suite says which)", False
     for record in (record for record in records if record.config.victims_from is None):
         config = record.config
-        found[config.suite, config.suite_digest, config.federation.device].append(record)
-    for (name, digest, device), some in sorted(found.items()):
-        suite = _suite(name, digest, device, at_hand(some[0].config.data.name))
+        where = config.federation
+        found[config.suite, config.suite_digest, where.device, where.tf32].append(record)
+    for (name, digest, device, tf32), some in sorted(found.items(), key=str):
+        suite = _suite(name, digest, device, at_hand(some[0].config.data.name), bool(tf32))
         if suite is None:
             why = "no shipped suite of that name and digest, or no data at hand"
             yield f"whether all cells are there that {name} asked for ({why})", False
@@ -58,14 +59,14 @@ def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
         yield from _compared(name, expected, [record.config for record in some])
 
 
-def _suite(name: str, digest: str, device: str, data: str | None) -> Suite | None:
+def _suite(name: str, digest: str, device: str, data: str | None, tf32: bool) -> Suite | None:
     """Return a shipped suite of this name and digest, None without one or its data: nothing is ever downloaded."""
     word, _, _ = name.rpartition("/")
     id_, _, preset = word.partition("@")
     if id_ not in shipped() or not digest or data is None:
         return None
     try:
-        suite = load_suite(id_, preset, dataset=data, device=device, isolate=False)
+        suite = load_suite(id_, preset, dataset=data, device=device, tf32=tf32, isolate=False)
     except UsageError:
         return None
     known = suite.digest == digest and all(config.dataset == data for config in suite.configs)

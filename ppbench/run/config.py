@@ -56,7 +56,8 @@ class EvaluateConfig(Strict):
             round; asked about records only) and "audit" (trainings of their own, with canaries).
         threats: threat models of reconstruction, label and tracing attacks.
         weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
-            torchvision's cache, else these are null. device: as torch names it.
+            torchvision's cache, else these are null. device: as torch names it. tf32: whether a GPU may compute with
+            TF32 (`base.precision`): faster, with factors of products rounded to ten bits.
         isolate: whether strangers' attacks run in processes of their own (`adversary.apart`).
         salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
             and none is given, the folder of results has one.
@@ -105,6 +106,7 @@ class EvaluateConfig(Strict):
     weights: str | None = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     device: str = "cpu"
+    tf32: bool = False
     backend: Literal["auto", "loop", "vmap"] = "auto"
     isolate: bool = False
     salt: str = Field(default="", pattern="^([0-9a-f]{64})?$")

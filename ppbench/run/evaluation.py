@@ -16,6 +16,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown
+from ppbench.base.precision import computing
 from ppbench.federation.contract import Defense
 from ppbench.federation.declared import answer_faults
 from ppbench.metrics.perceptual import check_weights
@@ -42,6 +43,7 @@ from ppbench.run.looks import foremost
 from ppbench.run.scene import victims_of
 from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
 from ppbench.run.selftest import selftest
+from ppbench.run.task import check_clients
 from ppbench.run.tuning import tuning_victims
 from ppbench.task.dataset import check_content
 
@@ -82,6 +84,7 @@ class Evaluation:
         return self.answer.trust.reliable
 
 
+@computing()
 def evaluate(
     config: EvaluateConfig | None = None,
     *,
@@ -187,6 +190,7 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
     sizes = [len(task.shards[c].x) for c in range(config.clients)]
     defense.check(task.plan)
     defense.check_data(task.plan, sizes)
+    check_clients(defense, task.plan, config, min(sizes))
     if stranger("defenses", defense.name):
         refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
 

@@ -27,7 +27,7 @@ from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
 from ppbench.records.aggregate import aggregate
-from ppbench.records.schema import Environment, Flag, Privacy, Record, Tuned
+from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
@@ -216,19 +216,19 @@ class Bench:
             flags=list(scored.flags),
             status=status,
             reason=reason,
-            environment=_environment(config.device, isinstance(cell.attack, Apart)),
+            environment=_environment(cell.config.federation, isinstance(cell.attack, Apart)),
         )
         self.store.save(record, seconds=seconds, tensors=scored.images)
 
 
-def _environment(device: str, apart: bool) -> Environment:
+def _environment(federation: FederationInfo, apart: bool) -> Environment:
     return Environment(
         ppbench=__version__,
         python=platform.python_version(),
         torch=torch.__version__,
-        device=device_name(device),
+        device=device_name(federation.device),
         threads=torch.get_num_threads(),
-        dtype="float32",
+        dtype=f"{federation.dtype}, products in TF32" if federation.tf32 else federation.dtype,
         apart=in_force().words if apart else "",
     )
 

@@ -21,6 +21,7 @@ from ppbench.adversary.reading import readable
 from ppbench.base.blame import guard
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.precision import computing
 from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
@@ -52,6 +53,7 @@ STEPS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
+@computing()
 def invert(
     model: Module,
     gradient: Gradient,

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ppbench.base.blame import guard
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
+from ppbench.base.precision import computing
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.cells import Group
 from ppbench.run.experiment import Experiment
@@ -52,7 +53,7 @@ def work(job: Job, tell: Tell | None = None) -> None:
     """
     point, cache = job.experiment.points[job.point], job.out / "cache"
     after = None if tell is None else lambda _: tell(1)
-    with guard("defenses", point.defense.name):
+    with guard("defenses", point.defense.name), computing(job.experiment.config.tf32):
         if job.group is not None:
             run_group(job.experiment, job.group, job.out, job.cells)
         elif job.runs:

@@ -15,6 +15,7 @@ from ppbench.adversary.attack import Attack, Challenge
 from ppbench.base.blame import guard
 from ppbench.base.device import check_device
 from ppbench.base.errors import UsageError, shown, unknown
+from ppbench.base.precision import computing
 from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
@@ -26,11 +27,11 @@ from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.handed import Shard, check_batch, check_range, examples_of, inputs_of, range_of, shards_of
-from ppbench.run.task import plan_on
+from ppbench.run.task import check_clients, plan_on
 
 TRAINING = (
     *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
-    *("decay_at", "decay", "seed", "device", "backend"),
+    *("decay_at", "decay", "seed", "device", "tf32", "backend"),
 )
 """Options of an evaluation that say how clients train."""
 
@@ -59,6 +60,7 @@ def _check_name(kind: str, name: Any) -> None:
         raise UsageError(f"The {kind} is {shown(name, 60)}; give its name, as `ppbench list {kind}s` has it.")
 
 
+@computing()
 def federate(
     defense: Defense,
     model: Module,
@@ -79,7 +81,7 @@ def federate(
             arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
-            batch_size, loss, schedule, decay_at, decay; and seed, device, backend. Where nothing is said, as the
+            batch_size, loss, schedule, decay_at, decay; and seed, device, tf32, backend. Where nothing is said, as the
             defense's paper needs it, else as in an evaluation.
 
     Raises UsageError, one sentence: any of these cannot be used, or the defense has no use for such a network.
@@ -96,12 +98,15 @@ def federate(
     plan = plan_on(config, spec, ends)
     check_device(config.device)
     check_batch(plan, min(config.batch_size, *(len(shard.x) for shard in data.values())))
-    federation = Federation(defense, plan, data, Seeds(config.seed), torch.device(config.device), config.backend)
+    check_clients(defense, plan, config, min(len(shard.x) for shard in data.values()))
+    device, seeds = torch.device(config.device), Seeds(config.seed)
+    federation = Federation(defense, plan, data, seeds, device, config.backend, tf32=config.tf32)
     with guard("defenses", defense.name):
         federation.start(spec.start)
     return federation
 
 
+@computing()
 def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[Challenge]]:
     """Return what an honest-but-curious server sees of clients that hold these batches, and the question about each.
 

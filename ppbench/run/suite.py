@@ -136,6 +136,7 @@ def load_suite(
     dataset: str | None = None,
     device: str = "cpu",
     weights: str | None = None,
+    tf32: bool = False,
     isolate: bool | None = None,
 ) -> Suite:
     """Return a suite. Raises UsageError: no such suite or preset, or a wrong one, by file, line and key.
@@ -144,14 +145,14 @@ def load_suite(
         suite, preset: the name of a shipped one, or a TOML file; one of its presets, or "".
         add: installed defenses that it does not list, each over its quick grid.
         dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
-        device, weights: as in `EvaluateConfig`.
+        device, weights, tf32: as in `EvaluateConfig`.
         isolate: whether attacks of other packages run in processes of their own; by default where there are any.
     """
     source = source_of(_path(suite), "suite")
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
-    told = {"dataset": dataset, "weights": weights, "device": device}
+    told = {"dataset": dataset, "weights": weights, "device": device, "tf32": tf32}
     here = {name: value for name, value in told.items() if value is not None}
     if isolate is None:
         isolate = any(not plugin.ours for plugin in plugins("attacks").values())

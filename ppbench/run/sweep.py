@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, unknown
+from ppbench.base.precision import computing
 from ppbench.base.registry import canonical
 from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import CellConfig, Record
@@ -84,6 +85,7 @@ class Planned:
 
 
 @guard()
+@computing()
 def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
     """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
     for key in only:
@@ -155,6 +157,7 @@ def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
 
 
 @guard()
+@computing()
 def sweep(
     suite: Suite | str | Path,
     *,
@@ -167,6 +170,7 @@ def sweep(
     add: Sequence[str] = (),
     dataset: str | None = None,
     device: str = "cpu",
+    tf32: bool = False,
     isolate: bool | None = None,
     progress: Progress | None = None,
     command: str = "",
@@ -174,7 +178,7 @@ def sweep(
     """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
 
     Args:
-        suite, preset, add, dataset, device, isolate: as `load_suite`; or a suite, which has them.
+        suite, preset, add, dataset, device, tf32, isolate: as `load_suite`; or a suite, which has them.
         out: folder of results; by default `default_out`.
         engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
@@ -186,7 +190,7 @@ def sweep(
     asked = (
         suite
         if isinstance(suite, Suite)
-        else load_suite(suite, preset, add=add, dataset=dataset, device=device, isolate=isolate)
+        else load_suite(suite, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     )
     told = progress or Bars(quiet=True)
     executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)

@@ -10,10 +10,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ppbench.base.device import memory_of
 from ppbench.base.errors import UsageError
 from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
+from ppbench.federation.contract import Defense
+from ppbench.federation.drive import choose
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.metrics.perceptual import Network
@@ -142,6 +145,18 @@ def _check_room(dataset: Dataset, config: EvaluateConfig) -> None:
     check_room(one * epochs * shard, f"The batches of {epochs:,} local epochs of a client", "use fewer --local-epochs")
 
 
+def check_clients(defense: Defense, plan: Plan, config: EvaluateConfig, examples: int) -> None:
+    """Refuse clients that compute at once, with `examples` each, and that memory cannot hold (UsageError)."""
+    device = torch.device(config.device)
+    backend = choose(config.backend if defense.mappable else "loop", device, plan)
+    clients = plan.clients if backend == "vmap" and plan.schedule == "parallel" else 1
+    what = f"A client of defense {defense.name!r}" if clients == 1 else f"{clients} clients of defense {defense.name!r}"
+    right = "use a smaller model" if clients == 1 else "use fewer clients, a smaller model, or --schedule round_robin"
+    size = 4.0 * plan.net.parameter_count * defense.copies(plan, clients, examples)
+    at_once = "" if clients == 1 else " that compute at once"
+    check_room(size, f"{what} with model {plan.spec.model!r}{at_once}", right, memory_of(device))
+
+
 def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
     size = len(dataset.train)
     order = torch.randperm(size, generator=seeds.generator("public")) if share else torch.arange(size)
@@ -212,5 +227,6 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         backend=config.backend,
         device=config.device,
         dtype="float32",
+        tf32=None if torch.device(config.device).type == "cpu" else config.tf32,
     )
     return data, model, federation

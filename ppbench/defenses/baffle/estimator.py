@@ -25,9 +25,11 @@ Scheme = Literal["central", "twice"]
 STACK, STACK_BYTES, SLICE, SMALL_BATCH = 64, 2**20, 8, 2048
 """Models in a stack at most, bytes of their weights; examples of a slice; entries up to which a batch is small.
 
-On images stacks of models pay nothing, and slices of 8 examples keep a client's peak memory at .04 (WRN-10-2) to .08
-(LeNet) of backpropagation's at batches of 128, for 1.25 and 1.5 times the time; whole batches take .35 and .58.
+On images stacks of models pay nothing on a CPU, and slices of 8 examples keep a client's peak memory at .04 (WRN-10-2)
+to .08 (LeNet) of backpropagation's at batches of 128, for 1.25 and 1.5 times the time; whole batches take .35 and .58.
 """
+FAR = 2**22
+"""Entries of all models' batches in a stack at most on another device, which 8 images leave idle (not measured)."""
 
 
 def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
@@ -59,15 +61,18 @@ def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Te
 
 
 def stack_size(chunk: int, batch: Batch, entries: int) -> int:
-    """Return how many perturbed models go at once: `chunk`; 0: as many as `STACK_BYTES` hold, one on images."""
+    """Return how many perturbed models go at once: `chunk`; 0: what `STACK_BYTES` hold, on a CPU one on images."""
     if chunk:
         return chunk
-    return 1 if batch.x.numel() > SMALL_BATCH else max(1, min(STACK, STACK_BYTES // (4 * entries)))
+    near, fitting = batch.x.device.type == "cpu", min(STACK, STACK_BYTES // (4 * entries))
+    if near and batch.x.numel() > SMALL_BATCH:
+        return 1
+    return max(1, fitting if near else min(fitting, FAR // batch.x.numel()))
 
 
 def slice_size(examples: int, batch: Batch) -> int:
-    """Return how many examples a forward pass takes: `examples`; where 0, `SLICE` images, and of small batches all."""
-    return examples or (SLICE if batch.x.numel() > SMALL_BATCH else len(batch.x))
+    """Return how many examples a forward pass takes: `examples`; where 0, on a CPU `SLICE` images, else all."""
+    return examples or (SLICE if batch.x.device.type == "cpu" and batch.x.numel() > SMALL_BATCH else len(batch.x))
 
 
 def differences(

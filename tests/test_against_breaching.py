@@ -1,0 +1,121 @@
+"""The comparison with breaching: the best of each side on the same victims, by name; what cannot be run is named."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ppbench.adversary.attack import Guess
+from ppbench.federation.plan import Data
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script as a module, without running it."""
+    path = BENCHMARKS / "peers" / "against_breaching.py"
+    spec = importlib.util.spec_from_file_location("against_breaching", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = before
+    return module
+
+
+def images(first: int, count: int) -> Data:
+    generator = torch.Generator().manual_seed(first)
+    return Data(torch.rand(count, 3, 32, 32, generator=generator), torch.eye(10)[torch.arange(count) % 10])
+
+
+def off_by(size: float) -> Callable[[Data, int], Guess]:
+    """Return an attack whose images are wrong by so much."""
+    return lambda data, steps: Guess(x=(data.x - size).clamp(0, 1), y=data.y.argmax(1))
+
+
+def broken(data: Data, steps: int) -> Guess:
+    raise TypeError("of another version\nand more")
+
+
+@pytest.fixture
+def asked(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return what compares attacks on made-up images, and gives the figures that are kept."""
+    monkeypatch.setattr(script, "cifar", images)
+    monkeypatch.setattr(script, "fitting", lambda run, batch, seconds: (run(images(0, batch), 1), 7)[1])
+
+    def ask(runs: dict[str, Any], **options: int) -> dict[str, Any]:
+        about = argparse.Namespace(
+            **{"first": 40_000, "victims": 4, "seconds": 1.0, "tuning": 2, "finalists": 2, **options}
+        )
+        kept: list[dict[str, Any]] = []
+        script.compared(script.row_of("dlnet", 40_000), runs, about, kept.append)
+        return kept[-1]
+
+    return ask
+
+
+RUNS = {
+    "ig": off_by(0.3),
+    "idlg": off_by(0.02),
+    "breaching modern": off_by(0.3),
+    "breaching deepleakage": off_by(0.01),
+    "breaching legacy": off_by(0.4),
+    "breaching rgap": broken,
+}
+
+
+def test_the_best_of_each_side_are_compared_by_name(
+    asked: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(RUNS)
+    assert found["best"] == {"ours": "idlg", "breaching": "breaching deepleakage"}
+    assert set(found["psnr"]) == {"idlg", "ig", "breaching deepleakage", "breaching modern"}  # two finalists a side
+    assert set(found["tuning"]) == {*RUNS} - {"breaching rgap"}
+    assert all(len(values) == 4 for values in found["psnr"].values())
+    assert found["failed"] == {"breaching rgap": "TypeError: of another version"}
+    out = capsys.readouterr().out
+    assert "cannot be run: TypeError: of another version" in out
+    assert out.splitlines()[-1].count("dB") == 2 and "breaching deepleakage" in out.splitlines()[-1]
+    assert set(asked(RUNS, finalists=1)["psnr"]) == {"idlg", "breaching deepleakage"}
+
+
+def test_who_fails_on_some_victims_is_named_and_not_compared(asked: Callable[..., dict[str, Any]]) -> None:
+    calls = iter(range(100))
+
+    def unsteady(data: Data, steps: int) -> Guess:
+        return broken(data, steps) if next(calls) > 4 else off_by(0.001)(data, steps)
+
+    found = asked({**RUNS, "breaching wei": unsteady}, finalists=3)
+    assert found["best"]["breaching"] == "breaching deepleakage" and "breaching wei" not in found["psnr"]
+    assert found["failed"]["breaching wei"] == "TypeError: of another version"
+
+
+def test_all_of_breaching_s_attacks_on_a_plain_gradient_are_tried_by_default(script: ModuleType) -> None:
+    assert {"modern", "invertinggradients", "deepleakage", "beyondinfering", "seethroughgradients"} <= set(script.PEERS)
+    assert {"idlg", "ig", "feature_inversion"} <= set(script.OURS)
+
+
+def test_steps_are_timed_by_the_slower_of_early_and_later_ones(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that has done after 40 steps on the timing batch is not given hundreds on a victim."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(script.time, "process_time", lambda: clock.now)
+    monkeypatch.setattr(script, "cifar", images)
+
+    def run(data: Data, steps: int) -> None:
+        clock.now += 0.1 * min(steps, 40)
+
+    assert script.fitting(run, 1, 2.0) == 20
