@@ -1,21 +1,21 @@
-"""Networks that somebody holds as objects: an `nn.Module` with its weights, in the mode that it is in.
+"""Networks that somebody holds as objects: an `nn.Module` with its weights, in the mode that its layers are in.
 
-A copy is made a `Classifier` by `nets.given`; the module itself is left as it is. What its mode means is read off
-the layers in question: batch norm in training mode takes the statistics of the batch, in eval mode its running ones.
+A copy is made a `Classifier` by `nets.given`, each layer in its mode; the module itself is left as it is.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.vision import importable
 from ppbench.nets import given
 from ppbench.nets.given import Given
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
@@ -41,43 +41,63 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
         right = "a torch.nn.Module that answers a batch of inputs by logits"
         raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
     name = type(module).__name__
-    options = {"norms": _norms(name, module), "dropout": "off"}
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
         try:
-            classes = _classes(name, copy.deepcopy(module).cpu().float().eval(), shape)
-            found = given.build(name, lambda: copy.deepcopy(module).cpu().float(), shape, classes, options)
-        except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as cause:
-            told = f"{because(cause, 300)}; shape must be that of one input, without the batch"
-            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {told}.") from cause
-    start, net = trainable(found), Net(NetSpec(name, shape, classes), found)
-    net.spec = spec = HeldSpec(name, shape, classes, net=net, start=start)
-    ours = {found.own_name(n) if isinstance(found, Given) else n: n for n in start}
+            classifier = given.take(name, importable(lambda: _copied(module).cpu().float()), shape)
+        except UsageError:
+            raise
+        except Exception as cause:  # whatever somebody's forward pass raises
+            reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
+            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}.") from cause
+    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
+    net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
+    ours = {classifier.own_name(n) if isinstance(classifier, Given) else n: n for n in start}
     return Held(spec, {ours[n]: n for n, value in module.named_parameters() if value.requires_grad})
 
 
-def _classes(name: str, module: nn.Module, shape: tuple[int, ...]) -> int:
-    with torch.no_grad():
-        logits = module(torch.zeros(2, *shape))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < 2:
-        told = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UsageError(f"Model {name!r} answers two inputs by {told}; it must answer by logits [2, classes].")
-    return logits.shape[1]
+@contextmanager
+def explained(network: Held) -> Iterator[None]:
+    """Attack a network; what fails because it cannot be computed as attacks do is a UsageError that says so."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as cause:
+        if (fault := _fault(network)) is not None:
+            how = "in float64, with the derivative of its gradient by the input, as attacks need it"
+            told = f"Model {network.spec.model!r} cannot be computed {how}: {because(fault, 300)}"
+            raise UsageError(f"{told}; let its layers be differentiable twice, and cast nothing.") from cause
+        raise
 
 
-def _norms(name: str, module: nn.Module) -> str:
-    """Return which statistics batch norm takes, one of `given.NORMS`; UsageError: some these, some those; or dropout.
+def _fault(network: Held) -> Exception | None:
+    """Return what stops the second derivative of a network's loss, for two examples, in double precision."""
+    net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
+    x = torch.rand(2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = torch.zeros(2, dtype=torch.int64)
+    try:
+        slopes = torch.func.grad(lambda p: nn.functional.cross_entropy(net(p, x), y))(params)
+        length = torch.stack([value.square().sum() for value in slopes.values()]).sum()
+        torch.autograd.grad(length, x, allow_unused=True)
+    except Exception as fault:  # noqa: BLE001  # whatever somebody's forward pass raises
+        return fault
+    return None
 
-    Without running statistics it takes the batch's in either mode.
-    """
-    drawing = [n for n, m in module.named_modules() if m.training and isinstance(m, _DropoutNd) and m.p]
-    drawing += [n for n, m in module.named_modules() if m.training and given.attention_draws(m)]
-    if drawing:
-        told = f"Model {name!r} has dropout in training mode ({drawing[0]}), which draws in every pass"
-        raise UsageError(f"{told}; put it into eval mode before the gradient is taken.")
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    modes = {part.training or part.running_mean is None for part in norms}
-    if len(modes) > 1:
-        told = f"Model {name!r} has batch norms in training and in eval mode"
-        raise UsageError(f"{told}; put all of them into the same mode before the gradient is taken.")
-    return given.NORMS[0] if True in modes else given.NORMS[1]
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module; of activations, or weights made of others, that it keeps from a pass: their values."""
+    inner = {id(value): value.detach().clone() for part in module.modules() for value in _computed(vars(part))}
+    return copy.deepcopy(module, inner)
+
+
+def _computed(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in dicts, lists and tuples that come of a computation: torch copies none that has a graph."""
+    if isinstance(value, Tensor):
+        yield from [] if value.is_leaf else [value]
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _computed(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _computed(part)

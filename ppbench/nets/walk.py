@@ -25,6 +25,7 @@ from ppbench.nets.commuting import (
     module,
     ranked,
 )
+from ppbench.nets.given import Given
 from ppbench.nets.net import Net, NetSpec, build
 
 
@@ -51,6 +52,10 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
 
     Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """
+    if isinstance(net.module, Given) and net.module.head_name is None:
+        raise refusal("head", "is missing: the logits are no linear layer's output", "a network that ends in nn.Linear")
+    if net.frozen_parameters:
+        raise refusal(net.frozen_parameters[0], "is frozen", "a network all of whose parameters are trained")
     graph = traced(net)
     state = Walk(graph, norms)
     values: dict[fx.Node, Any] = {}

@@ -28,7 +28,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.metrics.image import match, psnr
-from ppbench.nets.held import Held, held
+from ppbench.nets.held import Held, explained, held
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
@@ -115,7 +115,7 @@ def invert(
     place = torch.device(device) if device else next(iter(seen.values())).device
     view = view_of(plan, moved(network.spec.start, place), moved(seen, place))
     draws = attack_seed(Seeds(whole("seed", seed, 0, 2**63 - 1)), chosen.name, THREAT, "init", asked.batch)
-    with guard("attacks", chosen.name):
+    with guard("attacks", chosen.name), explained(network):
         _check_fit(chosen, view, asked)
         (guess,) = chosen.run(view, [asked], torch.Generator().manual_seed(draws))
         return _told(view, guess)

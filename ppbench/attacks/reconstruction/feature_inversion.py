@@ -77,6 +77,10 @@ class FeatureInversion(Attack):
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
 
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the head has a weight and a bias, both of them trained: features are read off both."""
+        return super().suits(plan) and set(HEAD) <= set(plan.net.names)
+
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.
 
