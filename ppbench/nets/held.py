@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
 from ppbench.nets import given
-from ppbench.nets.given import Given
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
+from ppbench.nets.split import Given
 
 
 @dataclass(frozen=True)

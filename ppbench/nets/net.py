@@ -252,6 +252,7 @@ def build(spec: NetSpec) -> Net:
 @lru_cache
 def _built(spec: NetSpec) -> Net:
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # what is frozen is the same in every process, drawn or not
         return Net(spec, _construct(spec))
 
 

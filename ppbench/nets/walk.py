@@ -25,8 +25,8 @@ from ppbench.nets.commuting import (
     module,
     ranked,
 )
-from ppbench.nets.given import Given
 from ppbench.nets.net import Net, NetSpec, build
+from ppbench.nets.split import Given
 
 
 def traced(net: Net) -> fx.GraphModule:

@@ -90,8 +90,8 @@ def invert(
     """Return the inputs, and their labels, that an attack rebuilds from the gradient of a batch.
 
     Args:
-        model: a network that ends in an `nn.Linear`, with the weights at which the gradient was taken, in the mode
-            (`train`, `eval`) in which it was. It is left as it is.
+        model: a network that answers by logits, with the weights at which the gradient was taken, each layer in the
+            mode (`train`, `eval`) in which it was. It is left as it is.
         gradient: of the mean cross-entropy of the batch, as `torch.autograd.grad` gives it: one tensor a parameter that
             requires a gradient, in the order of `model.parameters()`; or tensors by the names of
             `model.named_parameters()`. Of a sum over the batch: divided by the batch's size first.

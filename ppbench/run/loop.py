@@ -67,7 +67,7 @@ def federate(
 
     Args:
         defense: as `load_defense` gives it.
-        model: as of `invert`. Batch norm in training mode takes the statistics of each batch; running ones stay.
+        model: as of `invert`. Norms in training mode take the statistics of each batch; running ones stay.
         shards: what each client holds: inputs [N, *shape] and classes [N]; as many clients as shards.
         data_range: least and greatest value of an input.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,

@@ -18,8 +18,8 @@ from ppbench.adapters.running import running as seeded
 from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Plan
-from ppbench.nets.given import Given
 from ppbench.nets.net import Net
+from ppbench.nets.split import Given
 
 BEFORE = "_module."
 """What Opacus puts before the names of a network that it wraps."""
