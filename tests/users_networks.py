@@ -296,8 +296,8 @@ class Case:
     """A network of a user's, the same by formula, a batch [B, *SHAPE] and its labels [B].
 
     about: what it is, in words. gradient: of the trained parameters, as torch computes it in the module's own mode.
-    refusal: words of the sentence with which it must be refused: a layer draws in the mode that it is in, or the
-    network answers by more than logits; "" where it must not.
+    refusal: words of the sentence with which it must be refused: a layer draws in the mode that it is in, the network
+    answers by more than logits, or all is frozen; "" where it must not.
     """
 
     about: str
@@ -349,6 +349,8 @@ def build(kinds: list[tuple[str, bool]], container: str, frozen: str, training: 
     x, y = torch.rand(batch, *SHAPE), torch.randperm(CLASSES)[:batch]
     refusal = "draws at random" if any(mode and kind in DRAWING for kind, mode in kinds) else ""
     refusal = "answers by tuple in training mode" if container == "auxiliary" and training else refusal
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        refusal = refusal or "no parameter that requires a gradient"
     gradient = [] if refusal else gradient_of(module, x, y)
     for (kind, _), pair in zip(kinds, pairs, strict=True):
         if "spectral" in kind:

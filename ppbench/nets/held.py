@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
 from ppbench.nets import given
@@ -64,25 +65,32 @@ def explained(network: Held) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as cause:
-        if (fault := _fault(network)) is not None:
-            how = "in float64, with the derivative of its gradient by the input, as attacks need it"
-            told = f"Model {network.spec.model!r} cannot be computed {how}: {because(fault, 300)}"
-            raise UsageError(f"{told}; let its layers be differentiable twice, and cast nothing.") from cause
+        if fault := _fault(network):
+            raise UsageError(f"Model {network.spec.model!r} cannot be attacked so: {fault}.") from cause
         raise
 
 
-def _fault(network: Held) -> Exception | None:
-    """Return what stops the second derivative of a network's loss, for two examples, in double precision."""
+def _fault(network: Held) -> str:
+    """Return what a network lacks that attacks need, a clause: a second derivative, or to be mapped; "" for nothing."""
     net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
-    x = torch.rand(2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    x = torch.rand(1, 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(2, dtype=torch.int64)
+
+    def length(x: Tensor) -> Tensor:
+        slopes = gradient(lambda p: nn.functional.cross_entropy(net(p, x), y), params)
+        return torch.stack([value.square().sum() for value in slopes.values()]).sum()
+
     try:
-        slopes = torch.func.grad(lambda p: nn.functional.cross_entropy(net(p, x), y))(params)
-        length = torch.stack([value.square().sum() for value in slopes.values()]).sum()
-        torch.autograd.grad(length, x, allow_unused=True)
-    except Exception as fault:  # noqa: BLE001  # whatever somebody's forward pass raises
-        return fault
-    return None
+        with torch.enable_grad():
+            one = x[0].requires_grad_()
+            torch.autograd.grad(length(one), one, allow_unused=True)
+    except Exception as cause:  # noqa: BLE001  # whatever somebody's forward pass raises
+        return f"its gradient has no derivative by the input ({because(cause, 200)})"
+    try:
+        torch.func.vmap(torch.func.grad(length))(x)
+    except Exception as cause:  # noqa: BLE001
+        return f"torch.func.vmap does not take it ({because(cause, 200)}); take an attack that does without, as 'dlg'"
+    return ""
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,11 @@ class DrawsAlways(Exception):
 
 def run(module: nn.Module, x: Tensor) -> tuple[Any, frozenset[str]]:
     """Return what a module answers to a batch x, without a graph, and the names of the buffers that it writes into."""
-    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    before = dict(module.named_buffers())
+    buffers = {name: value.clone() for name, value in before.items()}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), unfused_attention(), kept_generators():
         out = functional_call(module, buffers, (x,))
-    return out, frozenset(name for name, value in buffers.items() if value._version)
+    return out, frozenset(n for n, value in buffers.items() if value._version or not torch.equal(value, before[n]))
 
 
 @contextmanager
@@ -95,6 +96,8 @@ def drawing(module: nn.Module, x: Tensor) -> list[str]:
             hooks.callback(before.remove)
             hooks.callback(after.remove)
         run(module, x)
+        with suppress(Exception):  # some layers draw for negative inputs alone; not every network takes them
+            run(module, -x)
     return list(drawn)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.features.backbone import backbone_objective
+from ppbench.attacks.reconstruction.features.backbone import BACKBONE, backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
     Features,
     Images,
@@ -131,7 +131,8 @@ class FeatureInversion(Attack):
             plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
         )
         second = None
-        if self.joint_budget > 0 and victims[0].features.exact:
+        told = any(name.startswith(BACKBONE) for name in victims[0].observed)  # else it is frozen
+        if self.joint_budget > 0 and victims[0].features.exact and told:
             second = self._joint(plan, params, victims, phi, first.x)
         return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
 
