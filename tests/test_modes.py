@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import users_networks as users
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.utils.checkpoint import checkpoint
 
 import ppbench
 from ppbench.adversary.attack import Attack
@@ -342,6 +343,39 @@ def test_a_network_with_nothing_to_train_is_refused() -> None:
         ppbench.federate(ppbench.load_defense("none"), frozen("0", "3", "5"), [(X, Y), (X, Y)])
 
 
+class Tempered(nn.Module):
+    """Logits over a temperature, which is 1 at first: the last linear layer's output looks like the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc, self.t = nn.Linear(64, 16), nn.Linear(16, 4), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.tanh(self.body(x.flatten(1)))) / self.t
+        return out
+
+
+def test_a_last_layer_is_the_head_only_if_nothing_else_has_a_say_in_the_logits() -> None:
+    """An adapter begins with 0, a temperature with 1, a hook doubles what the layer gives."""
+    torch.manual_seed(0)
+    adapted = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), Adapted(nn.Linear(16, 4)))
+    nn.init.zeros_(adapted[3].up)
+    hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
+    hooked[3].register_forward_hook(lambda _, __, out: 2 * out)
+    for model in (adapted, Tempered(), hooked):
+        gradient = gradient_of(model)
+        case = users.Case("", model, model, X[:1], Y[:1], gradient, "")
+        assert unexplained_of_four(case) < EXACT
+        assert ppbench.invert(model, gradient, users.SHAPE, Y[:1], budget=250).psnr(X[:1])[0] > 40
+
+
+def unexplained_of_four(case: users.Case) -> float:
+    network = held(case.module, users.SHAPE)
+    seen = dict(zip(network.names, case.gradient, strict=True))
+    (evidence,) = plain_evidence(view_of(Plan(network.spec, 1, Local("gradient")), network.spec.start, seen))
+    return at_truth(evidence, case.x[None], torch.eye(4)[case.y][None])
+
+
 # -- what forward passes do besides -----------------------------------------------------------------------------------
 class Keeps(nn.Module):
     """Keeps activations, casts its input, and holds a constant in a list."""
@@ -383,6 +417,61 @@ def test_what_an_attack_cannot_compute_is_told() -> None:
     case = users.build([("gru", False)], "sequential", "nothing", training=False, batch=1, seed=0)
     with pytest.raises(UsageError, match=r"torch.func.vmap does not take it .*; take an attack that does without"):
         ppbench.invert(case.module, case.gradient, users.SHAPE, attack="feature_inversion", inversion_budget=5)
+
+
+class Moving(nn.Module):
+    """In training mode, subtracts a mean that each pass moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(64, 16), nn.Linear(16, 4)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.hidden(x.flatten(1)))
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * hidden.detach().mean(0)
+        out: Tensor = self.fc(hidden - self.mean)
+        return out
+
+
+class Checkpointed(nn.Module):
+    """Computes its hidden layer again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(64, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.tanh(checkpoint(self.hidden, x.flatten(1), use_reentrant=False)))
+        return out
+
+
+class Doubles(Checkpointed):
+    """Writes into its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.tanh(self.hidden(x.flatten(1).mul_(2))))
+        return out
+
+
+def test_what_a_pass_leaves_computes_again_or_overwrites() -> None:
+    assert "what it answers depends on what the pass before left in it; put it into eval mode" in refused(Moving())
+    assert held(Moving().eval(), users.SHAPE).spec.classes == 4
+    assert "it computes layers again in the backward pass (torch.utils.checkpoint)" in refused(Checkpointed())
+    assert "is TorchScript; give the nn.Module" in refused(torch.jit.trace(frozen(), X[:1]))
+    torch.manual_seed(0)
+    model = Doubles()
+    gradient = users.gradient_of(model, X[:1].clone(), Y[:1])
+    assert ppbench.invert(model, gradient, users.SHAPE, Y[:1], budget=250).psnr(X[:1])[0] > 40
+
+
+def test_wrappers_of_torch_are_seen_through_and_names_are_theirs() -> None:
+    model = nn.DataParallel(frozen())
+    named = dict(zip(dict(model.named_parameters()), gradient_of(model), strict=True))
+    assert "module.0.weight" in named
+    found = ppbench.invert(model, named, users.SHAPE, Y[:1], budget=20)
+    assert torch.equal(found.x, ppbench.invert(model.module, gradient_of(model), users.SHAPE, Y[:1], budget=20).x)
 
 
 def test_layers_that_only_look_like_ones_that_are_known_have_no_fast_form() -> None:

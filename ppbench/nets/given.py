@@ -8,7 +8,6 @@ one that somebody holds as an object is in the mode that each of its layers is i
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,6 +68,9 @@ def take(name: str, module: nn.Module, shape: tuple[int, ...]) -> Classifier:
         if logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < 2:
             raise Unfit(f"it answers two inputs by {tuple(logits.shape)}; it must answer by logits [2, classes]")
         module = _without_draws(module, x)
+        if not modes.steady(module, x):
+            reason = "what it answers depends on what the pass before left in it"
+            raise Unfit(f"{reason}; put it into eval mode before the gradient is taken")
         if isinstance(module, Classifier):
             return stating(module, facts_of(module, x), prefix="")
         cut = split if head_of(module, x)[1] is not None else whole
@@ -109,11 +111,12 @@ def _answer(module: nn.Module, x: Tensor) -> Tensor:
     logits, _ = modes.run(module, x)
     if isinstance(logits, Tensor):
         return logits
-    reason = f"it answers by {one_line(type(logits).__name__, 60)}"
-    if module.training:
-        reason += " in training mode; if that holds the logits of auxiliary heads, put it into eval mode before the "
-        raise Unfit(reason + "gradient is taken")
-    raise Unfit(f"{reason}; it must answer by logits [batch, classes]")
+    kind, training = one_line(type(logits).__name__, 60), module.training
+    module.training = False
+    if training and isinstance(modes.run(module, x)[0], Tensor):
+        remedy = "its auxiliary heads have a say in the gradient, so put it into eval mode before that is taken"
+        raise Unfit(f"it answers by {kind} in training mode; {remedy}")
+    raise Unfit(f"it answers by {kind}; it must answer by logits [batch, classes]")
 
 
 def _without_draws(module: nn.Module, x: Tensor, off: bool | None = None) -> nn.Module:
@@ -121,7 +124,7 @@ def _without_draws(module: nn.Module, x: Tensor, off: bool | None = None) -> nn.
 
     off: whether these are put there, or refused (Unfit). None: they are refused by whom the module's mode comes from.
     """
-    quiet = copy.deepcopy(module)
+    quiet = modes.copied(module) if modes.drawing(module, x) else module
     try:
         silenced = modes.silence(quiet, x)
     except modes.DrawsAlways as cause:
@@ -134,6 +137,8 @@ def _without_draws(module: nn.Module, x: Tensor, off: bool | None = None) -> nn.
             "take the option dropout=off" if off is not None else "put it into eval mode before the gradient is taken"
         )
         raise Unfit(f"{_layer(module, silenced[0])} draws at random in each pass in training mode; {remedy}")
+    if modes.recomputes(quiet, x):
+        raise Unfit("it computes layers again in the backward pass (torch.utils.checkpoint); switch that off")
     if not torch.equal(modes.run(quiet, x)[0], modes.run(quiet, x)[0]):
         raise Unfit(
             "it answers equal inputs otherwise in each pass; let it draw from torch's own generator, or not at all"

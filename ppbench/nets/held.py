@@ -5,11 +5,9 @@ A copy is made a `Classifier` by `nets.given`, each layer in its mode; the modul
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
-from ppbench.nets import given
+from ppbench.nets import given, modes
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
 from ppbench.nets.split import Given
 
@@ -41,11 +39,14 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"
         raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
+    module, wrapper = _unwrapped(module)
     name = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(f"Model {name!r} is TorchScript; give the nn.Module that it was made of, with its weights.")
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
         try:
-            classifier = given.take(name, importable(lambda: _copied(module).cpu().float()), shape)
+            classifier = given.take(name, importable(lambda: modes.copied(module).cpu().float()), shape)
         except UsageError:
             raise
         except Exception as cause:  # whatever somebody's forward pass raises
@@ -54,7 +55,20 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
     ours = {classifier.own_name(n) if isinstance(classifier, Given) else n: n for n in start}
-    return Held(spec, {ours[n]: n for n, value in module.named_parameters() if value.requires_grad})
+    return Held(spec, {ours[n]: wrapper + n for n, value in module.named_parameters() if value.requires_grad})
+
+
+def _unwrapped(module: nn.Module) -> tuple[nn.Module, str]:
+    """Return what DataParallel, its distributed kin and torch.compile wrap, and the prefix that they put to names."""
+    wrapper = ""
+    while True:
+        compiled = getattr(module, "_orig_mod", None)
+        if isinstance(compiled, nn.Module):
+            module, wrapper = compiled, f"{wrapper}_orig_mod."
+        elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module, wrapper = module.module, f"{wrapper}module."
+        else:
+            return module, wrapper
 
 
 @contextmanager
@@ -91,21 +105,3 @@ def _fault(network: Held) -> str:
     except Exception as cause:  # noqa: BLE001
         return f"torch.func.vmap does not take it ({because(cause, 200)}); take an attack that does without, as 'dlg'"
     return ""
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module; of activations, or weights made of others, that it keeps from a pass: their values."""
-    inner = {id(value): value.detach().clone() for part in module.modules() for value in _computed(vars(part))}
-    return copy.deepcopy(module, inner)
-
-
-def _computed(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in dicts, lists and tuples that come of a computation: torch copies none that has a graph."""
-    if isinstance(value, Tensor):
-        yield from [] if value.is_leaf else [value]
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _computed(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _computed(part)

@@ -23,6 +23,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+_AGAIN = "no layer is computed again"
 REPEATS = 8
 """Passes with other draws that must answer alike before draws count as without effect."""
 _FORWARDS = (_BatchNorm.forward, _InstanceNorm.forward)
@@ -33,12 +34,30 @@ class DrawsAlways(Exception):
     """A layer, by its name, draws in eval mode too."""
 
 
-def run(module: nn.Module, x: Tensor) -> tuple[Any, frozenset[str]]:
-    """Return what a module answers to a batch x, without a graph, and the names of the buffers that it writes into."""
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module; of activations, or weights made of others, that it keeps from a pass: their values."""
+    inner = {id(value): value.detach().clone() for part in module.modules() for value in _computed(vars(part))}
+    return copy.deepcopy(module, inner)
+
+
+def _computed(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in dicts, lists and tuples that come of a computation: torch copies none that has a graph."""
+    if isinstance(value, Tensor):
+        yield from [] if value.is_leaf else [value]
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _computed(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _computed(part)
+
+
+def run(module: nn.Module, x: Tensor, graph: bool = False) -> tuple[Any, frozenset[str]]:
+    """Return what a module answers to a batch x, with its `graph` or none, and the names of buffers it writes into."""
     before = dict(module.named_buffers())
     buffers = {name: value.clone() for name, value in before.items()}
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), unfused_attention(), kept_generators():
-        out = functional_call(module, buffers, (x,))
+    with torch.set_grad_enabled(graph), sdpa_kernel(SDPBackend.MATH), unfused_attention(), kept_generators():
+        out = functional_call(module, buffers, (x.clone(),))
     return out, frozenset(n for n, value in buffers.items() if value._version or not torch.equal(value, before[n]))
 
 
@@ -168,10 +187,30 @@ def prepare(module: nn.Module) -> None:
             part.register_buffer(name, vars(part).pop(name).detach(), persistent=False)
 
 
+def steady(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a pass after a pass answers alike: whether nothing that a pass leaves behind has a say in it."""
+    moved = copied(module)
+    with torch.no_grad(), kept_generators():
+        first, second = moved(x.clone()), moved(x.clone())
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def recomputes(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a module computes layers again in the backward pass (checkpointing), at the weights of then."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(_AGAIN):
+            run(module, x, graph=True)
+    except RuntimeError as cause:
+        if _AGAIN in str(cause):
+            return True
+        raise
+    return False
+
+
 def computes_double(module: nn.Module, x: Tensor) -> bool:
     """Return whether a module computes in double precision too, as mismatches are; one that casts does not."""
     try:
-        out, _ = run(copy.deepcopy(module).double(), x.double())
+        out, _ = run(copied(module).double(), x.double())
     except RuntimeError:
         return False
     return bool(out.dtype == torch.float64)

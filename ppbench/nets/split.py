@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ppbench.base.errors import UsageError
 from ppbench.nets import modes
@@ -55,7 +57,7 @@ class Given(Classifier):
     def layers(self) -> nn.Sequential | None:
         """The layers before the head, where the module is an `nn.Sequential` that calls them one after another."""
         former = type(self.features).__mro__[1]
-        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in self.features.modules())
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in self.modules())
         return None if hooked else _before_tap(former, self.features)
 
     def own_name(self, name: str) -> str:
@@ -79,16 +81,16 @@ def _before_tap(kind: type[nn.Module], module: nn.Module) -> nn.Sequential | Non
 def _up_to_head(module: nn.Module, whole: bool) -> nn.Module:
     """Return `module`, which gives what its tap is given from now on; or, `whole`, what it gives.
 
-    It computes attention step by step: fused, it cannot be differentiated twice. What it is given is laid out as torch
-    does by default, for it may `view` it: color images lie channels-last here. Its class, not a module around it,
-    says so: parameters keep their names, and who traces it finds it.
+    It computes attention step by step: fused, it cannot be differentiated twice. What it is given is a copy, for it may
+    write into it, laid out as torch does by default, for it may `view` it: color images lie channels-last here. Its
+    class, not a module around it, says so: parameters keep their names, and who traces it finds it.
     """
     former = type(module)
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:  # one input, by name: torch.fx must trace it
         try:
             with sdpa_kernel(SDPBackend.MATH), modes.unfused_attention():
-                out: Tensor = former.forward(self, x.contiguous())
+                out: Tensor = former.forward(self, x.contiguous().clone())
         except _Reached as reached:
             return reached.features
         if whole:
@@ -135,14 +137,37 @@ def head_of(module: nn.Module, x: Tensor) -> tuple[Any, str | None]:
     hooks = [
         part.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
         for name, part in module.named_modules()
-        if isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward
+        if _is_linear(part)
     ]
     logits, _ = modes.run(module, x)
     for hook in hooks:
         hook.remove()
     if not isinstance(logits, Tensor):
         return logits, None
-    return logits, next((name for name, out in reversed(outputs.items()) if _same(out, logits)), None)
+    alike = (name for name, out in reversed(outputs.items()) if _same(out, logits))
+    return logits, next((name for name in alike if _alone(module, name, x, logits)), None)
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Return whether a module is a linear layer and no more; its weight may be made of others."""
+    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+    made = all(isinstance(hook, SpectralNorm | WeightNorm) for hook in hooks)
+    return isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward and made
+
+
+def _alone(module: nn.Module, name: str, x: Tensor, logits: Tensor) -> bool:
+    """Return whether the logits are what a layer gives, whatever that is, and no trained parameter has another say.
+
+    Equal values do not tell: an adapter beside the layer gives 0 at first, a temperature behind it is 1.
+    """
+    other = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    hook = module.get_submodule(name).register_forward_hook(lambda _, __, ___: other)
+    answer, _ = modes.run(module, x, graph=True)
+    hook.remove()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not answer.requires_grad or not _same(other, answer):
+        return False
+    return not trained or all(g is None for g in torch.autograd.grad(answer.sum(), trained, allow_unused=True))
 
 
 class Facts(NamedTuple):

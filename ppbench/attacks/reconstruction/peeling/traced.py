@@ -51,7 +51,7 @@ class _Call:
     out: Tensor
 
 
-_SAME = {"flatten", "view", "reshape", "contiguous", "to", "squeeze", "dropout"}
+_SAME = {"flatten", "view", "reshape", "contiguous", "clone", "to", "squeeze", "dropout"}
 _ORDER = {
     "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "linear": ("input", "weight", "bias"),
