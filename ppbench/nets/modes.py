@@ -184,7 +184,8 @@ def prepare(module: nn.Module) -> None:
             if isinstance(one, _SpectralNorm | SpectralNorm):
                 one.n_power_iterations = 0
         for name in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
-            part.register_buffer(name, vars(part).pop(name).detach(), persistent=False)
+            value = vars(part).pop(name).detach().cpu()
+            part.register_buffer(name, value.float() if value.is_floating_point() else value, persistent=False)
 
 
 def steady(module: nn.Module, x: Tensor) -> bool:
