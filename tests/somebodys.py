@@ -190,3 +190,60 @@ def unnamed() -> Any:
 def volumes() -> Any:
     part = (torch.rand(4, 2, 2, 2, 2), torch.arange(4) % 2)
     return part, part
+
+
+class DropPath(nn.Module):
+    """As in timm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1) < 0.5) if self.training else x
+
+
+class Paths(nn.Module):
+    """Draws in two layers, one of a function, beside a batch norm by hand."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.fc = nn.Linear(64, 16), HandNorm(16), nn.Linear(16, num_classes)
+        self.drop, self.noise = DropPath(), nn.RReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.noise(self.drop(self.norm(self.hidden(x.flatten(1))))))
+        return out
+
+
+class HandNorm(nn.Module):
+    """Batch norm by the function."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("var", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+
+
+class Auxiliary(nn.Module):
+    """Answers by two heads in training mode, as Inception does."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4)
+        self.fc, self.side = nn.Linear(64, num_classes), nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Any:
+        flat = torch.tanh(self.norm(self.conv(x))).flatten(1)
+        return (self.fc(flat), self.side(flat)) if self.training else self.fc(flat)
+
+
+class Frozen(nn.Module):
+    """Its head is frozen as it was drawn."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(64, 24), nn.Linear(24, num_classes).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.tanh(self.hidden(x.flatten(1))))
+        return out

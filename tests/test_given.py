@@ -129,8 +129,16 @@ def test_torchvision_networks_by_their_address() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("Attention", {}, "has dropout (block.self_attn), which draws in every pass; take the option dropout=off"),
-        ("Draws", {}, "it draws in its forward pass, outside of nn.Dropout"),
+        (
+            "Attention",
+            {},
+            "(MultiheadAttention) draws at random in each pass in training mode; take the option dropout=off",
+        ),
+        (
+            "Draws",
+            {},
+            "the network itself (Draws) draws at random in each pass, in eval mode too; let it do so in training mode",
+        ),
         ("Tied", {}, "its last linear layer, square, is used elsewhere too"),
         ("ends_in_softmax", {}, "its logits are not the output of an nn.Linear"),
         ("wide", {}, "it answers two inputs by (2, 11); it must answer by logits [2, 10]"),

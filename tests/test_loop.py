@@ -147,7 +147,7 @@ def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, qu
         ),
         ({"shards": [7]}, "Client 0 holds 7; give a pair of inputs and labels"),
         ({"defense": "spn"}, "The defense is 'spn'; give what load_defense gives"),
-        ({"model": somebodys.ends_in_softmax()}, "its logits are not the output of an nn.Linear"),
+        ({"model": somebodys.ends_in_softmax()}, "it answers by probabilities"),
         ({"learning_rate": 0.1}, "There is no option of training named 'learning_rate'"),
         ({"lr": -1.0}, "Option lr=-1.0 cannot be used"),
         ({"device": "gpu"}, "Device 'gpu' cannot be used"),

@@ -65,7 +65,7 @@ class SPN(Defense):
 
     def init_client(self, ctx: Context, params: Params) -> Tree:
         """Draw the secret head and the code table."""
-        x = params["head.weight"].new_zeros(1, *ctx.plan.spec.shape)
+        x = next(iter(params.values())).new_zeros(1, *ctx.plan.spec.shape)
         with torch.no_grad():
             width = self._tapped(ctx.plan, params, x)[1].shape[1]
         uniform = (torch.rand(self.bits, width + 1, generator=ctx.generator) * 2 - 1) * self.head_scale

@@ -15,16 +15,26 @@ class Classifier(nn.Module):
     features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
     layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
     mixes: whether what is made of an example depends on the others of its batch (batch norm); fewest: examples that a
-    batch has at least.
+    batch has at least. written: names of the buffers that a pass writes into; it gets copies of them.
+    single: whether it computes in float32 alone, as where a forward pass casts.
     """
 
     mixes: bool = False
     fewest: int = 1
+    written: frozenset[str] = frozenset()
+    single: bool = False
 
     def __init__(self, features: nn.Module, head: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         self.features = features
         self.head = head
+
+    @property
+    def layers(self) -> nn.Sequential | None:
+        """The layers of the features, where these are an `nn.Sequential` that calls them one after another."""
+        features = self.features
+        in_order = isinstance(features, nn.Sequential) and type(features).forward is nn.Sequential.forward
+        return features if in_order else None  # type: ignore[return-value]  # it is one
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, C], of pixels [B, C, H, W], for x [B, *shape]."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ppbench.nets.channels import ONE, Factor, Numbers, Parameter, Value, Walk, refusal
 
@@ -67,7 +68,7 @@ def module(state: Walk, name: str, module: nn.Module, x: Value, shape: tuple[int
         return _flattened(x, shape)
     if isinstance(module, NORMS):
         return _norm(state, label, module, x, shape)
-    if isinstance(module, nn.Dropout) and module.p == 0:
+    if isinstance(module, _DropoutNd) and module.p == 0:
         return Value(x.ids, shape)
     raise refusal(label, f"({kind}) does not commute with scales", INSTEAD.get(kind, "ReLU networks without it"))
 

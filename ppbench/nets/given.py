@@ -1,7 +1,9 @@
 """Networks that nobody wrote for this bench: any `nn.Module` that classifies, made a `Classifier`.
 
 The network is split at the linear layer that gives its logits. What makes the gradient of a batch another thing than a
-function of weights and batch is settled here, once, by two options that records state: batch norm (`norms`), dropout.
+function of weights and batch is settled here, once: draws, norms, and what layers keep between passes (`nets.modes`).
+A network by its address is in training mode, but for what the options `norms` and `dropout` say, which records state;
+one that somebody holds as an object is in the mode that each of its layers is in.
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import replace_all_batch_norm_modules_
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from ppbench.base.errors import UsageError, one_line, shown
 from ppbench.base.vision import importable
+from ppbench.nets import modes
 from ppbench.nets.classifier import Classifier
+from ppbench.nets.split import Unfit, facts_of, head_of, split, stating, whole
 
 Options = Mapping[str, str | int | float | bool]
 NORMS = ("batch", "running")
@@ -27,91 +28,59 @@ DROPOUT = ("refused", "off")
 _CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
 _SHAPE = ("shape", "input_shape")
 _CHANNELS = ("channels", "in_channels", "in_chans")
-ONE_VALUE = "Expected more than 1 value per channel"
-"""What torch says of batch statistics of one number."""
-
-
-class _Reached(BaseException):
-    """What the head is given, on its way out of a network: nothing behind the head is run."""
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        self.features = features
-
-
-class _Tap(nn.Module):
-    """Stands where the head was."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        raise _Reached(features)
-
-
-class Given(Classifier):
-    """A network of somebody else's. Without its head it is `features`, whose parameters keep their names.
-
-    head_name: what the head is called in it: "fc" for the "fc.weight" of its `state_dict`; "" if it is all there is.
-    """
-
-    def __init__(self, module: nn.Module, head: nn.Linear, head_name: str) -> None:
-        super().__init__(_up_to_head(module), head)
-        self.head_name = head_name
-
-    def own_name(self, name: str) -> str:
-        """Return what the parameter `name` of this classifier is called in the network as it was written."""
-        part, _, rest = name.partition(".")
-        return ".".join(filter(None, (self.head_name, rest))) if part == "head" else rest
-
-
-def _up_to_head(module: nn.Module) -> nn.Module:
-    """Return `module`, which gives what its tap is given from now on.
-
-    It computes attention step by step: fused, it cannot be differentiated twice. What it is given is laid out as torch
-    does by default, for it may `view` it: color images lie channels-last here. Its class, not a module around it,
-    says so: parameters keep their names, and who traces it finds it.
-    """
-    former = type(module)
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:  # one input, by name: torch.fx must trace it
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                former.forward(self, x.contiguous())
-        except _Reached as reached:
-            return reached.features
-        raise RuntimeError("the network has not come to its last linear layer")
-
-    module.__class__ = type(former.__name__, (former,), {"forward": forward, "__module__": former.__module__})
-    return module
-
-
-class _Unfit(UsageError):
-    """Why a module is no network of ours, a clause."""
 
 
 def build(name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: Options) -> Classifier:
-    """Return what `factory` makes, as a classifier; UsageError where it is none.
+    """Return what `factory` makes, as a classifier in training mode; UsageError where it is none.
 
     factory: called with what it names of classes, num_classes, shape, in_channels and their like, and with `options`.
-    Of these, `norms` is "batch" (batch norm uses the statistics of the batch, in training and in use) or "running" (it
-    uses those that the module comes with, which never change), and `dropout` may be "off"; else dropout is refused.
+    Of these, `norms` is "batch" (norms use the statistics of the batch, in training and in use) or "running" (layers
+    that keep running statistics use those that the module comes with, which never change), and `dropout` may be "off":
+    the layers that draw in training mode, each alone, are in eval mode; else they are refused. A network that answers
+    by more than its logits in training mode (auxiliary heads) is itself in eval mode, its layers are not.
     """
     own = dict(options)
     norms, dropout = own.pop("norms", NORMS[0]), own.pop("dropout", DROPOUT[0])
     try:
         for option, value, known in (("norms", norms, NORMS), ("dropout", dropout, DROPOUT)):
             if value not in known:
-                raise _Unfit(f"{option} must be {' or '.join(known)}, not {shown(value)}")
+                raise Unfit(f"{option} must be {' or '.join(known)}, not {shown(value)}")
         arguments = {**_arguments(factory, shape, classes), **own}
         module = importable(lambda: factory(**arguments))
         if isinstance(module, Classifier):
             return module
         if not isinstance(module, nn.Module):
-            raise _Unfit(f"it gave {one_line(type(module).__name__, 60)}; it must give an nn.Module")
-        mixes = _settle(module, str(norms), str(dropout))
-        found = _split(module, shape, classes)
-    except _Unfit as cause:
+            raise Unfit(f"it gave {one_line(type(module).__name__, 60)}; it must give an nn.Module")
+        return split(_in_training(module, _examples(shape), str(norms), str(dropout)), _examples(shape), classes)
+    except Unfit as cause:
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
-    found.mixes = mixes
-    return found
+
+
+def take(name: str, module: nn.Module, shape: tuple[int, ...]) -> Classifier:
+    """Return a module of somebody's, a copy of ours, as a classifier in the mode that each of its layers is in.
+
+    UsageError: it draws in that mode, or is no classifier.
+    """
+    try:
+        x = _examples(shape)
+        modes.prepare(module)
+        logits = _answer(module, x)
+        if logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < 2:
+            raise Unfit(f"it answers two inputs by {tuple(logits.shape)}; it must answer by logits [2, classes]")
+        module = _without_draws(module, x)
+        if not modes.steady(module, x):
+            reason = "what it answers depends on what the pass before left in it"
+            raise Unfit(f"{reason}; put it into eval mode before the gradient is taken")
+        if isinstance(module, Classifier):
+            return stating(module, facts_of(module, x), prefix="")
+        cut = split if head_of(module, x)[1] is not None else whole
+        return cut(module, x, logits.shape[1])
+    except Unfit as cause:
+        raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
+
+
+def _examples(shape: tuple[int, ...]) -> Tensor:
+    return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def _arguments(factory: Callable[..., Any], shape: tuple[int, ...], classes: int) -> dict[str, Any]:
@@ -124,82 +93,59 @@ def _arguments(factory: Callable[..., Any], shape: tuple[int, ...], classes: int
     return {"num_classes": classes, **found} if hands_on and not {*_CLASSES} & {*found} else found
 
 
-def _settle(module: nn.Module, norms: str, dropout: str) -> bool:
-    """Make of a module a function of its weights and a batch, and return whether its examples depend on one another.
-
-    _Unfit: it draws, and that is not switched off.
-    """
+def _in_training(module: nn.Module, x: Tensor, norms: str, dropout: str) -> nn.Module:
+    """Return a module in training mode, but for what `build` says; Unfit: it draws, and that is not switched off."""
     module.train()
-    parts = dict(module.named_modules())
-    drawing = [n for n, m in parts.items() if (isinstance(m, _DropoutNd) and m.p) or attention_draws(m)]
-    if drawing and dropout != "off":
-        raise _Unfit(f"it has dropout ({drawing[0]}), which draws in every pass; take the option dropout=off")
-    for part in parts.values():
-        if isinstance(part, _DropoutNd):
-            part.p = 0.0
-        elif isinstance(part, nn.MultiheadAttention):
-            part.dropout = 0.0
-        elif isinstance(part, _BatchNorm) and norms == "running":
-            if part.running_mean is None:
-                raise _Unfit("it has a batch norm without running statistics; take the option norms=batch")
-            part.eval()
-        elif isinstance(getattr(part, "inplace", None), bool):
-            part.inplace = False  # what is overwritten cannot be differentiated twice
-    if norms == "batch":
-        replace_all_batch_norm_modules_(module)
-    return norms == "batch" and any(isinstance(part, _BatchNorm) for part in parts.values())
+    if norms == "running":
+        if any(isinstance(part, _BatchNorm) and part.running_mean is None for part in module.modules()):
+            raise Unfit("it has a batch norm without running statistics; take the option norms=batch")
+        modes.use_running_statistics(module, x)
+    modes.prepare(module)
+    if not isinstance(modes.run(module, x)[0], Tensor):
+        module.training = False
+    return _without_draws(module, x, off=dropout == "off")
 
 
-def attention_draws(module: nn.Module) -> bool:
-    """Return whether a module is attention with dropout in it."""
-    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
+def _answer(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the logits of examples; Unfit: a module answers by something else."""
+    logits, _ = modes.run(module, x)
+    if isinstance(logits, Tensor):
+        return logits
+    kind, training = one_line(type(logits).__name__, 60), module.training
+    module.training = False
+    if training and isinstance(modes.run(module, x)[0], Tensor):
+        remedy = "its auxiliary heads have a say in the gradient, so put it into eval mode before that is taken"
+        raise Unfit(f"it answers by {kind} in training mode; {remedy}")
+    raise Unfit(f"it answers by {kind}; it must answer by logits [batch, classes]")
 
 
-def _split(module: nn.Module, shape: tuple[int, ...], classes: int) -> Given:
-    """Return a module split at the linear layer that gives its logits; _Unfit where there is none."""
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-    outputs: dict[str, Tensor] = {}
-    linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    hooks = [
-        part.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
-        for name, part in linear.items()
-    ]
-    with torch.no_grad():
-        logits, again = module(x), module(x)
-    for hook in hooks:
-        hook.remove()
-    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
-        told = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise _Unfit(f"it answers two inputs by {told}; it must answer by logits [2, {classes}]")
-    if not torch.equal(logits, again):
-        raise _Unfit("it draws in its forward pass, outside of nn.Dropout; let it draw nothing")
-    name = next((n for n, out in reversed(outputs.items()) if _same(out, logits)), None)
-    if name is None:
-        raise _Unfit("its logits are not the output of an nn.Linear; let it end in one (a log_softmax may follow)")
-    if name:
-        parent, _, last = name.rpartition(".")
-        setattr(module.get_submodule(parent), last, _Tap())
-    found = Given(module if name else _Tap(), linear[name], name)
-    with torch.no_grad():
-        features = found.features(x)
-        if features.dim() != 2 or not _same(found.head(features), logits):
-            raise _Unfit(f"its last linear layer, {name}, is used elsewhere too; let nothing else depend on it")
-        found.fewest = _fewest(found, x)
-    return found
+def _without_draws(module: nn.Module, x: Tensor, off: bool | None = None) -> nn.Module:
+    """Return a module that draws nothing: as it is, or with the layers that draw in eval mode.
 
-
-def _same(out: Tensor, logits: Tensor) -> bool:
-    """Return whether `out` are the logits, or log-probabilities are theirs: cross-entropy is the same of both."""
-    return out.shape == logits.shape and any(
-        torch.allclose(one, logits, rtol=1e-4, atol=1e-5) for one in (out, out.log_softmax(1))
-    )
-
-
-def _fewest(found: Given, x: Tensor) -> int:
+    off: whether these are put there, or refused (Unfit). None: they are refused by whom the module's mode comes from.
+    """
+    quiet = modes.copied(module) if modes.drawing(module, x) else module
     try:
-        found.features(x[:1])
-    except ValueError as cause:
-        if ONE_VALUE not in str(cause):
-            raise
-        return 2
-    return 1
+        silenced = modes.silence(quiet, x)
+    except modes.DrawsAlways as cause:
+        raise Unfit(
+            f"{_layer(module, str(cause))} draws at random in each pass, in eval mode too; let it do so in "
+            "training mode alone, by `training=self.training`"
+        ) from cause
+    if silenced and not off and not modes.alike(module, quiet, x):
+        remedy = (
+            "take the option dropout=off" if off is not None else "put it into eval mode before the gradient is taken"
+        )
+        raise Unfit(f"{_layer(module, silenced[0])} draws at random in each pass in training mode; {remedy}")
+    if modes.recomputes(quiet, x):
+        raise Unfit("it computes layers again in the backward pass (torch.utils.checkpoint); switch that off")
+    if not torch.equal(modes.run(quiet, x)[0], modes.run(quiet, x)[0]):
+        raise Unfit(
+            "it answers equal inputs otherwise in each pass; let it draw from torch's own generator, or not at all"
+        )
+    return quiet
+
+
+def _layer(module: nn.Module, name: str) -> str:
+    kind = type(module.get_submodule(name)).__name__
+    return f"its layer {name} ({kind})" if name else f"the network itself ({kind})"

@@ -1,25 +1,24 @@
-"""Networks that somebody holds as objects: an `nn.Module` with its weights, in the mode that it is in.
+"""Networks that somebody holds as objects: an `nn.Module` with its weights, in the mode that its layers are in.
 
-A copy is made a `Classifier` by `nets.given`; the module itself is left as it is. What its mode means is read off
-the layers in question: batch norm in training mode takes the statistics of the batch, in eval mode its running ones.
+A copy is made a `Classifier` by `nets.given`, each layer in its mode; the module itself is left as it is.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
+from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.nets import given
-from ppbench.nets.given import Given
+from ppbench.base.vision import importable
+from ppbench.nets import given, modes
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
+from ppbench.nets.split import Given
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,23 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     name = type(module).__name__
     if any(value.is_meta for value in (*module.parameters(), *module.buffers())):
         raise UsageError(f"Model {name!r} lies on the meta device, without values; give one that has weights.")
-    options = {"norms": _norms(name, module), "dropout": "off"}
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(f"Model {name!r} is TorchScript; give the nn.Module that it was made of, with its weights.")
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
         try:
-            classes = _classes(name, copy.deepcopy(module).cpu().float().eval(), shape)
-            found = given.build(name, lambda: copy.deepcopy(module).cpu().float(), shape, classes, options)
-        except (TypeError, ValueError, RuntimeError, IndexError, AssertionError) as cause:
+            classifier = given.take(name, importable(lambda: modes.copied(module).cpu().float()), shape)
+        except UsageError:
+            raise
+        except Exception as cause:  # whatever somebody's forward pass raises
             if embedding := _embedding(module, str(cause)):
-                told = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
-                raise UsageError(f"{told}; inputs are floats here, token inputs are not supported yet.") from cause
-            told = f"{because(cause, 300)}; shape must be that of one input, without the batch"
-            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {told}.") from cause
-    start, net = trainable(found), Net(NetSpec(name, shape, classes), found)
-    net.spec = spec = HeldSpec(name, shape, classes, net=net, start=start)
-    ours = {found.own_name(n) if isinstance(found, Given) else n: n for n in start}
+                words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
+                raise UsageError(f"{words}; inputs are floats here, token inputs are not supported yet.") from cause
+            reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
+            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}.") from cause
+    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
+    net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
+    ours = {classifier.own_name(n) if isinstance(classifier, Given) else n: n for n in start}
     return Held(spec, {ours[n]: n for n, value in module.named_parameters() if value.requires_grad})
 
 
@@ -81,28 +82,37 @@ def _embedding(module: nn.Module, message: str) -> str:
     return names[0] if names and "argument #1 'indices'" in message else ""
 
 
-def _classes(name: str, module: nn.Module, shape: tuple[int, ...]) -> int:
-    with torch.no_grad():
-        logits = module(torch.zeros(2, *shape))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < 2:
-        told = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UsageError(f"Model {name!r} answers two inputs by {told}; it must answer by logits [2, classes].")
-    return logits.shape[1]
+@contextmanager
+def explained(network: Held) -> Iterator[None]:
+    """Attack a network; what fails because it cannot be computed as attacks do is a UsageError that says so."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as cause:
+        if fault := _fault(network):
+            raise UsageError(f"Model {network.spec.model!r} cannot be attacked so: {fault}.") from cause
+        raise
 
 
-def _norms(name: str, module: nn.Module) -> str:
-    """Return which statistics batch norm takes, one of `given.NORMS`; UsageError: some these, some those; or dropout.
+def _fault(network: Held) -> str:
+    """Return what a network lacks that attacks need, a clause: a second derivative, or to be mapped; "" for nothing."""
+    net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
+    x = torch.rand(1, 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(2, dtype=torch.int64)
 
-    Without running statistics it takes the batch's in either mode.
-    """
-    drawing = [n for n, m in module.named_modules() if m.training and isinstance(m, _DropoutNd) and m.p]
-    drawing += [n for n, m in module.named_modules() if m.training and given.attention_draws(m)]
-    if drawing:
-        told = f"Model {name!r} has dropout in training mode ({drawing[0]}), which draws in every pass"
-        raise UsageError(f"{told}; put it into eval mode before the gradient is taken.")
-    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    modes = {part.training or part.running_mean is None for part in norms}
-    if len(modes) > 1:
-        told = f"Model {name!r} has batch norms in training and in eval mode"
-        raise UsageError(f"{told}; put all of them into the same mode before the gradient is taken.")
-    return given.NORMS[0] if True in modes else given.NORMS[1]
+    def length(x: Tensor) -> Tensor:
+        slopes = gradient(lambda p: nn.functional.cross_entropy(net(p, x), y), params)
+        return torch.stack([value.square().sum() for value in slopes.values()]).sum()
+
+    try:
+        with torch.enable_grad():
+            one = x[0].requires_grad_()
+            torch.autograd.grad(length(one), one, allow_unused=True)
+    except Exception as cause:  # noqa: BLE001  # whatever somebody's forward pass raises
+        return f"its gradient has no derivative by the input ({because(cause, 200)})"
+    try:
+        torch.func.vmap(torch.func.grad(length))(x)
+    except Exception as cause:  # noqa: BLE001
+        return f"torch.func.vmap does not take it ({because(cause, 200)}); take an attack that does without, as 'dlg'"
+    return ""

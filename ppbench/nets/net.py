@@ -43,16 +43,25 @@ class Net:
     """A network as a function of explicit parameters; of weights it holds the frozen ones alone, on CPU.
 
     module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
-    feature_count: D, the width of the head's input. pixelwise: whether pixels are classified: features and outputs are
-    maps. mixes, fewest: as the module's.
+    frozen, frozen_parameters: constants by name, buffers too; the names of those that are parameters. feature_count: D,
+    the width of the head's input. pixelwise: whether pixels are classified: features and outputs are maps. head_bias:
+    whether the head has a bias, trained or not. mixes, fewest: as the module's.
+
+    UsageError: no parameter is trained.
     """
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
         head = module.head
-        every = [*module.named_parameters(), *module.named_buffers(remove_duplicate=False)]
-        trained = {name: value for name, value in every if value.requires_grad}
+        every = dict(module.named_parameters(remove_duplicate=False))
+        trained = {name: value for name, value in every.items() if value.requires_grad}
+        if not trained:
+            raise UsageError(
+                f"Model {spec.model!r} has no parameter that requires a gradient; leave one to be trained."
+            )
         self.spec = spec
-        self.frozen = {name: value.detach() for name, value in every if not value.requires_grad}
+        self.frozen = {name: value.detach() for name, value in every.items() if name not in trained}
+        self.frozen_parameters = tuple(self.frozen)
+        self.frozen |= {name: value.detach() for name, value in module.named_buffers(remove_duplicate=False)}
         self.module = module.to("meta")
         self.names = tuple(trained)
         self.parameter_count = sum(value.numel() for value in trained.values())
@@ -60,6 +69,7 @@ class Net:
         self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
         self.head_bias = head.bias is not None
         self.mixes, self.fewest = module.mixes, module.fewest
+        self._written, self._single = module.written, module.single
 
     @cached_property
     def frozen_sha256(self) -> str:
@@ -75,17 +85,28 @@ class Net:
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the head's input [B, D], of pixels [B, D, H, W], of x [B, *shape]."""
-        return self._call(self.module.features, {**self._constants(x), **params}, x)
+        return self._call(self.module.features, self._known("features.", params, x), x)
 
-    def _constants(self, x: Tensor) -> Params:
-        """Return the frozen tensors as `x` needs them; anew, for what is made inside vmap must not outlive it."""
-        return {n: v.to(x.device, x.dtype if v.is_floating_point() else v.dtype) for n, v in self.frozen.items()}
+    def _known(self, prefix: str, params: Params, x: Tensor) -> Params:
+        """Return parameters and frozen tensors of a part of the module by their names in it, as `x` needs them.
 
-    @staticmethod
-    def _call(part: nn.Module, params: Params, x: Tensor) -> Tensor:
-        inner = {n[len("features.") :]: p for n, p in params.items() if n.startswith("features.")}
-        # Every name is in `inner`: no parameter has two (`check_untied`), a buffer is given under each.
-        return functional_call(part, inner, (x,), tie_weights=False)  # type: ignore[no-any-return]
+        Anew, for what is made inside vmap must not outlive it. What a pass writes into is a copy, mapped by vmap where
+        `x` or `params` are: it may become another for each.
+        """
+        dtype = torch.float32 if self._single else x.dtype
+        found = {n: v for n, v in self.frozen.items() if n.startswith(prefix)}
+        found = {n: v.to(x.device, dtype if v.is_floating_point() else v.dtype) for n, v in found.items()}
+        if written := self._written & found.keys():
+            mapped = (torch.zeros_like(value.detach().flatten()[0]) for value in (x, next(iter(params.values()))))
+            nothing = torch.stack([*mapped]).sum()
+            found |= {n: found[n] + nothing.to(found[n].dtype) for n in written}
+        found |= {n: v.float() if self._single else v for n, v in params.items() if n.startswith(prefix)}
+        return {n.removeprefix(prefix): value for n, value in found.items()}
+
+    def _call(self, part: nn.Module, known: Params, x: Tensor) -> Tensor:
+        # Every name is in `known`: no trained parameter has two (`check_untied`), a constant is there under each.
+        out: Tensor = functional_call(part, known, (x.float() if self._single else x,), tie_weights=False)
+        return out.to(x.dtype) if self._single else out
 
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
         """Return the output [B, F] of the first Flatten layer, behind the convolutions; UsageError without one."""
@@ -98,24 +119,21 @@ class Net:
     @property
     def flat_at(self) -> int:
         """Place of the first Flatten layer among the features' layers; UsageError without one."""
-        layers = self.module.features
-        index = [isinstance(layer, nn.Flatten) for layer in layers] if isinstance(layers, nn.Sequential) else []
+        index = [isinstance(layer, nn.Flatten) for layer in self.module.layers or ()]
         if True not in index:
             raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
         return index.index(True)
 
     def _part(self, which: slice, params: Params, x: Tensor) -> Tensor:
-        part = self.module.features[which]  # type: ignore[index]  # a Sequential, or `flat_at` has raised
-        wanted = {f"features.{name}" for name, _ in [*part.named_parameters(), *part.named_buffers()]}
-        known = {**self._constants(x), **params}
-        return self._call(part, {name: value for name, value in known.items() if name in wanted}, x)
+        assert self.module.layers is not None  # `flat_at` has raised
+        part = self.module.layers[which]
+        own = {name for name, _ in [*part.named_parameters(), *part.named_buffers()]}
+        known = self._known("features.", params, x)
+        return self._call(part, {name: value for name, value in known.items() if name in own}, x)
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         """Return logits [B, C] of features [B, D], or [B, C, H, W] of [B, D, H, W]."""
-        bias = params["head.bias"] if self.head_bias else None
-        if self.pixelwise:
-            return nn.functional.conv2d(features, params["head.weight"], bias)
-        return nn.functional.linear(features, params["head.weight"], bias)
+        return self._call(self.module.head, self._known("head.", params, features), features)
 
 
 BYTES = 4 * 4
@@ -151,8 +169,9 @@ def _construct(spec: NetSpec) -> Classifier:
 
 
 def check_untied(name: str, module: nn.Module) -> None:
-    """Refuse a network, called `name`, that has one parameter under two names (UsageError)."""
-    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+    """Refuse a network, called `name`, that has one trained parameter under two names (UsageError)."""
+    trained = [p for _, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    if len({id(parameter) for parameter in trained}) != len(trained):
         raise UsageError(f"Model {name!r} uses one parameter under two names; give each layer its own.")
 
 
@@ -233,6 +252,7 @@ def build(spec: NetSpec) -> Net:
 @lru_cache
 def _built(spec: NetSpec) -> Net:
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # what is frozen is the same in every process, drawn or not
         return Net(spec, _construct(spec))
 
 

@@ -26,6 +26,7 @@ from ppbench.nets.commuting import (
     ranked,
 )
 from ppbench.nets.net import Net, NetSpec, build
+from ppbench.nets.split import Given
 
 
 def traced(net: Net) -> fx.GraphModule:
@@ -51,6 +52,10 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
 
     Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """
+    if isinstance(net.module, Given) and net.module.head_name is None:
+        raise refusal("head", "is missing: the logits are no linear layer's output", "a network that ends in nn.Linear")
+    if net.frozen_parameters:
+        raise refusal(net.frozen_parameters[0], "is frozen", "a network all of whose parameters are trained")
     graph = traced(net)
     state = Walk(graph, norms)
     values: dict[fx.Node, Any] = {}

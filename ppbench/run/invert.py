@@ -31,7 +31,7 @@ from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
-from ppbench.nets.held import held, unwrapped
+from ppbench.nets.held import explained, held, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
@@ -72,8 +72,8 @@ def invert(
     """Return the inputs, and their labels, that an attack rebuilds from the gradient of a batch.
 
     Args:
-        model: a network that ends in an `nn.Linear`, with the weights at which the gradient was taken, in the mode
-            (`train`, `eval`) in which it was. It is left as it is.
+        model: a network that answers by logits, with the weights at which the gradient was taken, each layer in the
+            mode (`train`, `eval`) in which it was. It is left as it is.
         gradient: of the mean cross-entropy of the batch, or a multiple of it (`Inverted.scale`), as
             `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
             of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
@@ -107,7 +107,7 @@ def invert(
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
     chosen = _chosen(attack, parameters, view, asked.challenge)
-    with guard("attacks", chosen.name):
+    with guard("attacks", chosen.name), explained(network):
         guess = _answer(chosen, view, asked.challenge, seeds)
         answer = _told(chosen, view, guess, scale)
         return replace(

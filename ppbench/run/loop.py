@@ -76,7 +76,7 @@ def federate(
 
     Args:
         defense: as `load_defense` gives it.
-        model: as of `invert`. Batch norm in training mode takes the statistics of each batch; running ones stay.
+        model: as of `invert`. Norms in training mode take the statistics of each batch; running ones stay.
         shards: what each client holds, as many clients as shards: inputs [N, *shape] and classes [N], tensors or
             arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.

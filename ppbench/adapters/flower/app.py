@@ -43,8 +43,8 @@ from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan
-from ppbench.nets.given import Given
 from ppbench.nets.net import initial
+from ppbench.nets.split import Given
 from ppbench.suites import tomllib
 
 FILE = "pyproject.toml"

@@ -18,8 +18,8 @@ from ppbench.adapters.running import running as seeded
 from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Plan
-from ppbench.nets.given import Given
 from ppbench.nets.net import Net
+from ppbench.nets.split import Given
 
 BEFORE = "_module."
 """What Opacus puts before the names of a network that it wraps."""
@@ -83,10 +83,12 @@ def module_of(net: Net, params: Params) -> nn.Module:
             value.copy_(known[name])
     if not isinstance(module, Given):
         return module
-    if not module.head_name:
+    if module.head_name == "":
         return module.head
     inner = module.features
     inner.__class__ = type(inner).__mro__[1]
+    if module.head_name is None:
+        return inner
     parent, _, last = module.head_name.rpartition(".")
     setattr(inner.get_submodule(parent), last, module.head)
     return inner

@@ -95,14 +95,14 @@ class Wiring:
 def wiring(plan: Plan) -> Wiring | None:
     """Return the layers of the network of `plan`; None where it has no hidden linear layer, or layers without wiring.
 
-    Known are convolutions, average pools, linear layers and the activations of `LIFT`, one after another; all linear
-    ones and the head with biases, or, of (leaky) ReLUs on inputs that are not negative, none. A maximum pool lets one
-    pixel in four through, whichever is brightest.
+    Known are convolutions, average pools, linear layers and the activations of `LIFT`, one after another, none of them
+    frozen; all linear ones and the head with biases, or, of (leaky) ReLUs on inputs that are not negative, none. A
+    maximum pool lets one pixel in four through, whichever is brightest.
     """
     module = plan.net.module
-    if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear):
+    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters:
         return None
-    layers = _layers(module.features)
+    layers = _layers(module.layers)
     linear = [layer for layer in layers or () if isinstance(layer.module, nn.Linear)]
     if layers is None or not linear or plan.loss == "bce":
         return None
@@ -118,11 +118,11 @@ def wiring(plan: Plan) -> Wiring | None:
 
 @lru_cache
 def convolutions(plan: Plan) -> tuple[Layer, ...]:
-    """Return the layers of a network of convolutions alone, behind which the head is; () for others."""
+    """Return the layers of a network of convolutions alone, behind which the head is, none frozen; () for others."""
     module = plan.net.module
-    if not isinstance(module.features, nn.Sequential) or not isinstance(module.head, nn.Linear) or plan.loss == "bce":
+    if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters or plan.loss == "bce":
         return ()
-    layers = _layers(module.features) or []
+    layers = _layers(module.layers) or []
     known = all(isinstance(layer.module, nn.Conv2d) for layer in layers) and module.head.bias is not None
     return tuple(layers) if known else ()
 
@@ -132,7 +132,7 @@ def _layers(features: nn.Sequential) -> list[Layer] | None:
     found: list[Layer] = []
     for name, module in features.named_children():
         last = found[-1] if found else None
-        if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and _plain(module)):
+        if type(module) is nn.Linear or (type(module) is nn.Conv2d and _plain(module)):
             found.append(Layer(f"features.{name}", module, nn.Identity()))
         elif type(module) in LIFT and last is not None and isinstance(last.activation, nn.Identity):
             found[-1] = Layer(last.name, last.module, module)

@@ -163,8 +163,10 @@ class BaffleLabels(LabelRecovery):
     reference: ClassVar[str] = "this project; sign rule of Zhao et al. 2020 on the sketches of Feng et al. 2023"
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether images have classes, and the head a bias where it alone is looked at."""
-        return super().suits(plan) and not plan.net.pixelwise and (self.method == "cone" or plan.net.head_bias)
+        """Return whether images have classes, and the head a trained bias where it alone is looked at."""
+        return (
+            plan.spec.classes > 1 and not plan.net.pixelwise and (self.method == "cone" or HEAD_BIAS in plan.net.names)
+        )
 
     def reader(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Reader:
         """Return the labels of units that left a sketch."""

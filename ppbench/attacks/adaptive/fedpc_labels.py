@@ -28,12 +28,15 @@ from ppbench.federation.wire import Slot
 
 
 def class_signs(rounds: Sequence[Params]) -> Tensor:
-    """Return [C] float64, negative for classes held more than predicted: mean sign of bias or weights over rounds."""
+    """Return [C] float64, negative for classes held more than predicted: mean sign of bias or weights over rounds.
+
+    One 0 for all of them [] where the head is frozen.
+    """
     found = []
     for known in rounds:
-        rows = known["head.weight"].double().mean(1)
-        bias = known["head.bias"].double() if "head.bias" in known else torch.zeros_like(rows)
-        found.append(torch.where(bias == 0, rows, bias))
+        weight, bias = known.get("head.weight"), known.get("head.bias")
+        rows = torch.zeros(()) if weight is None else weight.double().mean(1)
+        found.append(rows if bias is None else torch.where(bias == 0, rows.to(bias.device), bias.double()))
     return torch.stack(found).mean(0).cpu()
 
 

@@ -118,7 +118,7 @@ Measured on digits and CIFAR-10, four networks each: 0 to .17 with random weight
 def recover_labels(
     plan: Plan,
     params: Params,
-    head_weight_grad: Tensor,
+    head_weight_grad: Tensor | None,
     head_bias_grad: Tensor | None,
     batch: int,
     generator: torch.Generator,
@@ -134,16 +134,18 @@ def recover_labels(
     Args:
         plan: the public plan; its network, loss, data range and number of classes are used.
         params: the public weights at which the gradient was taken.
-        head_weight_grad: [C, D], mean over the batch; with a bias and cross-entropy only checked.
-        head_bias_grad: [C], mean over the batch; None for a head without bias.
+        head_weight_grad: [C, D], mean over the batch; with a bias and cross-entropy only checked. None: it is frozen.
+        head_bias_grad: [C], mean over the batch; None for a head without bias, or with a frozen one. One of the two.
         batch: number of examples B.
         generator: source of the random images and of labels that cannot be recovered.
     """
     classes = plan.spec.classes
-    raw = (head_weight_grad.sum(1) if head_bias_grad is None else head_bias_grad).detach().double().cpu()
-    if not raw.isfinite().all() or not head_weight_grad.isfinite().all() or raw.max() == raw.min():
+    raw = _signal(head_weight_grad, head_bias_grad)
+    readable = head_weight_grad is None or bool(head_weight_grad.isfinite().all())
+    if not raw.isfinite().all() or not readable or raw.max() == raw.min():
         return torch.randint(0, classes, (batch,), generator=generator).sort().values
-    if plan.loss == "squared":
+    frozen = bool({"head.weight", "head.bias"} & set(plan.net.frozen_parameters))
+    if plan.loss == "squared" and head_weight_grad is not None and not frozen:
         found = label_histogram(params, head_weight_grad, head_bias_grad, batch)
         if found is not None:
             return greedy_multiset(found.counts, found.present, batch)
@@ -154,11 +156,12 @@ def recover_labels(
     counts = batch * (prediction - signal)
     if plan.loss != "cross_entropy":
         return greedy_multiset(counts, torch.zeros(classes, dtype=torch.bool), batch)
-    present, span = signal < 0, exact_span(head_weight_grad, head_bias_grad, batch)
-    if span is None:
+    present = signal < 0
+    span = None if head_weight_grad is None else exact_span(head_weight_grad, head_bias_grad, batch)
+    if head_weight_grad is None or span is None:
         return greedy_multiset(counts, present, batch)
     likely = likely_multisets(counts.masked_fill(~possible_classes(span) & ~present, -math.inf), present, batch)
-    if head_bias_grad is None or not varied:
+    if head_bias_grad is None or frozen or not varied:
         return next(likely)
     tried = list(islice(likely, max(1, TRIED // batch)))
     heads = (params["head.weight"], params["head.bias"], head_weight_grad, head_bias_grad)
@@ -166,6 +169,15 @@ def recover_labels(
     public = {"head.weight": weight, "head.bias": bias}
     explain = (labels for labels in tried if recover_features(public, dw, db, labels, generator, restarts=0).exact)
     return next(explain, tried[0])
+
+
+def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return what labels are read off, [C] float64 on the CPU: the bias's gradient, else the rows of the weight's."""
+    if bias is not None:
+        return bias.detach().double().cpu()
+    if weight is None:
+        raise ValueError("a head's gradient is that of a weight, of a bias, or of both")
+    return weight.detach().sum(1).double().cpu()
 
 
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
@@ -192,7 +204,7 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typ
     The prediction is the mean over these; with cross-entropy 1 / C for each class where it is not finite or `VARIED`.
     """
     low, high = plan.data_range
-    like, images = params["head.weight"], random_images(plan.spec.shape, generator)
+    like, images = next(iter(params.values())), random_images(plan.spec.shape, generator)
 
     def guesses(x: Tensor) -> tuple[Tensor, float]:
         with torch.no_grad():
@@ -218,10 +230,11 @@ def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: torch.Generator) -> Tensor:
-    """Return the labels [batch] int64, sorted, that evidence tells; drawn where it is no gradient at public weights."""
-    if evidence is None or evidence.params is None or "head.weight" not in evidence.observed:
+    """Return the labels [batch] int64, sorted, that evidence tells; drawn where it holds no gradient of the head."""
+    seen = {} if evidence is None else evidence.observed
+    weight, bias = seen.get("head.weight"), seen.get("head.bias")
+    if evidence is None or evidence.params is None or (weight is None and bias is None):
         return torch.randint(0, plan.spec.classes, (batch,), generator=generator).sort().values
-    weight, bias = evidence.observed["head.weight"], evidence.observed.get("head.bias")
     return recover_labels(plan, evidence.params, weight, bias, batch, generator)
 
 
@@ -239,8 +252,8 @@ class LabelRecovery(Attack):
     reference: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020"
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether there are classes to tell apart; a regression has none."""
-        return plan.spec.classes > 1
+        """Return whether there are classes to tell apart (a regression has none), and the head is not frozen."""
+        return plan.spec.classes > 1 and not {"head.weight", "head.bias"}.isdisjoint(plan.net.names)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.features.backbone import backbone_objective
+from ppbench.attacks.reconstruction.features.backbone import BACKBONE, backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
     Features,
     Images,
@@ -77,6 +77,10 @@ class FeatureInversion(Attack):
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = "this project; features as in Phong et al. 2018 and Geiping et al. 2020"
 
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the head has a weight and a bias, both of them trained: features are read off both."""
+        return super().suits(plan) and set(HEAD) <= set(plan.net.names)
+
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return reconstructions [U * B, *shape] and labels [U * B], aligned, challenge by challenge.
 
@@ -127,7 +131,8 @@ class FeatureInversion(Attack):
             plan, params, phi, generator, budget=self.inversion_budget, smoothness=self.inversion_tv
         )
         second = None
-        if self.joint_budget > 0 and victims[0].features.exact and len(victims[0].observed) > len(HEAD):
+        trained = any(name.startswith(BACKBONE) for name in victims[0].observed)  # else it is frozen
+        if self.joint_budget > 0 and victims[0].features.exact and trained:
             second = self._joint(plan, params, victims, phi, first.x)
         return [_choose(victim, v, first, second, self.accept) for v, victim in enumerate(victims)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """Names of a first linear layer's parameters; bias None for none."""
+    """Names of a first linear layer's parameters, which are trained; bias None for none, or one that is frozen."""
 
     weight: str
     bias: str | None
@@ -71,17 +72,31 @@ def _part(evidence: Evidence, name: str) -> tuple[Tensor, Tensor]:
 
 
 def first_layer(plan: Plan) -> FirstLayer | None:
-    """Return the linear layer that the flattened input enters, or None where the network begins with anything else."""
+    """Return the linear layer that the flattened input enters; None: the network begins otherwise, or it is frozen."""
     module = plan.net.module
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers = module.features.modules() if isinstance(module.features, nn.Sequential) else iter([module.features])
-    for layer in [*layers, module.head]:
-        if isinstance(layer, nn.Sequential | nn.Flatten | nn.Identity):
+    for layer in [*_in_order(module.layers if module.layers is not None else module.features), module.head]:
+        if isinstance(layer, nn.Flatten | nn.Identity):
             continue
         if not isinstance(layer, nn.Linear) or layer.in_features != math.prod(plan.spec.shape):
             return None
-        return FirstLayer(names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)])
+        return trained_layer(plan, layer)
     return None
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers that a module calls one after another, itself where it is no plain `nn.Sequential`."""
+    if type(module).forward is not nn.Sequential.forward:
+        yield module
+    else:
+        for part in module.children():
+            yield from _in_order(part)
+
+
+def trained_layer(plan: Plan, layer: nn.Linear) -> FirstLayer | None:
+    """Return the names of a linear layer's parameters; None where its weight is frozen, or made of others."""
+    names = {id(value): name for name, value in plan.net.module.named_parameters() if value.requires_grad}
+    weight = names.get(id(layer.weight))
+    return None if weight is None else FirstLayer(weight, names.get(id(layer.bias)))
 
 
 def mean_image(rows: Rows) -> Tensor | None:

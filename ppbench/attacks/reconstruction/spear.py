@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, guessed_labels
 from ppbench.attacks.reconstruction.directions import Layer
-from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer
+from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer, trained_layer
 from ppbench.attacks.reconstruction.search.problem import discrepancy
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.separation import Separation, separate
@@ -28,14 +28,12 @@ IN_SPAN = 1e-4
 
 def tapped(plan: Plan) -> FirstLayer | None:
     """Return the linear layer right behind the first Flatten, if a ReLU is right behind it; None for any other."""
-    module = plan.net.module
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers = list(module.features) if isinstance(module.features, nn.Sequential) else []
+    layers = list(plan.net.module.layers or ())
     for flat, layer, behind in zip(layers, layers[1:], layers[2:], strict=False):
         if isinstance(flat, nn.Flatten):
             if not (isinstance(layer, nn.Linear) and isinstance(behind, nn.ReLU)):
                 return None
-            return FirstLayer(names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)])
+            return trained_layer(plan, layer)
     return None
 
 
@@ -161,7 +159,7 @@ def arranged(victim: Victim, evidence: Evidence, inputs: Tensor, count: int) -> 
     labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
     params, head = evidence.params, [v for n, v in evidence.observed.items() if n.startswith("head.")]
     needed = [inputs, *head, *({} if params is None else params).values()]
-    if params is not None and victim.plan.spec.classes > 1 and finite(needed):
+    if params is not None and "head.weight" in evidence.observed and victim.plan.spec.classes > 1 and finite(needed):
         labels, often = told_labels(victim.plan, _home(params), _home(evidence.observed), inputs, count)
     order = torch.cat([torch.arange(len(often)), torch.arange(len(often)).repeat_interleave(often - 1)])
     order = order[torch.arange(count) % len(order)]

@@ -46,7 +46,7 @@ class FlatFeatures(Mappable):
 def bounds(plan: Plan) -> tuple[float, float]:
     """Return the range of the flat features: from 0 behind a ReLU that pools alone follow, else unlimited."""
     pools = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d | nn.Dropout | nn.Identity
-    layers = list(plan.net.module.features)[: plan.net.flat_at]  # type: ignore[call-overload]  # a Sequential
+    layers = list(plan.net.module.layers or ())[: plan.net.flat_at]
     last = next((layer for layer in reversed(layers) if not isinstance(layer, pools)), None)
     return (0.0 if isinstance(last, nn.ReLU) else -math.inf), math.inf
 

@@ -100,5 +100,5 @@ class MPCDP(ModelPerturbation):
                 raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
             total = total + (flat if self.clip == "none" else flat * (self.bound / flat.norm().clamp(min=self.bound)))
         noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
-        mean = (total / len(uploads) + noise).to(server.params["head.weight"].device)
+        mean = (total / len(uploads) + noise).to(next(iter(server.params.values())).device)
         return self.stepped(ctx, server, layout.unpack(mean))

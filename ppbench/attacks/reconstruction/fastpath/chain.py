@@ -66,14 +66,14 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] 
     """Return the network's layers with `params` in `dtype`, or None where one of them, or the loss, has no fast form.
 
     Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d
-    and Flatten in an `nn.Sequential`.
+    and Flatten one after another, all of whose parameters are trained.
     """
-    features = plan.net.module.features
-    if not isinstance(features, nn.Sequential) or plan.loss not in OUTPUTS:
+    layers = plan.net.module.layers
+    if layers is None or plan.loss not in OUTPUTS or plan.net.frozen_parameters:
         return None
     steps: list[Step] = []
     shape, known = plan.spec.shape, {name: value.detach().to(dtype) for name, value in params.items()}
-    for key, module in [*((f"features.{k}", m) for k, m in features.named_children()), ("head", plan.net.module.head)]:
+    for key, module in [*((f"features.{k}", m) for k, m in layers.named_children()), ("head", plan.net.module.head)]:
         first = not any(isinstance(step, Affine) for step in steps)
         step = _step(key, module, known, first, shape)
         if step is None or (first and isinstance(step, Activation)):
@@ -100,7 +100,7 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
         return max_pool(module, size)
     if type(module) is nn.AvgPool2d and not module.ceil_mode and module.count_include_pad:
         return average_pool(module, size) if module.divisor_override is None else None
-    if not isinstance(module, nn.Conv2d) or weight is None or isinstance(module.padding, str):
+    if type(module) is not nn.Conv2d or weight is None or isinstance(module.padding, str):
         return None
     if (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros"):
         return Convolution(module, key, weight, bias, first, size)

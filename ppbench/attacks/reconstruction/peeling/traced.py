@@ -51,7 +51,7 @@ class _Call:
     out: Tensor
 
 
-_SAME = {"flatten", "view", "reshape", "contiguous", "to", "squeeze", "dropout"}
+_SAME = {"flatten", "view", "reshape", "contiguous", "clone", "to", "squeeze", "dropout"}
 _ORDER = {
     "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "linear": ("input", "weight", "bias"),
@@ -116,6 +116,8 @@ def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, .
     if weight is None or stride is None or padding is None or not plain or after[:1] != ["relu"]:
         return None, 0
     bias = names.get(id(named.get("bias")))
+    if bias is None and named.get("bias") is not None:
+        return None, 0  # frozen: the layer's output is another than its weights alone say
     side, used = 1, 2
     if after[1:] == ["max_pool2d"]:
         tiles = _tiles(calls[2].arguments)

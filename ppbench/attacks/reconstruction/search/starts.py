@@ -121,10 +121,12 @@ class Victim:
         from ppbench.attacks.label.recovery import recover_labels, single_label
 
         weight, bias = evidence.observed.get("head.weight"), evidence.observed.get("head.bias")
-        if evidence.params is not None and weight is not None:
+        if weight is None and bias is None:
+            return None
+        if evidence.params is not None:
             found = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
             return one_hot(found, classes).float()
-        signal = bias if bias is not None or weight is None else weight.sum(1)
+        signal = weight.sum(1) if bias is None and weight is not None else bias
         if signal is None or self.size[0] > 1 or self.plan.loss != "cross_entropy":
             return None
         return one_hot(single_label(signal, positive=bias is not None), classes).float()
