@@ -64,6 +64,7 @@ def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):
 
 def test_evaluate_says_what_was_found_in_words_and_in_json_alone(monkeypatch, capsys, tmp_path):
     words = ["evaluate", "--defense", "spn", *QUICK, "--attack", "dlg,label_recovery", "--set", "dlg.budget=300"]
+    words += ["--rounds", "12", "--model", "mlp"]
     words += ["--out", str(tmp_path / "o"), "--workers", "1"]
     code, out, _ = call(monkeypatch, capsys, *words)
     assert code == 0

@@ -207,7 +207,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
         assert (row["rank_low"], row["rank_high"]) == ranks.get(own.get("theta"), ("", ""))
     assert {row["rank_low"] for row in table(csv_text(records))} == {""}, "without boards nothing is ranked"
     harness = Check("harness", True, "")
-    about = dict(records=records, reliable=True, verdict=(), verdicts=(), computed=0, out="")
+    about = dict(records=records, reliable=True, verdict=(), verdicts=(), notes=(), computed=0, out="")
     result = SimpleNamespace(**about, answer=answer_of(records, harness))
     for cell in as_json(result)["cells"]:
         row = cells[cell["cell_id"]]

@@ -39,7 +39,7 @@ def glances(records):
     return overviews(found, judged(records), costs(found, records, lambda _: None))
 
 
-OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label"}
+OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label", "federation.tf32": True}
 
 
 def another(value, path):

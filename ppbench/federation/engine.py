@@ -186,7 +186,7 @@ class Federation:
         batch, or what its "local" part makes of it. rounds: how many it holds the batch, all of them in the transcript.
         acting: of a server that sends weights of its own; UsageError where these are of another architecture.
         """
-        plan = self.probe_plan(max(len(data.x) for data in victims.values()), kind, rounds)
+        plan = probe_plan(self.plan, self.defense, max(len(data.x) for data in victims.values()), kind, rounds)
         wire, states = Wire(keep=True), []
         for probe in sorted({slot.probe for slot in victims}):
             data = {s.client: moved(d, self.device) for s, d in victims.items() if s.probe == probe}
@@ -199,20 +199,6 @@ class Federation:
             _, message = self.defense.broadcast(drive.context(SERVER, drive.step), parties.server)
             wire.post(probe, self.round + rounds + 1, 0, SERVER, sorted(data), message)
         return Transcript(plan, self.defense, tuple(wire.mail), tuple(states))
-
-    def probe_plan(self, batch: int, kind: ProbeKind, rounds: int, *, whole: bool = False) -> Plan:
-        """Return the plan of a probe; whole: with all of the batch in every local step, whatever the plan's own."""
-        own, server_opt = self.plan.local, self.plan.server_opt
-        if kind == "local":
-            size = batch if whole else min(own.batch, batch)
-            return replace(self.plan, local=replace(own, batch=size), schedule="parallel")
-        if self.defense.sends == "weights":
-            step = Local("delta", 1, batch, own.opt)
-            return replace(self.plan, local=step, schedule="parallel")
-        if rounds > 1 and own.upload == "delta":  # later rounds must not start from a model that a gradient spoiled
-            server_opt = Opt(lr=own.opt.lr)
-        local = Local("gradient", batch=batch, opt=own.opt)
-        return replace(self.plan, local=local, schedule="parallel", server_opt=server_opt)
 
     @_computing
     def observe(self) -> Transcript:
@@ -289,3 +275,17 @@ def run_many(federations: Sequence[Federation], last: int, after: Callable[[int]
     """
     with computing(federations[0].tf32 if federations else None):
         return together([federation.training(last, after) for federation in federations])
+
+
+def probe_plan(plan: Plan, defense: Defense, batch: int, kind: ProbeKind, rounds: int, *, whole: bool = False) -> Plan:
+    """Return the plan of a probe; whole: with all of the batch in every local step, whatever the plan's own."""
+    own, server_opt = plan.local, plan.server_opt
+    if kind == "local":
+        size = batch if whole else min(own.batch, batch)
+        return replace(plan, local=replace(own, batch=size), schedule="parallel")
+    if defense.sends == "weights":
+        return replace(plan, local=Local("delta", 1, batch, own.opt), schedule="parallel")
+    if rounds > 1 and own.upload == "delta":  # later rounds must not start from a model that a gradient spoiled
+        server_opt = Opt(lr=own.opt.lr)
+    local = Local("gradient", batch=batch, opt=own.opt)
+    return replace(plan, local=local, schedule="parallel", server_opt=server_opt)

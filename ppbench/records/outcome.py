@@ -105,6 +105,11 @@ class Privacy(Grown):
     probe_delta: Share | None = None
     LATER: ClassVar[Mapping[str, Any]] = {"probe_epsilon": None, "probe_delta": None}
 
+    @property
+    def of_training(self) -> Privacy:
+        """What the training gave, whatever was probed of it: the same in all its cells."""
+        return self.model_copy(update=dict(self.LATER))
+
 
 class Played(Strict):
     """How many rounds of training each client played each role: rounds[role][client], beside its number of examples."""

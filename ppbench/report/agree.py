@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from ppbench.records.schema import Cost, Record
 from ppbench.records.store import Images
@@ -15,13 +16,22 @@ TRAINED = ("utility", "cost", "privacy", "played")
 """What a training gave; every cell of it says it again."""
 
 
+def of_training(source: Any, name: str) -> Any:
+    """Return one of `TRAINED`, of a record or of what is kept of a training, as all cells of the training say it."""
+    value = getattr(source, name)
+    return value.of_training if name == "privacy" else value
+
+
 def disagreements(records: Sequence[Record]) -> Iterator[str]:
     """Yield, a sentence each, where cells of one training, or with one question, contradict one another."""
     trainings = _groups((_training(r), r) for r in records if not _untrained(r))
     for some in trainings:
         for name in TRAINED:
-            for cell, others in _odd((r.cell_id, repr(getattr(r, name))) for r in some):
+            for cell, others in _odd((r.cell_id, repr(of_training(r, name))) for r in some):
                 yield f"{cell}.json: {name} is not that of {others} of its training"
+        for alike in _groups(((r.config.probe, r.config.probe_rounds), r) for r in some if _has_probe_guarantee(r)):
+            for cell, others in _odd((r.cell_id, repr(r.privacy)) for r in alike):
+                yield f"{cell}.json: the guarantee of its probe is not that of {others} probed alike"
     for some in _groups(((r.asked, r.config.attack.kind), r) for r in records if r.asked and r.victims):
         told = ((r.cell_id, tuple((score.place, score.truth) for score in r.victims)) for r in some)
         for cell, others in _odd(told):
@@ -56,6 +66,10 @@ class Originals:
                 found.setdefault(cell, []).append(others)
         for cell, some in sorted(found.items()):
             yield f"{cell}.json: {len(some)} originals beside its scores are not those of {some[0]}"
+
+
+def _has_probe_guarantee(record: Record) -> bool:
+    return record.privacy.probe_epsilon is not None
 
 
 def _training(record: Record) -> Hashable:

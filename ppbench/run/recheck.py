@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import isclose
@@ -21,6 +21,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.registry import find
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
+from ppbench.federation.engine import probe_plan
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript, acts
@@ -31,7 +32,7 @@ from ppbench.records.salt import commitment, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.records.times import training_of
-from ppbench.report.agree import TRAINED
+from ppbench.report.agree import TRAINED, of_training
 from ppbench.report.verify import Findings
 from ppbench.run.choice import make_defense
 from ppbench.run.complete import at_hand, lacking
@@ -134,7 +135,7 @@ def _defense_of(record: Record, notes: _Notes) -> Defense | None:
 
 # -- the guarantee -----------------------------------------------------------------------------------------------------
 def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Notes) -> None:
-    config, stated = record.config, record.privacy
+    config = record.config
     if record.status == "failed" or record.utility.curve == [] or config.audit is not None:
         return  # a training that did not end, or on other shards
     fed = config.federation
@@ -146,18 +147,41 @@ def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Note
                 notes.unchecked["epsilon (it depends on the network, which is not built here)"] += 1
                 return
             plan = _plan(config, config.model.id)
-        found = [_epsilon(defense, plan, max(1, size), fed.rounds) for size in sorted(sizes)]
+        whole = _weakest(defense, lambda size: plan, sizes, fed.rounds)
+        kind, rounds = config.probe, config.probe_rounds
+        one = _weakest(defense, lambda size: probe_plan(plan, defense, size, kind, rounds, whole=True), sizes, rounds)
     except Exception as cause:  # noqa: BLE001 - parameters of a record may be anything
         notes.wrong(record, f"its mechanism's guarantee cannot be computed ({type(cause).__name__}: {cause})")
         return
-    weakest = None if None in found else max(pair for pair in found if pair is not None)
-    if weakest is not None and task is None and weakest != (0.0, 0.0):
+    if whole is not None and task is None and whole != (0.0, 0.0):
         notes.unchecked["epsilon (it depends on the sizes of shards)"] += 1
         return
-    pairs = zip((stated.epsilon, stated.delta), weakest or (None, None), strict=True)
+    stated = record.privacy
+    _compared(record, (stated.epsilon, stated.delta), whole, "privacy", notes)
+    if stated.probe_epsilon is not None:
+        _compared(record, (stated.probe_epsilon, stated.probe_delta), one, "the guarantee of its probe", notes)
+
+
+def _weakest(
+    defense: Defense, plan_of: Callable[[int], Plan], sizes: Iterable[int], rounds: int
+) -> tuple[float, float] | None:
+    """Return the guarantee of the client that has the weakest, None where one has none."""
+    guarantees = [_epsilon(defense, plan_of(max(1, size)), max(1, size), rounds) for size in sorted(sizes)]
+    return None if None in guarantees else max(pair for pair in guarantees if pair is not None)
+
+
+def _compared(
+    record: Record,
+    stated: tuple[float | None, float | None],
+    guarantee: tuple[float, float] | None,
+    what: str,
+    notes: _Notes,
+) -> None:
+    """Note where what a record states is not what its mechanism guarantees."""
+    pairs = zip(stated, guarantee or (None, None), strict=True)
     if not all(a is b if a is None or b is None else isclose(a, b, rel_tol=CLOSE) for a, b in pairs):
-        told = "none" if weakest is None else f"({weakest[0]:.6g}, {weakest[1]:.6g})"
-        notes.wrong(record, f"privacy is ({stated.epsilon}, {stated.delta}), its mechanism's guarantee {told}")
+        words = "none" if guarantee is None else f"({guarantee[0]:.6g}, {guarantee[1]:.6g})"
+        notes.wrong(record, f"{what} is ({stated[0]}, {stated[1]}), its mechanism's guarantee {words}")
 
 
 @lru_cache(maxsize=256)
@@ -289,5 +313,5 @@ def _trainings(store: Store, records: Sequence[Record], notes: _Notes) -> None:
             notes.unchecked["what a training gave (its states in the cache are damaged or without digests)"] += 1
             continue
         for name in TRAINED:
-            if getattr(kept, name) != getattr(record, name):
+            if of_training(kept, name) != of_training(record, name):
                 notes.wrong(record, f"{name} is not what the training in cache/{home.name} gave")

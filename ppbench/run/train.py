@@ -16,7 +16,7 @@ from ppbench.base.files import kind_of, publish_folder
 from ppbench.base.seals import seal, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.declared import guarantee_faults
-from ppbench.federation.engine import Federation, ProbeKind
+from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Interval, clopper_pearson
 from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
@@ -289,7 +289,7 @@ def of_probe(privacy: Privacy, fed: Federation, kind: ProbeKind, rounds: int) ->
     """
     if privacy.epsilon is None:
         return privacy
-    guarantee = _guarantee(fed, lambda size: fed.probe_plan(size, kind, rounds, whole=True), rounds)
+    guarantee = _guarantee(fed, lambda size: probe_plan(fed.plan, fed.defense, size, kind, rounds, whole=True), rounds)
     epsilon, delta = guarantee or (None, None)
     return privacy.model_copy(update={"probe_epsilon": epsilon, "probe_delta": delta})
 

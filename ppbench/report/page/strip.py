@@ -79,8 +79,8 @@ def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip 
         return None
     truth, best, blind = whole
     rows, lines = [truth], [Line("original", "")]
-    sides = [(f"who does not know of {name}", leak.unaware.worst)]
-    sides += [(f"who knows of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
+    sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
+    sides += [(f"attacker aware of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
     for who, case in sides:
         found = None if case is None else _pictures(case, album)
         if found is not None:

@@ -144,7 +144,7 @@
     );
   }
 
-  // Settings that lose more accuracy than the reader accepts are folded.
+  // Settings that lose more accuracy than the reader accepts are folded: none before he says how much, for they may leak.
   for (const limit of document.querySelectorAll(".limit")) {
     const input = limit.querySelector("input"), told = document.querySelector("output.folded");
     const fold = () => {
@@ -156,7 +156,6 @@
     };
     limit.hidden = !document.querySelector('table.glance tr[data-loss]:not([data-loss=""])');
     input.addEventListener("input", fold);
-    if (!limit.hidden) fold();
   }
   let folded = [];
   addEventListener("beforeprint", () => {
