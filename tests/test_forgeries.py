@@ -131,6 +131,18 @@ def epsilon_in_one(forger):
     forger.forge(forger.cells("label")[0], lambda d: d["privacy"].update(epsilon=0.01))
 
 
+def probe_epsilon_in_one(forger):
+    """A larger epsilon of the probed upload, so that nothing found in it refutes the mechanism."""
+    record = next(r for r in forger.store.load_all() if r.privacy.probe_epsilon is not None)
+    forger.forge(record, lambda d: d["privacy"].update(probe_epsilon=40.0))
+
+
+def probe_epsilon_in_all(forger):
+    for record in forger.store.load_all():
+        if record.privacy.probe_epsilon:
+            forger.forge(record, lambda d: d["privacy"].update(probe_epsilon=40.0))
+
+
 def perfect(data):
     n = data["utility"]["n"]
     ends = clopper_pearson(n, n)
@@ -210,7 +222,8 @@ def stripped(forger):
 
 NAMED = {
     lowered: "its images give", truth_replaced: "originals beside its scores", epsilon_in_all: "its mechanism's",
-    epsilon_in_one: "privacy", accuracy_in_one: "utility is not that of", flags_gone: "is missing, which its scores",
+    epsilon_in_one: "privacy", probe_epsilon_in_one: "the guarantee of its probe",
+    probe_epsilon_in_all: "the guarantee of its probe", accuracy_in_one: "utility is not that of", flags_gone: "is missing, which its scores",
     swapped: "its images give", members: "its victims", owners: "its victims",
     asked: "has the digest", victims_dropped: "its victims", failed_now_complete: "only a complete cell",
     cost_lowered: "cost is not that of", adaptive_now_plain: "says the opposite", other_data: "no such federation",
