@@ -222,8 +222,9 @@ def stripped(forger):
 
 NAMED = {
     lowered: "its images give", truth_replaced: "originals beside its scores", epsilon_in_all: "its mechanism's",
-    epsilon_in_one: "privacy", probe_epsilon_in_one: "the guarantee of its probe",
-    probe_epsilon_in_all: "the guarantee of its probe", accuracy_in_one: "utility is not that of", flags_gone: "is missing, which its scores",
+    epsilon_in_one: "privacy", probe_epsilon_in_one: "guarantee of its probe",
+    probe_epsilon_in_all: "guarantee of its probe", accuracy_in_one: "utility is not that of",
+    flags_gone: "is missing, which its scores",
     swapped: "its images give", members: "its victims", owners: "its victims",
     asked: "has the digest", victims_dropped: "its victims", failed_now_complete: "only a complete cell",
     cost_lowered: "cost is not that of", adaptive_now_plain: "says the opposite", other_data: "no such federation",

@@ -73,7 +73,7 @@ def glance(overview: Overview, width: int) -> Table:
 def _setting(v: Setting, single: bool) -> str:
     if v.entry.defense.id == "none":
         return "undefended"
-    words = (v.entry.control.replace(" = ", "="), v.entry.differs)
+    words = (v.entry.control.replace(" = ", "="), v.differs)
     about = ", ".join(word for word in words if word)
     return about or v.entry.defense.id if single else " ".join(word for word in (v.entry.defense.id, about) if word)
 

@@ -20,7 +20,7 @@ from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import advice, learning_of
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import Judged, abouts, checks_of
+from ppbench.report.page.evaluations import Judged, abouts, checks_of, differences
 from ppbench.report.page.sections import weights
 from ppbench.report.page.standing import Setting, Standing, Value, standing, undefended
 from ppbench.report.verdict.lines import listed
@@ -136,13 +136,14 @@ def _overview(about: str, seeds: Sequence[Judged], rows: Rows, paid: dict[Key, C
         reliable = key.only(EVALUATION) in sound
         value = _value(trained[key], main, broken, paid.get(key), reliable)
         settings.setdefault(key.only(_SETTING), []).append(value)
-    values: dict[str, list[list[Value]]] = {}
-    for key, some in settings.items():
-        values.setdefault(key.defense, []).append(some)
-    plain = next((Setting(tuple(some), None, len(seeds)) for some in values.pop("none", [])), None)
+    grids: dict[str, list[Key]] = {}
+    for key in settings:
+        grids.setdefault(key.defense, []).append(key)
+    plain = next((Setting(tuple(settings[key]), None, len(seeds)) for key in grids.pop("none", [])), None)
+    words = differences(list(settings))
     compared = [
-        standing([Setting(tuple(some), plain, len(seeds), len(grid)) for some in grid], plain)
-        for _, grid in sorted(values.items())
+        standing([Setting(tuple(settings[key]), plain, len(seeds), len(grid), words[key]) for key in grid], plain)
+        for _, grid in sorted(grids.items())
     ]
     headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
     setting = main[0].setting if main and headline else None

@@ -107,13 +107,15 @@ class Setting:
     """A defense at one control value over all seeds that it was evaluated with.
 
     values: one for each seed; none: the undefended model at the same seeds, or None; seeds: how many seeds there are;
-    tried: how many settings the defense has. Figures are those of the seed that leaks most, accuracy is the mean.
+    tried: how many settings the defense has; differs: in what else than its control value it is unlike others. Figures
+    are those of the seed that leaks most, accuracy is the mean.
     """
 
     values: tuple[Value, ...]
     none: Setting | None
     seeds: int
     tried: int = 1
+    differs: str = ""
 
     @cached_property
     def sound(self) -> tuple[Value, ...]:
@@ -336,7 +338,7 @@ class Standing:
     @property
     def by_control(self) -> tuple[Setting, ...]:
         """All settings, by role and control value."""
-        return tuple(sorted(self.grid, key=lambda v: (v.entry.differs, v.entry.key.role, v.entry.key.value or 0.0)))
+        return tuple(sorted(self.grid, key=lambda v: (v.differs, v.entry.key.role, v.entry.key.value or 0.0)))
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
