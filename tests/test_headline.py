@@ -61,7 +61,7 @@ def said(records, harness=HOLDS):
     ("settings", "words"),
     [
         (((0.1, 34.0, 0.94),), "dp falls: images rebuilt at 35 dB (undefended 36, blind 11)."),
-        (((0.1, 34.0, 0.94), (1.0, 16.0, 0.92)), "dp falls at all 2 settings: images recognizable at 17 dB"),
+        (((0.1, 34.0, 0.94), (1.0, 16.0, 0.92)), "dp falls at both settings: images recognizable at 17 dB"),
         (((0.1, 8.0, 0.94),), "dp stands against the attacks tried here: images no better than blind at 9 dB"),
         (((0.1, 34.0, 0.94), (1.0, 8.0, 0.92)), "dp stands at sigma=1 against the attacks tried here"),
         (
@@ -121,11 +121,11 @@ def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
 @pytest.mark.parametrize(
     ("decibels", "words", "tone"),
     [
-        ((34.0, 33.0), "dp falls in all 2 seeds: images rebuilt at 35 dB (undefended 36, blind 11).", "error"),
+        ((34.0, 33.0), "dp falls in both seeds: images rebuilt at 35 dB (undefended 36, blind 11).", "error"),
         ((34.0, 8.0), "dp falls in 1 of 2 seeds: images rebuilt at 35 dB (undefended 36, blind 11).", "error"),
         (
             (8.0, 8.0),
-            "dp stands in all 2 seeds against the attacks tried here: images no better than blind at 9 dB "
+            "dp stands in both seeds against the attacks tried here: images no better than blind at 9 dB "
             "(undefended 36, blind 11).",
             "good",
         ),
@@ -215,7 +215,7 @@ def test_one_that_falls_and_whose_epsilon_is_refuted_is_said_to_do_both(fabricat
     [
         (
             (34.0, 8.0),
-            "dp falls in all 2 seeds: images rebuilt at 35 dB (undefended 36, blind 11); its epsilon is refuted.",
+            "dp falls in both seeds: images rebuilt at 35 dB (undefended 36, blind 11); its epsilon is refuted.",
         ),
         ((8.0, 8.0), "dp is refuted: an audit shows that epsilon is at least 3, 2 is stated."),
     ],
@@ -252,7 +252,7 @@ def test_a_defense_stands_only_at_a_setting_that_stands_in_every_seed(fabricate)
     other = [*controls(fabricate), *dp(fabricate, 0.1, 34.0), *dp(fabricate, 1.0, 8.0)]
     answer = seeded(one, other)
     (table,) = answer.tables
-    assert "falls at all 2 settings in 1 of 2 seeds" in answer.headline.words and answer.headline.tone == "error"
+    assert "falls at both settings in 1 of 2 seeds" in answer.headline.words and answer.headline.tone == "error"
     assert [row.judgement.verdict for row in table.compared[0].by_control] == [
         "rebuilt by adaptive_dp (1 of 2 seeds)"
     ] * 2

@@ -135,7 +135,7 @@ def _everywhere(row: Row) -> str:
         return ""
     if len(leaking) == len(grid):
         known = "" if row.table.unlearned or len(usable) == len(grid) else f", {len(usable)} of them usable"
-        return f" at all {len(grid)} settings{known}"
+        return f" at {_all(len(grid))} settings{known}"
     if row.table.unlearned:
         return f" at {len(leaking)} of {len(grid)} settings"
     return " at every usable setting" if len(usable) > 1 else f" at its one usable setting, {row.setting}"
@@ -175,12 +175,16 @@ def _why_useless(row: Row) -> str:
     return f"{who} more than {USABLE:g} points of accuracy, or half of what was learned"
 
 
+def _all(count: int) -> str:
+    return "both" if count == 2 else f"all {count}"
+
+
 def _in_seeds(setting: Setting) -> str:
     """Return " in all 3 seeds" or " in 2 of 3 seeds"; "" where there is one."""
     if setting.seeds == 1:
         return ""
     count = setting.judgement.seeds
-    return f" in all {setting.seeds} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
+    return f" in {_all(setting.seeds)} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
 
 
 def _figures(row: Row) -> str:

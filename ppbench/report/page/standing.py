@@ -406,9 +406,7 @@ SHORT = {
 
 def reason_of(leak: Leak) -> str:
     """Return why a level is undecided, in words."""
-    return next(
-        (q.words for q in leak.qualifiers if q.code in SHORT), "what is seen is neither shown to leak nor not to"
-    )
+    return next((q.words for q in leak.qualifiers if q.code in SHORT), "a leak is neither shown nor ruled out")
 
 
 def chip(value: Value) -> tuple[str, Tone]:
