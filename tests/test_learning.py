@@ -4,6 +4,7 @@ import pytest
 from test_batch_members import scores
 
 from ppbench.records.outcome import Utility
+from ppbench.records.schema import Metric
 from ppbench.report.controls import Check
 from ppbench.report.learning import keeps_enough, learning_of
 from ppbench.report.page.answer import answer_of
@@ -61,7 +62,7 @@ def test_numbers_are_judged_against_the_mean_of_the_targets(error, constant, sta
 def test_a_usable_model_keeps_half_of_what_was_learned_and_loses_five_points_at_most():
     assert keeps_enough(0.91, 0.96, 0.1) and not keeps_enough(0.909, 0.96, 0.1)
     assert keeps_enough(0.14, 0.18, 0.1) and not keeps_enough(0.139, 0.18, 0.1)
-    assert keeps_enough(None, 0.9, 0.1)
+    assert keeps_enough(None, 0.9, 0.1) is None
 
 
 def evaluation(make, none, defended, decibels=8.0, undefended=35.0):
@@ -77,7 +78,7 @@ def evaluation(make, none, defended, decibels=8.0, undefended=35.0):
 
 @pytest.mark.parametrize(
     ("none", "words"),
-    [(0.1, "the undefended model learned nothing that can be told from chance (accuracy 10% [8.2, 12.0], chance 10%)"),
+    [(0.1, "the undefended model learned nothing that can be shown (accuracy 10% [8.2, 12.0], chance 10%)"),
      (0.139,
       "the undefended model is not shown to be 5 points above chance (accuracy 13.9% [11.8, 16.2], chance 10%)")],
 )  # fmt: skip
@@ -86,8 +87,8 @@ def test_losing_nothing_of_nothing_is_neither_usable_nor_safe(fabricate, none, w
     answer = answer_of(records, HOLDS)
     message = answer.as_dict()
     assert answer.headline.words == (
-        f"dp is inconclusive: {words}, so no setting can be called usable. Train longer (--rounds, now 20), at another "
-        "rate (--lr, now 0.1) or on more examples."
+        f"dp: inconclusive, because {words}; no setting can be called usable. Train longer (--rounds, now 20), at "
+        "another rate (--lr, now 0.1) or on more examples."
     )
     assert answer.headline.tone == "warning" and not answer.trust.reliable
     assert message["reliability"]["state"] == "unlearned" and words[1:] in message["reliability"]["sentence"]
@@ -131,6 +132,93 @@ def test_several_defenses_beside_a_model_that_learned_nothing(fabricate):
     answer = answer_of([*evaluation(fabricate, 0.1, 0.1), *other], HOLDS)
     assert answer.headline.words == (
         "1 of 2 defenses falls, with no setting known to be usable (spn); 1 inconclusive, as the undefended model "
-        "learned too little (dp). The undefended model learned nothing that can be told from chance (accuracy 10% [8.2,"
+        "learned too little (dp). The undefended model learned nothing that can be shown (accuracy 10% [8.2,"
         " 12.0], chance 10%). Train longer (--rounds, now 20), at another rate (--lr, now 0.1) or on more examples."
     )
+
+
+def numbers(make, error, value=None, distance=0.5):
+    """Return a cell on numbers, of which the mean of the targets has an error of 1."""
+    name = "none" if value is None else "dp"
+    attack = "linear" if value is None else "adaptive_dp"
+    about = dict(shape=(16,), adaptive=value is not None, accuracy=None, mse=error, control="sigma", n=40)
+    record = make(name, value, attack, "reconstruction", 50.0, error=distance, **about)
+    use = record.utility.model_copy(update={"constant_mse": 1.0, "curve": [(20, error)]})
+    return record.model_copy(update={"utility": use})
+
+
+def test_numbers_are_usable_by_the_share_of_variance_that_is_explained(fabricate):
+    """A model with nine times the undefended error was called usable, as nothing was known of its accuracy."""
+    noise = fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, shape=(16,))
+    records = [
+        numbers(fabricate, 0.05, distance=0.01),
+        noise,
+        numbers(fabricate, 0.09, 0.1),
+        numbers(fabricate, 0.5, 1.0),
+    ]
+    settings = {one["value"]: one["usable"] for one in answer_of(records, HOLDS).as_dict()["settings"]}
+    assert settings == {0.1: True, 1.0: False}
+
+
+def test_rows_of_tables_are_told_by_their_relative_error(fabricate):
+    noise = fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, shape=(16,))
+    records = [numbers(fabricate, 0.05, distance=0.01), noise, numbers(fabricate, 0.5, 1.0, distance=0.03)]
+    assert answer_of(records, HOLDS).headline.words.endswith("; rows are rebuilt within 3%.")
+    assert "dB" not in answer_of(records, HOLDS).headline.words
+
+
+def test_of_settings_that_stand_the_one_that_gives_no_labels_is_told(fabricate):
+    about = dict(control="sigma", accuracy=0.94, n=40)
+    records = evaluation(fabricate, 0.95, 0.94)
+    for attack, adaptive in (("dlg", False), ("adaptive_dp", True)):
+        records.append(fabricate("dp", 1.0, attack, "reconstruction", 7.5, adaptive=adaptive, **about))
+    records.append(fabricate("dp", 0.1, "label_recovery", "label", 1.0, **about))
+    records.append(fabricate("dp", 1.0, "label_recovery", "label", 0.1, **about))
+    answer = answer_of(records, HOLDS)
+    assert answer.headline.words.startswith("dp stands at sigma=1 ") and answer.headline.tone == "good"
+    gives = {one["value"]: one["gives"] for one in answer.as_dict()["settings"]}
+    assert gives == {0.1: ["labels"], 1.0: []}
+
+
+def test_labels_that_leak_are_said_where_nothing_else_is_concluded(fabricate):
+    about = dict(control="sigma", accuracy=0.1, n=40)
+    records = [*evaluation(fabricate, 0.1, 0.1), fabricate("dp", 0.1, "label_recovery", "label", 1.0, **about)]
+    answer = answer_of(records, HOLDS)
+    assert "no setting can be called usable; recovered: 100% of labels. Train" in answer.headline.words
+    assert answer.trust.reliable, "that labels leak is concluded"
+
+
+def test_labels_of_which_most_are_of_one_class_are_no_leak(fabricate):
+    about = dict(control="sigma", accuracy=0.94, n=40)
+    label = fabricate("dp", 0.1, "label_recovery", "label", 0.9, **about)
+    common = label.utility.model_copy(update={"constant": 0.9})
+    records = [*evaluation(fabricate, 0.97, 0.97), label]
+    assert "labels" in answer_of(records, HOLDS).as_dict()["settings"][0]["gives"]
+    records = [r.model_copy(update={"utility": common}) if r.config.defense.id == "dp" else r for r in records]
+    assert answer_of(records, HOLDS).as_dict()["settings"][0]["gives"] == []
+
+
+def test_seeds_that_split_the_data_otherwise_are_seeds_of_one_evaluation(fabricate):
+    """The parts of a user's file are drawn by the seed, so that their digests differ."""
+    records = []
+    for seed in range(3):
+        for record in evaluation(fabricate, 0.95, 0.94):
+            data = record.config.data.model_copy(update={"sha256": f"{seed:064}"})
+            config = record.config.model_copy(update={"seed": seed, "data": data})
+            records.append(record.model_copy(update={"config": config, "cell_id": config.cell_id()}))
+    (table,) = answer_of(records, HOLDS).tables
+    assert table.about.endswith(", seeds 0, 1 and 2") and len(table.compared[0].value.values) == 3
+
+
+def test_columns_of_two_sums_are_too_few_to_be_shown_to_be_right(fabricate):
+    """The interval of a mean that is resampled from two units is their least and greatest."""
+    from ppbench.report.leak import _ends
+
+    record = fabricate("dp", 0.1, "linear", "reconstruction", 50.0, error=0.5, shape=(16,), n=20)
+    mean = Metric(name="reconstruction_accuracy", value=0.41, low=0.4, high=0.42, method="bootstrap", n=20,
+                  higher_is_safer=False, chance=0.27)  # fmt: skip
+    found = record.model_copy(update={"metrics": [*record.metrics, mean]})
+    assert _ends("reconstruction_accuracy", found)[0] == pytest.approx(0.13)
+    two = [score.model_copy(update={"probe": place % 2, "cohort": True}) for place, score in enumerate(found.victims)]
+    assert len({score.unit for score in two}) == 2
+    assert _ends("reconstruction_accuracy", found.model_copy(update={"victims": two})) == (-1.0, 1.0)

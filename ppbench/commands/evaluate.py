@@ -87,7 +87,8 @@ def evaluate(
     """Evaluate a defense: train, attack, score, record, and say what was found.
 
     Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of the defense is complete; 2:
-    input that cannot be used; 3: a control failed or did not run, trust nothing.
+    input that cannot be used; 3: nothing can be concluded: a control failed or did not run, or the undefended model
+    learned too little and nothing leaks.
     """
     from ppbench.commands.live import Live
     from ppbench.commands.terminal import as_json, report

@@ -52,7 +52,7 @@ def glance(overview: Overview, width: int) -> Table:
         ("accuracy", _accuracy),
         ("worst case", _leaked),
         ("labels", lambda v: _share(v.labels, "label_accuracy")),
-        ("found", lambda v: _share(v.worst, "reidentified")),
+        ("found", lambda v: _share(v.found_again, "reidentified")),
         ("in batch", lambda v: _share(v.batch, "batch_asr")),
         ("members", lambda v: _share(v.members, "asr")),
         ("epsilon", lambda v: v.epsilon or "-"),

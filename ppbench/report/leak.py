@@ -29,6 +29,8 @@ Code = Literal[
 ]
 CLOSE = 0.30
 """Shares beyond chance: seen, where the interval begins above `CLEAR`; not, where it ends below this."""
+FEWEST = 6
+"""Units of which a resampled mean can be shown to lie above chance: of 5 all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
 READERS = {True: tuple(LOOKED), False: ("reconstruction_accuracy",)}
@@ -153,6 +155,8 @@ def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[fl
     if name in LOOKED:
         units = list(seen_of(name, found.victims).values())
         return lower_bound(units, tail) - metric.chance, upper_bound(units, tail) - metric.chance
+    if len({score.unit for score in found.victims}) < FEWEST:
+        return -1.0, 1.0
     low, high = 0.0 if metric.low is None else metric.low, 1.0 if metric.high is None else metric.high
     return low - metric.chance, high - metric.chance
 

@@ -21,10 +21,14 @@ State = Literal["learned", "little", "nothing", "unknown"]
 
 @dataclass(frozen=True)
 class Learning:
-    """state: "little" if the interval begins at most `USABLE` points above a constant answer; figure: in words."""
+    """state: "little" if the interval begins at most `USABLE` points above a constant answer; figure: in words.
+
+    beside: what it is compared with, "a constant answer", or "chance" in records that do not have that.
+    """
 
     state: State
     figure: str
+    beside: str = "a constant answer"
 
     @property
     def suffices(self) -> bool:
@@ -37,8 +41,8 @@ class Learning:
         if self.suffices:
             return ""
         if self.state == "nothing":
-            return f"the undefended model learned nothing that can be told from chance ({self.figure})"
-        return f"the undefended model is not shown to be {USABLE:g} points above chance ({self.figure})"
+            return f"the undefended model learned nothing that can be shown ({self.figure})"
+        return f"the undefended model is not shown to be {USABLE:g} points above {self.beside} ({self.figure})"
 
 
 def learning_of(utility: Utility) -> Learning:
@@ -46,13 +50,15 @@ def learning_of(utility: Utility) -> Learning:
     if utility.accuracy is not None and utility.low is not None and utility.high is not None:
         gain = round(100 * (utility.low - utility.floor), 9)
         ends = f"[{100 * utility.low:.1f}, {100 * utility.high:.1f}]"
-        figure = f"accuracy {utility.accuracy:.1%} {ends}, chance {utility.floor:.1%}".replace(".0%", "%")
-        return Learning("nothing" if gain <= 0 else "little" if gain <= USABLE else "learned", figure)
+        beside = "chance" if utility.constant is None else "a constant answer"
+        figure = f"accuracy {utility.accuracy:.1%} {ends}, {beside} {utility.floor:.1%}".replace(".0%", "%")
+        return Learning("nothing" if gain <= 0 else "little" if gain <= USABLE else "learned", figure, beside)
     if utility.mse is not None:
         if utility.constant_mse is None or utility.mse_high is None:
             return Learning("unknown", "")
         beats = utility.mse_high < utility.constant_mse
-        figure = f"MSE {utility.mse:.3g}, a constant answer {utility.constant_mse:.3g}"
+        ends = f"[{utility.mse_low:.3g}, {utility.mse_high:.3g}]"
+        figure = f"MSE {utility.mse:.3g} {ends}, a constant answer {utility.constant_mse:.3g}"
         return Learning("learned" if beats else "nothing", figure)
     return Learning("nothing", "its training diverged") if utility.curve else Learning("unknown", "")
 
@@ -70,12 +76,22 @@ def points_lost(accuracy: float | None, undefended: float | None) -> float | Non
     return None if accuracy is None or undefended is None else round(100 * (undefended - accuracy), 9)
 
 
-def keeps_enough(accuracy: float | None, undefended: float | None, floor: float) -> bool:
-    """Return whether a model is usable beside the undefended one; floor: accuracy of a constant answer.
+def score_of(utility: Utility) -> float | None:
+    """Return how good a model is on a scale of which 1 is perfect: its accuracy, or the share of variance explained.
 
-    True where an accuracy is not known. A loss of at most `USABLE` points counts, and `KEPT` of what was learned.
+    None where neither is known: numbers of older records have no constant answer to stand beside.
     """
-    loss = points_lost(accuracy, undefended)
-    if loss is None or accuracy is None or undefended is None:
-        return True
-    return loss <= USABLE and accuracy - floor >= KEPT * (undefended - floor)
+    if utility.accuracy is not None:
+        return utility.accuracy
+    return None if utility.mse is None or not utility.constant_mse else 1 - utility.mse / utility.constant_mse
+
+
+def keeps_enough(score: float | None, undefended: float | None, floor: float) -> bool | None:
+    """Return whether a model is usable beside the undefended one, None where a score (`score_of`) is not known.
+
+    A loss of at most `USABLE` points will do if `KEPT` of what was learned is left; floor: score of a constant answer.
+    """
+    loss = points_lost(score, undefended)
+    if loss is None or score is None or undefended is None:
+        return None
+    return loss <= USABLE and score - floor >= KEPT * (undefended - floor)

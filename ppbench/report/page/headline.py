@@ -8,6 +8,7 @@ from typing import Literal
 
 from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import best
+from ppbench.records.figure import leak as leak_amount
 from ppbench.report.controls import value
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE
@@ -100,14 +101,13 @@ def _one(row: Row) -> Headline:
     where, leak = f" at {row.setting}" if row.setting else "", setting.leak
     end = f"; {row.table.unlearned}. {row.table.advice}" if row.table.unlearned else "."
     if fate == "useless":
-        return Headline(f"{name} has no usable setting: {_why_useless(row)}{_leaking_of(row)}.", "warning")
+        return Headline(f"{name} has no usable setting: {_why_useless(row)}{_others(row)}{_given(row)}.", "warning")
     if fate == "refuted":
         assert setting.refutation is not None  # it is what the fate says
         return Headline(f"{name} is refuted{where}: {setting.refutation.words}{_beside(setting)}{end}", "error")
     if fate == "unlearned":
-        learned = row.table.unlearned
-        words = f"{name} is inconclusive: {learned}, so no setting can be called usable{_leaking_of(row)}"
-        return Headline(f"{words}. {row.table.advice}", "warning")
+        words = f"{name}: inconclusive, because {row.table.unlearned}; no setting can be called usable"
+        return Headline(f"{words}{_others(row)}{_given(row)}. {row.table.advice}", "warning")
     if leak is None or setting.judgement.fate == "silent":
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
@@ -118,14 +118,13 @@ def _one(row: Row) -> Headline:
         words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
         untested = "; untested against one who knows of it" if leak.untested else ""
         seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
-        return Headline(f"{words}: {seen}{untested}{_leaking_of(row)}.", row.standing.tone)
+        return Headline(f"{words}: {seen}{untested}{_others(row)}.", row.standing.tone)
+    rest = f"{_others(row)}{_given(row)}"
     if setting.judgement.verdict.startswith("inconclusive"):
         words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds"
-        return Headline(f"{name} is inconclusive{where}: {words}{_leaking_of(row)}.", "warning")
+        return Headline(f"{name}: inconclusive{where}, because {words}{rest}.", "warning")
     reason = "attacks failed" if setting.lacking else reason_of(leak)
-    return Headline(
-        f"{name} is undecided{where}: {reason}{_figures(row)}{_beside(setting)}{_leaking_of(row)}.", "warning"
-    )
+    return Headline(f"{name} is undecided{where}: {reason}{_figures(row)}{rest}.", "warning")
 
 
 def _everywhere(row: Row) -> str:
@@ -134,45 +133,78 @@ def _everywhere(row: Row) -> str:
     if len(grid) == 1:
         return ""
     if len(leaking) == len(grid):
-        known = "" if row.table.unlearned or len(usable) == len(grid) else f", {len(usable)} of them usable"
-        return f" at {_all(len(grid))} settings{known}"
+        known = not row.table.unlearned and len(usable) < len(grid) and any(v.usable is False for v in grid)
+        return f" at {_all(len(grid))} settings" + (f", {len(usable)} of them usable" if known else "")
     if row.table.unlearned:
         return f" at {len(leaking)} of {len(grid)} settings"
     return " at every usable setting" if len(usable) > 1 else f" at its one usable setting, {row.setting}"
 
 
 def _others(row: Row) -> str:
-    """Return what became of the settings that are not usable, where some of them is not shown to leak."""
-    grid, leaking = row.standing.grid, row.standing.leaking
+    """Return what became of the settings that the line does not tell of: what leaks most there, what is not usable.
+
+    "; images are rebuilt at 20 dB at 1 of 3 settings; 2 of 3 settings are not usable".
+    """
+    grid, setting, number = row.standing.grid, row.standing.value, len(row.standing.grid)
+    others = [v for v in row.standing.leaking if v is not setting or row.fate == "useless"]
+    shown = [v for v in others if v.leak is not None and v.leak.falls]
+    words, own = "", setting.judgement.fate == "leaks" and row.fate != "useless"
+    if shown:
+        worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _amount(v)))  # type: ignore[union-attr]  # shown
+        assert worst.leak is not None
+        at = f" at {len(shown)} of {number} settings" if number > 1 else ""
+        if not own:
+            words = f"; {worst.leak.noun} are {worst.leak.level}{_amount_words(worst)}{at}"
+        elif _is_far_worse(worst, setting):
+            words = f" ({worst.leak.level}{_amount_words(worst)} at {_control(worst)})"
+    elif others and not own:
+        words = f"; {len(others)} of {count_of(number, 'setting')} leak something"
     useless = sum(v.usable is False for v in grid)
-    if len(leaking) == len(grid) or not useless:
+    everywhere = own and len(row.standing.leaking) == number
+    if useless and row.fate != "useless" and not everywhere:
+        words += f"; {useless} of {number} settings {'is' if useless == 1 else 'are'} not usable"
+    return words
+
+
+def _is_far_worse(one: Setting, other: Setting) -> bool:
+    """Return whether more leaks at one of two settings that leak: at another level, or with half the squared error."""
+    assert one.leak is not None and other.leak is not None
+    if one.metric is None or other.metric is None or one.leak.level != other.leak.level:
+        return SEVERITY[one.leak.level] > SEVERITY[other.leak.level]
+    if one.metric.name == "psnr_median":
+        return _amount(one) > _amount(other) + 3.0
+    return (one.metric.value or 0.0) < 0.7 * (other.metric.value or 0.0)
+
+
+def _control(setting: Setting) -> str:
+    return setting.entry.control.replace(" = ", "=")
+
+
+def _amount(setting: Setting) -> float:
+    """Return how much comes out of inputs, larger being more: dB of images, minus the relative error of rows."""
+    metric = setting.metric
+    return -float("inf") if metric is None or metric.value is None else leak_amount(metric)
+
+
+def _amount_words(setting: Setting) -> str:
+    """Return " at 46 dB", of table rows " within 2%" where they are rebuilt, else " (relative error 30%)"."""
+    metric = setting.metric
+    if metric is None or metric.value is None or setting.leak is None:
         return ""
-    return f"; {useless} of {len(grid)} settings {'is' if useless == 1 else 'are'} not usable"
-
-
-def _leaking_of(row: Row) -> str:
-    """Return "; images are rebuilt at 20 dB at 1 of 3 settings", of a row that tells of one that does not leak."""
-    grid, leaking = row.standing.grid, row.standing.leaking
-    shown = [v for v in leaking if v.leak is not None and v.leak.falls]
-    if not shown:
-        return f"; {len(leaking)} of {count_of(len(grid), 'setting')} leak something" if leaking else ""
-    worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _decibels(v)))  # type: ignore[union-attr]  # shown
-    assert worst.leak is not None
-    at = f" at {len(shown)} of {len(grid)} settings" if len(grid) > 1 else ""
-    figure = f" at {'up to ' if len(shown) > 1 else ''}{_decibels(worst):.0f} dB" if _decibels(worst) else ""
-    return f"; {worst.leak.noun} are {worst.leak.level}{figure}{at}"
-
-
-def _decibels(setting: Setting) -> float:
-    return value(setting.worst, "psnr_median") or 0.0
+    if metric.name == "psnr_median":
+        return f" at {metric.value:.0f} dB"
+    rebuilt = setting.leak.level == "rebuilt"
+    return f" within {metric.value:.0%}" if rebuilt else f" (relative error {metric.value:.0%})"
 
 
 def _why_useless(row: Row) -> str:
     grid = row.standing.grid
     if all(v.learning.state == "nothing" for v in grid):
-        return "its model learned nothing" if len(grid) == 1 else f"the models of all {len(grid)} learned nothing"
+        return "its model learned nothing" + ("" if len(grid) == 1 else f" at {_all(len(grid))} settings")
     who = "it loses" if len(grid) == 1 else f"each of {len(grid)} loses"
-    return f"{who} more than {USABLE:g} points of accuracy, or half of what was learned"
+    if all(v.loss is not None and -v.loss > USABLE for v in grid):
+        return f"{who} more than {USABLE:g} points of accuracy"
+    return f"{who} more than {USABLE:g} points, or more than half of what was learned"
 
 
 def _all(count: int) -> str:
@@ -190,20 +222,29 @@ def _in_seeds(setting: Setting) -> str:
 def _figures(row: Row) -> str:
     """Return " at 46 dB (undefended 89, blind 11)"; of table rows their relative error."""
     setting, none = row.standing.value, row.standing.none
-    if setting.leak is None or setting.metric is None or setting.metric.value is None:
-        return ""
-    if setting.metric.name != "psnr_median":
-        return f" within {setting.metric.value:.0%}"
+    words = _amount_words(setting)
+    if not words or setting.leak is None or setting.metric is None or setting.metric.name != "psnr_median":
+        return words
     undefended = None if none is None else value(none.worst, "psnr_median")
     pairs = (("undefended", undefended), ("blind", setting.leak.blind))
     beside = ", ".join(f"{what} {number:.0f}" for what, number in pairs if number)
-    return f" at {setting.metric.value:.0f} dB" + (f" ({beside})" if beside else "")
+    return f"{words} ({beside})" if beside else words
 
 
 def _beside(setting: Setting) -> str:
     """Return ", 90% of labels, members", of what is recovered beside inputs."""
     share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
     return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.given)
+
+
+def _given(row: Row) -> str:
+    """Return "; recovered: 90% of labels", at the setting at which most is, where the line says nothing of inputs."""
+    giving = [v for v in row.standing.grid if v.given]
+    if not giving:
+        return ""
+    most = max(giving, key=lambda v: value(v.labels, "label_accuracy") or 0.0)
+    at = f" at {len(giving)} of {len(row.standing.grid)} settings" if len(row.standing.grid) > 1 else ""
+    return f"; recovered: {_beside(most).removeprefix(', ')}{at}"
 
 
 # -- several ---------------------------------------------------------------------------------------------------------
@@ -242,7 +283,9 @@ def _many(rows: Sequence[Row]) -> Headline:
         names = groups[fate, but]
         words = {"but": but, "s": "s" if len(names) == 1 else "", "names": "" if only else f" ({listed(names, MOST)})"}
         who = only or f"{len(names)} of {len(by_name)} defenses"
-        parts.append(FORMS[fate].format(who=who, number=only or len(names), **words))
+        if only and fate == "stand" and names[0] != only:
+            who = names[0]  # with the setting at which it stands
+        parts.append(FORMS[fate].format(who=who, number=who if only else len(names), **words))
     return Headline("; ".join(parts) + "." + _unlearned([row.table for row in rows]), _tone([*groups]))
 
 

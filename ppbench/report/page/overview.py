@@ -29,7 +29,8 @@ Rows = list[tuple[Board, Entry]]
 Broken = Set[tuple[int, int | None]]
 """Boards, by identity, and seeds at which the undefended model falls."""
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
-_SETTING = tuple(name for name in TRAINED if name != "seed")
+UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
+_SETTING = tuple(name for name in TRAINED if name not in ("seed", "digest"))
 BATCH = "batch_asr"
 AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 
@@ -79,7 +80,7 @@ class Overview:
     def tells(self, name: str) -> bool:
         """Return whether some row has that figure of a setting, or "reidentified": the table has a column of it."""
         if name == "reidentified":
-            return any(v.worst is not None and v.worst.metric(name) is not None for row in self.rows for v in row.grid)
+            return any(v.found_again is not None for row in self.rows for v in row.grid)
         return any(getattr(row.value, name) is not None for row in self.rows)
 
 
@@ -90,10 +91,7 @@ def overviews(found: Sequence[Board], evaluations: Sequence[Judged], costs: Sequ
         for entry in board.entries:
             rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
-    alike: dict[Key, list[Judged]] = {}
-    for one in evaluations:
-        if one.key in rows:
-            alike.setdefault(one.key.only(SEEDLESS), []).append(one)
+    alike = _alike([one for one in evaluations if one.key in rows])
     words = abouts(alike)
     tables = [
         _overview(about, seeds, part, paid)
@@ -101,6 +99,23 @@ def overviews(found: Sequence[Board], evaluations: Sequence[Judged], costs: Sequ
         for about, part in _probed(_with_seeds(words[key], seeds), [pair for one in seeds for pair in rows[one.key]])
     ]
     return [table for table in tables if table.compared]
+
+
+def _alike(evaluations: Sequence[Judged]) -> dict[Key, list[Judged]]:
+    """Return evaluations that differ in their seeds alone, by what they share.
+
+    Where the seed also splits a user's data into parts, the digests differ: those of one name and size are the same
+    data, unless one seed has two.
+    """
+    groups: dict[tuple[Key, str], list[Judged]] = {}
+    for one in evaluations:
+        groups.setdefault((one.key.only(UNSPLIT), one.key.data), []).append(one)
+    found: dict[Key, list[Judged]] = {}
+    for some in groups.values():
+        together = len({one.key.seed for one in some}) == len(some)
+        for one in some:
+            found.setdefault((some[0] if together else one).key.only(SEEDLESS), []).append(one)
+    return found
 
 
 def _with_seeds(about: str, seeds: Sequence[Judged]) -> str:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from ppbench.metrics.guarantee import epsilon_words
 from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import above_chance, rebuilding
+from ppbench.report.controls import above_chance, rebuilding, value, widened
 from ppbench.report.leak import SEVERITY, WORDS, Leak
-from ppbench.report.learning import Learning, State, keeps_enough, learning_of, points_lost
+from ppbench.report.learning import Learning, State, keeps_enough, learning_of, points_lost, score_of
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.refutation import Refutation
@@ -79,8 +79,14 @@ class Value:
 
     @property
     def gives_labels(self) -> bool:
-        """Whether labels are recovered above chance, at the level of all attacks on the row."""
-        return above_chance(self.labels, "label_accuracy", len(self.entry.records))
+        """Whether labels are recovered above chance, at the level of all attacks on the row.
+
+        A guess of the commonest class needs no upload: its share counts as chance where that is larger.
+        """
+        if self.labels is None or not above_chance(self.labels, "label_accuracy", len(self.entry.records)):
+            return False
+        ends = widened(self.labels.metric("label_accuracy"), len(self.entry.records))
+        return ends is None or ends[0] > self.labels.utility.floor
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -158,6 +164,12 @@ class Setting:
         return best([v.labels for v in self.values if v.labels is not None], "label_accuracy")
 
     @property
+    def found_again(self) -> Measured | None:
+        """The cell, or worst case, by which most originals are found again among held-out images, of that seed."""
+        tops = () if self.leak is None else self.leak.everybody.readers
+        return next((top for name, top in tops if name == "reidentified"), None)
+
+    @property
     def batch(self) -> Record | None:
         """The cell of all seeds that tells best who was in a batch."""
         return best([v.batch for v in self.values if v.batch is not None], "batch_asr")
@@ -229,15 +241,15 @@ class Setting:
 
         None where that one learned too little: losing nothing of nothing is no figure.
         """
-        loss = points_lost(self.accuracy, self._undefended)
+        loss = points_lost(self.accuracy, _mean([v.accuracy for v in self._same_seeds]))
         known = self.none is not None and self.none.learning.suffices
         return None if loss is None or not known else 0.0 - loss
 
     @property
-    def _undefended(self) -> float | None:
-        """The undefended model's accuracy, the mean over the seeds that this setting has."""
+    def _same_seeds(self) -> tuple[Value, ...]:
+        """The undefended model at the seeds that this setting has."""
         seeds = {v.entry.key.seed for v in self.values}
-        return None if self.none is None else _mean([v.accuracy for v in self.none.values if v.entry.key.seed in seeds])
+        return () if self.none is None else tuple(v for v in self.none.values if v.entry.key.seed in seeds)
 
     @cached_property
     def learning(self) -> Learning:
@@ -252,8 +264,10 @@ class Setting:
             return None
         if self.learning.state == "nothing":
             return False
-        floor = max(v.entry.sample.utility.floor for v in self.values)
-        return keeps_enough(self.accuracy, self._undefended, floor)
+        uses = [v.entry.sample.utility for v in self.values]
+        beside = [v.entry.sample.utility for v in self._same_seeds]
+        floor = 0.0 if self.accuracy is None else max(use.floor for use in uses)
+        return keeps_enough(_mean([score_of(use) for use in uses]), _mean([score_of(use) for use in beside]), floor)
 
     @cached_property
     def judgement(self) -> Judgement:
@@ -308,6 +322,8 @@ class Setting:
             "points": self.loss,
             "epsilon": self.epsilon,
             "usable": self.usable,
+            "labels": value(self.labels, "label_accuracy"),
+            "gives": list(self.given),
         }
 
 
@@ -386,12 +402,13 @@ def undefended(none: Setting) -> Standing:
     return Standing(none, (none,), None, "undefended", "info")
 
 
-def _leaking(setting: Setting) -> tuple[int, int, bool, float]:
+def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
     order = ("withstands", "open", "silent", "leaks").index(setting.judgement.fate)
     if setting.leak is None:
-        return order, 0, setting.lacking, 0.0
+        return order, 0, setting.lacking, len(setting.given), 0.0
     level = setting.leak.level
-    return order, SEVERITY[level], setting.lacking, 0.0 if level == "blind" else _plainly(setting.shown)
+    plainly = 0.0 if level == "blind" else _plainly(setting.shown)
+    return order, SEVERITY[level], setting.lacking, len(setting.given), plainly
 
 
 SHORT = {
@@ -415,12 +432,14 @@ def chip(value: Value) -> tuple[str, Tone]:
     if leak is None:
         return "not attacked", "info"
     if leak.falls or value.refuted:
-        seen = [f"{WORDS[leak.level]} by {winner_of(leak.worst)}"] if leak.falls else []
+        clear = leak.everybody.clear if leak.level == "recognizable" else ()
+        seen = [f"{WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
         return ", ".join([*seen, *_refuted(value)]), "error"
     if value.lacking:
         return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
-        return next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), WORDS["undecided"]), "warning"
+        reason = next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), WORDS["undecided"])
+        return ", ".join([reason, *(f"gives {word}" for word in value.given)]), "warning"
     words = [WORDS["blind"], *(["untested"] if leak.untested else ()), *(f"gives {word}" for word in value.given)]
     return ", ".join(words), "warning" if len(words) > 1 else "good"
 

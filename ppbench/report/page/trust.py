@@ -125,7 +125,8 @@ def trust_of(
     checks = (*checks_of(told), *(() if harness is None else (harness,)), *_learning(tables))
     records = [record for one in told for record in one.records]
     sound = sum(one.reliable for one in told)
-    leaking = any(row.leaking for table in tables if table.reliable for row in table.compared)
+    rows = [row for table in tables if table.reliable for row in table.compared]
+    leaking = any(row.leaking or any(setting.given for setting in row.grid) for row in rows)
     return Trust(checks, len(found), tuple(silent), len(told), sound, leaking, company_of(records))
 
 
