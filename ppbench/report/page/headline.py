@@ -119,12 +119,12 @@ def _one(row: Row) -> Headline:
         untested = "; untested against one who knows of it" if leak.untested else ""
         seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
         return Headline(f"{words}: {seen}{untested}{_others(row)}.", row.standing.tone)
-    rest = f"{_others(row)}{_given(row)}"
     if setting.judgement.verdict.startswith("inconclusive"):
-        words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds"
-        return Headline(f"{name}: inconclusive{where}, because {words}{rest}.", "warning")
+        words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_given(row)}"
+        return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
     reason = "attacks failed" if setting.lacking else reason_of(leak)
-    return Headline(f"{name} is undecided{where}: {reason}{_figures(row)}{rest}.", "warning")
+    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}"
+    return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
 def _everywhere(row: Row) -> str:
