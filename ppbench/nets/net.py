@@ -20,6 +20,7 @@ from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
 from ppbench.nets import given
 from ppbench.nets.classifier import Classifier as Classifier
+from ppbench.nets.split import Given
 
 Option = str | int | float | bool
 
@@ -72,6 +73,10 @@ class Net:
         self.head_bias = head.bias is not None
         self.mixes, self.fewest, self.most = module.mixes, module.fewest, module.most
         self._written, self._single = module.written, module.single
+
+    def own_name(self, name: str) -> str:
+        """Return what the parameter or layer `name` is called in the network as somebody wrote it."""
+        return self.module.own_name(name) if isinstance(self.module, Given) else name
 
     @cached_property
     def frozen_sha256(self) -> str:

@@ -63,7 +63,9 @@ class Given(Classifier):
     def own_name(self, name: str) -> str:
         """Return what the parameter `name` of this classifier is called in the network as it was written."""
         part, _, rest = name.partition(".")
-        return ".".join(filter(None, (self.head_name, rest))) if part == "head" else rest
+        if part == "head":
+            return ".".join(filter(None, (self.head_name, rest)))
+        return rest if part == "features" else name
 
 
 def _before_tap(kind: type[nn.Module], module: nn.Module) -> nn.Sequential | None:
