@@ -170,6 +170,18 @@ def test_a_federation_speaks_of_no_gradient() -> None:
         ppbench.federate(ppbench.load_defense("none"), Two(dropping), [(X, Y), (X, Y)])
 
 
+# -- devices ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("word", ["auto", "meta", "", "tpu"])
+def test_a_device_that_cannot_be_used_is_refused_with_one_that_python_takes(word: str) -> None:
+    gradient = users.gradient_of(Two(plain), X[:1], Y[:1])
+    for call in (
+        lambda: ppbench.invert(Two(plain), gradient, users.SHAPE, device=word),
+        lambda: ppbench.federate(ppbench.load_defense("none"), Two(plain), [(X, Y), (X, Y)], device=word),
+    ):
+        with pytest.raises(UsageError, match=rf"^Device '{word}' cannot be used \(.*\); use 'cpu'( or 'cuda')?\.$"):
+            call()
+
+
 # -- by address -------------------------------------------------------------------------------------------------------
 class Answers(Two):
     """Answers by a tuple, in every mode."""
