@@ -150,7 +150,9 @@ def test_a_network_that_takes_one_input_at_a_time_is_inverted_at_one() -> None:
 
 def test_the_shape_is_blamed_only_where_the_network_itself_does_not_take_it() -> None:
     four = refused(Two(lambda net, x: plain(net, x.view(4, 64))))
-    assert "on 4 float32 on cpu it runs, but not as attacks need it" in four and "shape must be" not in four
+    assert (
+        "it runs on a batch of 4 in float32 on cpu, but not as attacks need it" in four and "shape must be" not in four
+    )
     assert "shape must be that of one input" in refused(Two(plain), (1, 7, 7))
     narrow = Two(lambda net, x: plain(net, x) + torch.zeros(4, 16, dtype=torch.float64) @ net.b.weight.T.to(x.dtype))
     assert "shape must be that" in refused(narrow)  # it runs on nothing

@@ -111,14 +111,14 @@ _COUNTS = (2, 1, 3, 4, 5, 6, 7, 8, 10, 16, 32)
 
 
 def runs_as_it_is(module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float]) -> str:
-    """Return on what inputs of `shape` a module runs, on its own device and in its own precision; "" for none."""
+    """Return on what batch of inputs of `shape` a module runs, on its own device and in its own precision; "" for none."""
     values = (*module.parameters(), *module.buffers())
     for dtype in dict.fromkeys([torch.float32, *precisions(module)]):
         for count in _COUNTS:
             one = _examples(shape, data_range)[:1].to(values[0].device if values else "cpu", dtype)
             with suppress(Exception), torch.no_grad(), modes.kept_generators():
                 modes.copied(module)(one.expand(count, *shape).clone())
-                return f"{count} {str(dtype).removeprefix('torch.')} on {one.device}"
+                return f"a batch of {count} in {str(dtype).removeprefix('torch.')} on {one.device}"
     return ""
 
 

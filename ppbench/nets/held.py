@@ -62,7 +62,7 @@ def held(
         except Exception as cause:  # whatever somebody's forward pass raises
             if taken := given.runs_as_it_is(module, shape, data_range):
                 right = "let its forward pass take the batch size, precision and device of its input"
-                reason = f"on {taken} it runs, but not as attacks need it ({because(cause, 200)}); {right}"
+                reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
                 raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {reason}.") from cause
             if embedding := _embedding(module, str(cause)):
                 words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
