@@ -111,7 +111,7 @@ _COUNTS = (2, 1, 3, 4, 5, 6, 7, 8, 10, 16, 32)
 
 
 def runs_as_it_is(module: nn.Module, shape: tuple[int, ...], data_range: tuple[float, float]) -> str:
-    """Return on what batch of inputs of `shape` a module runs, on its own device and in its own precision; "" for none."""
+    """Return on what batch a module runs as it is, on its own device and in a precision of its own; "" for none."""
     values = (*module.parameters(), *module.buffers())
     for dtype in dict.fromkeys([torch.float32, *precisions(module)]):
         for count in _COUNTS:
