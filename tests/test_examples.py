@@ -113,7 +113,7 @@ def test_without_a_gpu_it_says_so_in_one_sentence_and_leaves_nothing(tmp_path):
     command = ["bash", str(BENCHMARKS / "gpu.sh"), "--out", str(tmp_path / "found")]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 2 and ran.stdout == ""
-    assert ran.stderr == "Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.\n"
+    assert ran.stderr == "Device 'cuda' was asked for, but torch finds no GPU; use 'cpu'.\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -262,9 +263,39 @@ def test_frozen_layers_stay_where_they_are_in_a_federation(defense: str, names: 
 @pytest.mark.parametrize("defense", ["pbpfl", "pbpfl_ext", "mpdp", "mp_cdp", "pile"])
 @pytest.mark.parametrize("name", ["5.bias", "5.weight", "0.weight"])
 def test_perturbing_defenses_refuse_what_is_frozen_by_name(defense: str, name: str) -> None:
-    ours = name.replace("5", "head").replace("0", "features.0")
-    with pytest.raises(UsageError, match=f"Layer '{ours}' is frozen, so it cannot be perturbed exactly"):
+    with pytest.raises(UsageError, match=f"Layer '{name}' is frozen, so it cannot be perturbed exactly"):
         ppbench.federate(ppbench.load_defense(defense), frozen(name), [(X, Y), (X, Y), (X, Y)])
+
+
+@pytest.mark.parametrize("defense", ["pbpfl", "pbpfl_ext", "mpdp", "mpdp_h", "mp_cdp", "mp_dp_naive", "pile"])
+def test_perturbing_defenses_refuse_what_has_no_linear_head(defense: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 8), nn.Flatten())
+    right = (
+        "Model 'Sequential' has no linear head: its logits are not the output of an nn.Linear.* use one that ends in"
+    )
+    with pytest.raises(UsageError, match=right):
+        ppbench.federate(ppbench.load_defense(defense), model, [(X, Y), (X, Y), (X, Y)])
+
+
+def test_defenses_call_layers_by_the_users_names_and_name_no_option_of_the_command_line() -> None:
+    def sentence(defense: str, *layers: nn.Module) -> str:
+        model = nn.Sequential(nn.Flatten(), *layers)
+        with pytest.raises(UsageError) as error:
+            ppbench.federate(ppbench.load_defense(defense), model, [(X, Y), (X, Y), (X, Y)])
+        assert "--" not in str(error.value) and "model." not in str(error.value)
+        return str(error.value)
+
+    biased = nn.Linear(64, 16, bias=False), nn.ReLU(), nn.Linear(16, 4)
+    for defense in ("mpdp", "mp_cdp"):
+        words = sentence(defense, *biased)
+        assert "has the parameter '3.bias', whose noise would not be Gaussian" in words
+        assert words.endswith("use a network without biases, as nn.Linear(..., bias=False).")
+    assert sentence("pbpfl", nn.Linear(64, 16), nn.Sigmoid(), biased[2]).startswith("Layer '2' (Sigmoid)")
+    assert sentence("mpdp", nn.Linear(64, 16), nn.BatchNorm1d(16), biased[2]).startswith("Layer '2' (BatchNorm1d)")
+    nested = nn.Sequential(OrderedDict(features=nn.Sequential(nn.Linear(64, 16), nn.Sigmoid()), head=biased[2]))
+    assert sentence("mp_cdp", nested).startswith("Layer '1.features.1' (Sigmoid)")
+    normed = nn.Linear(64, 16), nn.BatchNorm1d(16), biased[2]
+    assert sentence("dp_sgd", *normed).endswith("use group norm, or norm.eval().")
 
 
 def gradient_of(model: nn.Module, count: int = 1) -> list[Tensor]:

@@ -19,14 +19,13 @@ from ppbench.base.machine import memory
 
 def check_device(word: str) -> None:
     """Refuse a device, as torch names it, that torch cannot compute on here (UsageError)."""
+    right = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
     if word == "cuda" and not torch.cuda.is_available():
-        raise UsageError("Device 'cuda' was asked for, but torch finds no GPU; use --device cpu or auto.")
+        raise UsageError(f"Device 'cuda' was asked for, but torch finds no GPU; use {right}.")
     try:
         torch.ones(1, device=word).item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as cause:  # torch raises any of them
-        raise UsageError(
-            f"Device {shown(word)} cannot be used ({because(cause)}); use --device cpu or auto."
-        ) from cause
+        raise UsageError(f"Device {shown(word)} cannot be used ({because(cause)}); use {right}.") from cause
 
 
 def device_name(word: str | torch.device) -> str:

@@ -18,6 +18,7 @@ from ppbench.defenses.dp import unit_noise
 from ppbench.federation.bounds import LARGE, Positive, between
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
+from ppbench.nets.net import HeldSpec
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class DPSGD(Defense):
         """As its base; also refuse a network in which no example has a gradient of its own."""
         super().check(plan)
         if plan.net.mixes:
+            running = "norm.eval()" if isinstance(plan.spec, HeldSpec) else "--set model.norms=running"
             raise UsageError(
                 f"Defense {self.name!r} clips each example's gradient, which batch norm in model {plan.spec.model!r} "
-                "makes depend on the others; use group norm, or --set model.norms=running."
+                f"makes depend on the others; use group norm, or {running}."
             )
 
     def noise(self, plan: Plan) -> Noise | None:

@@ -134,6 +134,14 @@ class Walk:
         self.factors[name] = factor
 
 
-def refusal(layer: str, reason: str, instead: str) -> UsageError:
+class LayerRefused(UsageError):
+    """A layer, by its name, that a defense cannot perturb. reason: the sentence behind that name."""
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(f"Layer {layer!r} {reason}")
+        self.layer, self.reason = layer, reason
+
+
+def refusal(layer: str, reason: str, instead: str) -> LayerRefused:
     """Return the error that names a layer, why it cannot be perturbed exactly, and what can."""
-    return UsageError(f"Layer {layer!r} {reason}, so it cannot be perturbed exactly; use {instead}.")
+    return LayerRefused(layer, f"{reason}, so it cannot be perturbed exactly; use {instead}.")

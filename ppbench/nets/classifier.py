@@ -14,13 +14,14 @@ class Classifier(nn.Module):
 
     features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
     layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
-    mixes: whether what is made of an example depends on the others of its batch (batch norm); fewest: examples that a
-    batch has at least. written: names of the buffers that a pass writes into; it gets copies of them.
-    single: whether it computes in float32 alone, as where a forward pass casts.
+    mixes: whether what is made of an example depends on the others of its batch (batch norm). fewest, most: examples
+    that a batch may have; most is None for any number. written: names of the buffers that a pass writes into; it gets
+    copies of them. single: whether it computes in float32 alone, as where a forward pass casts.
     """
 
     mixes: bool = False
     fewest: int = 1
+    most: int | None = None
     written: frozenset[str] = frozenset()
     single: bool = False
 

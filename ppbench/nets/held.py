@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
-from ppbench.nets import given, modes
+from ppbench.nets import given
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
 from ppbench.nets.split import Given
 
@@ -32,9 +32,15 @@ class Held:
     names: Mapping[str, str]
 
 
-def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
+def held(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    data_range: tuple[float, float] = (0.0, 1.0),
+    when: str = " before the gradient is taken",
+) -> Held:
     """Return somebody's network as one of ours, float32 and on the CPU, for inputs of `shape` (without a batch).
 
+    data_range: least and greatest value of an input. when: it would have to be in eval mode, as sentences have it.
     UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or is none that `nets.given` takes.
     """
     if not isinstance(module, nn.Module):
@@ -49,10 +55,15 @@ def held(module: nn.Module, shape: tuple[int, ...]) -> Held:
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
         try:
-            classifier = given.take(name, importable(lambda: modes.copied(module).cpu().float()), shape)
+            copy, x = importable(lambda: given.fitting(module, shape, data_range))
+            classifier = given.take(name, copy, x, when)
         except UsageError:
             raise
         except Exception as cause:  # whatever somebody's forward pass raises
+            if taken := given.runs_as_it_is(module, shape, data_range):
+                right = "let its forward pass take the batch size, precision and device of its input"
+                reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
+                raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {reason}.") from cause
             if embedding := _embedding(module, str(cause)):
                 words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
                 raise UsageError(f"{words}; inputs are floats here, token inputs are not supported yet.") from cause
@@ -98,8 +109,8 @@ def explained(network: Held) -> Iterator[None]:
 def _fault(network: Held) -> str:
     """Return what a network lacks that attacks need, a clause: a second derivative, or to be mapped; "" for nothing."""
     net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
-    x = torch.rand(1, 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y = torch.zeros(2, dtype=torch.int64)
+    x = torch.rand(1, net.most or 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(len(x[0]), dtype=torch.int64)
 
     def length(x: Tensor) -> Tensor:
         slopes = gradient(lambda p: nn.functional.cross_entropy(net(p, x), y), params)

@@ -172,7 +172,7 @@ def prepare(module: nn.Module) -> None:
 
     Norms in training mode need no running statistics. Spectral norms stay at the singular vectors that the last pass
     left, which a gradient taken in that pass was computed with: iterating on, in training mode, would be another pass.
-    Tensors that are plain attributes become buffers, which are handed on in the precision of a computation.
+    Tensors that are plain attributes become buffers, in their dtype, which are handed on as a computation needs them.
     """
     for part in module.modules():
         if isinstance(getattr(part, "inplace", None), bool):
@@ -184,8 +184,7 @@ def prepare(module: nn.Module) -> None:
             if isinstance(one, _SpectralNorm | SpectralNorm):
                 one.n_power_iterations = 0
         for name in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
-            value = vars(part).pop(name).detach().cpu()
-            part.register_buffer(name, value.float() if value.is_floating_point() else value, persistent=False)
+            part.register_buffer(name, vars(part).pop(name).detach().cpu(), persistent=False)
 
 
 def steady(module: nn.Module, x: Tensor) -> bool:
@@ -224,12 +223,15 @@ def use_running_statistics(module: nn.Module, x: Tensor) -> None:
 
 
 def mixes(module: nn.Module, x: Tensor) -> bool:
-    """Return whether what a module answers to an example depends on the others of its batch x [2, *shape].
+    """Return whether what a module answers to an example depends on the others of its batch x [B, *shape], B 1 or 2.
 
     A batch norm's scale may be 0 at first, which hides it from who runs it.
     """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
     if any(part.training or part.running_mean is None for part in norms):
         return True
-    one, other = (run(module, torch.stack([x[0], second]))[0] for second in (x[1], 1 - x[1]))
+    if len(x) == 1:
+        return False
+    mirrored = x.min() + x.max() - x[1]  # stays in the range that inputs have
+    one, other = (run(module, torch.stack([x[0], second]))[0] for second in (x[1], mirrored))
     return not torch.allclose(one[0], other[0], rtol=1e-4, atol=1e-6, equal_nan=True)

@@ -20,6 +20,7 @@ from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
 from ppbench.nets import given
 from ppbench.nets.classifier import Classifier as Classifier
+from ppbench.nets.split import Given
 
 Option = str | int | float | bool
 
@@ -45,7 +46,7 @@ class Net:
     module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
     frozen, frozen_parameters: constants by name, buffers too; the names of those that are parameters. feature_count: D,
     the width of the head's input. pixelwise: whether pixels are classified: features and outputs are maps. head_bias:
-    whether the head has a bias, trained or not. mixes, fewest: as the module's.
+    whether the head has a bias, trained or not. mixes, fewest, most: as the module's.
 
     UsageError: no parameter is trained.
     """
@@ -62,21 +63,28 @@ class Net:
         self.frozen = {name: value.detach() for name, value in every.items() if name not in trained}
         self.frozen_parameters = tuple(self.frozen)
         self.frozen |= {name: value.detach() for name, value in module.named_buffers(remove_duplicate=False)}
+        self._dtypes = {name: value.dtype for name, value in every.items()}
+        self._dtypes |= {name: value.dtype for name, value in self.frozen.items()}
         self.module = module.to("meta")
         self.names = tuple(trained)
         self.parameter_count = sum(value.numel() for value in trained.values())
         self.pixelwise = isinstance(head, nn.Conv2d)
         self.feature_count = head.in_channels if isinstance(head, nn.Conv2d) else head.in_features
         self.head_bias = head.bias is not None
-        self.mixes, self.fewest = module.mixes, module.fewest
+        self.mixes, self.fewest, self.most = module.mixes, module.fewest, module.most
         self._written, self._single = module.written, module.single
+
+    def own_name(self, name: str) -> str:
+        """Return what the parameter or layer `name` is called in the network as somebody wrote it."""
+        return self.module.own_name(name) if isinstance(self.module, Given) else name
 
     @cached_property
     def frozen_sha256(self) -> str:
         """The SHA-256, in hex, of the frozen tensors: names, dtypes, shapes and bytes."""
         digest = hashlib.sha256()
         for name, value in sorted(self.frozen.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode() + value.numpy().tobytes())
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
         return digest.hexdigest()
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
@@ -85,6 +93,8 @@ class Net:
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """Return the head's input [B, D], of pixels [B, D, H, W], of x [B, *shape]."""
+        if self.most is not None and len(x) > self.most:
+            raise UsageError(f"Model {self.spec.model!r} takes one input at a time; let batches have one example.")
         return self._call(self.module.features, self._known("features.", params, x), x)
 
     def _known(self, prefix: str, params: Params, x: Tensor) -> Params:
@@ -93,14 +103,15 @@ class Net:
         Anew, for what is made inside vmap must not outlive it. What a pass writes into is a copy, mapped by vmap where
         `x` or `params` are: it may become another for each.
         """
-        dtype = torch.float32 if self._single else x.dtype
         found = {n: v for n, v in self.frozen.items() if n.startswith(prefix)}
-        found = {n: v.to(x.device, dtype if v.is_floating_point() else v.dtype) for n, v in found.items()}
+        floats = {n for n, v in found.items() if v.is_floating_point() and not self._single}
+        found = {n: v.to(x.device, x.dtype if n in floats else v.dtype) for n, v in found.items()}
         if written := self._written & found.keys():
             mapped = (torch.zeros_like(value.detach().flatten()[0]) for value in (x, next(iter(params.values()))))
             nothing = torch.stack([*mapped]).sum()
             found |= {n: found[n] + nothing.to(found[n].dtype) for n in written}
-        found |= {n: v.float() if self._single else v for n, v in params.items() if n.startswith(prefix)}
+        own = self._dtypes if self._single else {}
+        found |= {n: v.to(own.get(n, v.dtype)) for n, v in params.items() if n.startswith(prefix)}
         return {n.removeprefix(prefix): value for n, value in found.items()}
 
     def _call(self, part: nn.Module, known: Params, x: Tensor) -> Tensor:
@@ -269,5 +280,5 @@ def initial(spec: NetSpec, seed: int) -> Params:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return copies of the parameters of a module that are trained."""
-    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+    """Return copies, float32, of the parameters of a module that are trained."""
+    return {name: p.detach().clone().float() for name, p in module.named_parameters() if p.requires_grad}

@@ -63,7 +63,9 @@ class Given(Classifier):
     def own_name(self, name: str) -> str:
         """Return what the parameter `name` of this classifier is called in the network as it was written."""
         part, _, rest = name.partition(".")
-        return ".".join(filter(None, (self.head_name, rest))) if part == "head" else rest
+        if part == "head":
+            return ".".join(filter(None, (self.head_name, rest)))
+        return rest if part == "features" else name
 
 
 def _before_tap(kind: type[nn.Module], module: nn.Module) -> nn.Sequential | None:
@@ -102,13 +104,14 @@ def _up_to_head(module: nn.Module, whole: bool) -> nn.Module:
 
 
 def split(module: nn.Module, x: Tensor, classes: int) -> Given:
-    """Return a module split at the linear layer that gives its logits of x [2, *shape]; Unfit where there is none."""
+    """Return a module split at the linear layer that gives its logits of x [B, *shape]; Unfit where there is none."""
     logits, head_name = head_of(module, x)
-    if not isinstance(logits, Tensor) or logits.shape != (2, classes):
+    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
         answer = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise Unfit(f"it answers two inputs by {answer}; it must answer by logits [2, {classes}]")
+        raise Unfit(f"it answers {counted(x)} by {answer}; it must answer by logits [{len(x)}, {classes}]")
     if head_name is None:
-        raise Unfit("its logits are not the output of an nn.Linear; let it end in one (a log_softmax may follow)")
+        right = "let it end in one, outside autocast (a log_softmax may follow)"
+        raise Unfit(f"its logits are not the output of an nn.Linear in float32; {right}")
     facts, head = facts_of(module, x), module.get_submodule(head_name)
     assert isinstance(head, nn.Linear)
     if head_name:
@@ -123,8 +126,8 @@ def split(module: nn.Module, x: Tensor, classes: int) -> Given:
 
 def whole(module: nn.Module, x: Tensor, classes: int) -> Given:
     """Return a module whose logits are no linear layer's output: all of it is features, and the head is constant."""
-    answers, _ = modes.run(module, x)
-    if bool((answers >= 0).all()) and torch.allclose(answers.sum(1), torch.ones(2), atol=1e-4):
+    answers = modes.run(module, x)[0].float()
+    if bool((answers >= 0).all()) and torch.allclose(answers.sum(1), torch.ones(len(x)), atol=1e-4):
         raise Unfit("it answers by probabilities; let it answer by logits, or their log_softmax")
     head = nn.Linear(classes, classes, bias=False).requires_grad_(False)
     head.weight.copy_(torch.eye(classes))
@@ -134,8 +137,13 @@ def whole(module: nn.Module, x: Tensor, classes: int) -> Given:
 def head_of(module: nn.Module, x: Tensor) -> tuple[Any, str | None]:
     """Return what a module answers, and the name of the linear layer whose output that is; None: it is none's."""
     outputs: dict[str, Tensor] = {}
+
+    def note(name: str, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        if inputs and inputs[0].dtype == out.dtype == torch.float32:  # under autocast it computes in another precision
+            outputs[name] = out
+
     hooks = [
-        part.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
+        part.register_forward_hook(lambda _, inputs, out, name=name: note(name, inputs, out))
         for name, part in module.named_modules()
         if _is_linear(part)
     ]
@@ -176,12 +184,13 @@ class Facts(NamedTuple):
 
     mixes: bool
     fewest: int
+    most: int | None
     written: frozenset[str]
     single: bool
 
 
 def facts_of(module: nn.Module, x: Tensor) -> Facts:
-    """Return what runs of a module on x [2, *shape] show."""
+    """Return what runs of a module on x [B, *shape] show; B is 1 where it takes one input at a time."""
     fewest = 1
     try:
         modes.run(module, x[:1])
@@ -189,18 +198,33 @@ def facts_of(module: nn.Module, x: Tensor) -> Facts:
         if ONE_VALUE not in str(cause):
             raise
         fewest = 2
-    return Facts(modes.mixes(module, x), fewest, modes.run(module, x)[1], not modes.computes_double(module, x))
+    mixes, most = modes.mixes(module, x), 1 if len(x) == 1 else None
+    answer, written = modes.run(module, x)
+    single = {answer.dtype, *precisions(module)} != {torch.float32} or not modes.computes_double(module, x)
+    return Facts(mixes, fewest, most, written, single)
+
+
+def precisions(module: nn.Module) -> list[torch.dtype]:
+    """Return the floating-point dtypes of a module's parameters and buffers, each once, in order."""
+    values = (*module.parameters(), *module.buffers())
+    return list(dict.fromkeys(value.dtype for value in values if value.is_floating_point()))
+
+
+def counted(x: Tensor) -> str:
+    """Return how many inputs a trial batch x has, in words."""
+    return "one input" if len(x) == 1 else "two inputs"
 
 
 def stating(classifier: T, facts: Facts, prefix: str = "features.") -> T:
     """Return a classifier of which `facts` are true; prefix: of the names of the module that they are of."""
-    classifier.mixes, classifier.fewest, classifier.single = facts.mixes, facts.fewest, facts.single
+    classifier.mixes, classifier.fewest, classifier.most = facts.mixes, facts.fewest, facts.most
+    classifier.single = facts.single
     classifier.written = frozenset(prefix + buffer for buffer in facts.written)
     return classifier
 
 
 def _same(out: Tensor, logits: Tensor) -> bool:
     """Return whether `out` are the logits, or log-probabilities are theirs: cross-entropy is the same of both."""
-    return out.shape == logits.shape and any(
+    return (out.shape, out.dtype) == (logits.shape, logits.dtype) and any(
         torch.allclose(one, logits, rtol=1e-4, atol=1e-5) for one in (out, out.log_softmax(1))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,18 @@ from torch import fx
 from torch.fx.passes.shape_prop import ShapeProp
 
 from ppbench.base.errors import UsageError
-from ppbench.nets.channels import ONE, Channels, Factor, Norms, Numbers, Parameter, Value, Walk, refusal
+from ppbench.nets.channels import (
+    ONE,
+    Channels,
+    Factor,
+    LayerRefused,
+    Norms,
+    Numbers,
+    Parameter,
+    Value,
+    Walk,
+    refusal,
+)
 from ppbench.nets.commuting import (
     FUNCTIONS,
     INSTEAD_FUNCTIONS,
@@ -52,8 +64,32 @@ def walk(net: Net, norms: Norms = "refuse") -> Channels:
 
     Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
     """
+    with own_names(net):
+        check_head(net)
+        return _walked(net, norms)
+
+
+def check_head(net: Net) -> None:
+    """Refuse a network whose logits are no linear layer's output (UsageError)."""
     if isinstance(net.module, Given) and net.module.head_name is None:
-        raise refusal("head", "is missing: the logits are no linear layer's output", "a network that ends in nn.Linear")
+        reason = "has no linear head: its logits are not the output of an nn.Linear"
+        raise UsageError(
+            f"Model {net.spec.model!r} {reason}, so it cannot be perturbed exactly; use one that ends in nn.Linear."
+        )
+
+
+@contextlib.contextmanager
+def own_names(net: Net) -> Iterator[None]:
+    """Call layers that are refused in the block as they are called in the network as it was written."""
+    try:
+        yield
+    except LayerRefused as refused:
+        if not isinstance(net.module, Given):
+            raise  # names are its own, or an outer block, of the network that this was made of, knows them
+        raise UsageError(f"Layer {net.own_name(refused.layer)!r} {refused.reason}") from refused
+
+
+def _walked(net: Net, norms: Norms) -> Channels:
     if net.frozen_parameters:
         raise refusal(net.frozen_parameters[0], "is frozen", "a network all of whose parameters are trained")
     graph = traced(net)

@@ -91,7 +91,7 @@ def federate(
     if not isinstance(defense, Defense):
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
     pairs, ends = shards_of(shards), range_of(data_range)
-    spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:])).spec
+    spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
     check_range(data, ends)
     config = configure(defense=defense.name, clients=len(data), **training)

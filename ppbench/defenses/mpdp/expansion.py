@@ -23,10 +23,10 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.mpdp.surgery import transformed
-from ppbench.nets.channels import ONE, Channels, Factor, refusal
+from ppbench.nets.channels import ONE, Channels, Factor, LayerRefused, refusal
 from ppbench.nets.commuting import NORMS
-from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.walk import walk
+from ppbench.nets.net import HeldSpec, Net, NetSpec, build
+from ppbench.nets.walk import check_head, own_names, walk
 
 SECOND_MOMENT = 3 / 2  # of R, of law |DN*(1)|
 
@@ -120,25 +120,29 @@ def expand(net: Net) -> Expansion:
     where its inputs also feed other layers (a dense net's last block): its s has another law than theirs. Raises
     UsageError for a layer that does not commute with scales, and where recovered noise would not be Gaussian.
     """
-    refuse_norms(net)
-    for ahead_of_head in (False, True):
-        made, shapes = transformed(net, ahead_of_head)
-        channels = walk(made)
-        refuse_biases(made, channels)
-        if not _head_shares(channels):
-            break
-    return Expansion(made, channels, _laws(channels), shapes)
+    check_head(net)
+    with own_names(net):
+        refuse_norms(net)
+        for ahead_of_head in (False, True):
+            made, shapes = transformed(net, ahead_of_head)
+            channels = walk(made)
+            refuse_biases(net, channels)
+            if not _head_shares(channels):
+                break
+        return Expansion(made, channels, _laws(channels), shapes)
 
 
 @lru_cache
 def unexpanded(spec: NetSpec) -> Expansion:
     """Return the network that `spec` names without transitional layers, whose scales have no law (UsageError)."""
     net = build(spec)
-    refuse_norms(net)
-    channels = walk(net)
-    refuse_biases(net, channels)
-    if not channels.count:
-        raise _unlawful("head.weight", "reads the network's input", "a hidden layer before it")
+    check_head(net)
+    with own_names(net):
+        refuse_norms(net)
+        channels = walk(net)
+        refuse_biases(net, channels)
+        if not channels.count:
+            raise _unlawful("head.weight", "reads the network's input", "a hidden layer before it")
     none = np.zeros(channels.count, dtype=bool)
     return Expansion(net, channels, Laws(none, none), {})
 
@@ -156,10 +160,11 @@ def refuse_biases(net: Net, channels: Channels) -> None:
     alone = ["head.bias"] if net.head_bias else []
     alone += [n for n, f in channels.factors.items() if f.inp is None and not f.diagonal]
     if alone:
+        ours = "--set model.bias=false (mlp, cnn, densenet) or model.head_bias=false (resnets)"
+        right = "nn.Linear(..., bias=False)" if isinstance(net.spec, HeldSpec) else ours
         raise UsageError(
-            f"Model {net.spec.model!r} has the parameter {alone[0]!r}, whose noise would not be Gaussian after "
-            "recovery; use a network without biases, as --set model.bias=false (mlp, cnn, densenet) or "
-            "model.head_bias=false (resnets)."
+            f"Model {net.spec.model!r} has the parameter {net.own_name(alone[0])!r}, whose noise would not be Gaussian "
+            f"after recovery; use a network without biases, as {right}."
         )
 
 
@@ -203,8 +208,8 @@ def _laws(channels: Channels) -> Laws:
     return Laws(~is_r[1:], single[1:])
 
 
-def _unlawful(name: str, reason: str, instead: str) -> UsageError:
-    return UsageError(f"Layer {name!r} {reason}, so its recovered noise would not be Gaussian; use {instead}.")
+def _unlawful(name: str, reason: str, instead: str) -> LayerRefused:
+    return LayerRefused(name, f"{reason}, so its recovered noise would not be Gaussian; use {instead}.")
 
 
 def fold(expansion: Expansion, params: Params) -> Params:
