@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import gradient_cases
@@ -18,7 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
 from ppbench.nets.held import held
-from ppbench.run.inverted import Inverted, Planted
+from ppbench.run.inverted import Inverted, Planted, mixed
 from ppbench.run.scale import scale_of
 
 
@@ -131,6 +132,90 @@ def test_where_a_planted_batch_is_not_recovered_no_mismatch_tells(digits: Data) 
     assert "no mismatch tells here" in found.summary and "as much" not in found.summary
 
 
+class Part(nn.Module):
+    """What a network sees of its inputs: some rows, or the mean of the channels."""
+
+    def __init__(self, part: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class Adapted(nn.Linear):
+    """A frozen layer and a trained update of rank 2, which is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 16)
+        self.requires_grad_(False)
+        self.down, self.up = nn.Parameter(0.1 * torch.randn(2, 64)), nn.Parameter(torch.zeros(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+def trained(*names: str) -> nn.Module:
+    model = perceptron()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+    return model
+
+
+def perceptron(size: int = 64, *first: nn.Module) -> nn.Module:
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(size, 16), nn.Sigmoid(), nn.Linear(16, 10))
+
+
+def convolutional(size: int, *first: nn.Module) -> nn.Module:
+    return nn.Sequential(*first, nn.Sigmoid(), nn.Flatten(), nn.Linear(size, 10))
+
+
+BLIND: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "pooled first": (lambda: convolutional(128, nn.AvgPool2d(2), nn.Conv2d(1, 8, 3, padding=1)), 1, 1),
+    "first layer frozen": (lambda: trained("3.weight", "3.bias"), 1, 1),
+    "first layer frozen, of two": (lambda: trained("3.weight", "3.bias"), 1, 2),
+    "an adapter": (lambda: nn.Sequential(nn.Flatten(), Adapted(), nn.Sigmoid(), nn.Linear(16, 10)), 1, 1),
+    "biases alone": (lambda: trained("1.bias", "3.bias"), 1, 1),
+    "ten numbers": (lambda: trained("3.bias"), 1, 1),
+    "pixels skipped": (lambda: convolutional(24, nn.Conv2d(1, 6, 2, stride=4)), 1, 1),
+    "half cut off": (lambda: perceptron(32, Part(lambda x: x[:, :, :4])), 1, 1),
+    "a row cut off": (lambda: perceptron(56, Part(lambda x: x[:, :, 1:])), 1, 1),
+    "gray": (lambda: perceptron(64, Part(lambda x: x.mean(1))), 3, 1),
+    "one channel of three": (lambda: convolutional(64, nn.Conv2d(3, 1, 1)), 3, 1),
+    "mean and contrast": (lambda: perceptron(64, nn.InstanceNorm2d(1)), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_inputs_that_the_gradient_does_not_depend_on_are_never_called_solved(name: str) -> None:
+    """The answer has its start values there; a second start would find these again, and call them recovered."""
+    build, channels, batch = BLIND[name]
+    torch.manual_seed(1)
+    model, x, y = build(), torch.rand(batch, channels, 8, 8), torch.arange(batch)
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), (channels, 8, 8), batch=batch, budget=100)
+    assert found.planted is not None and found.solved_mismatch is None
+    assert "no mismatch tells here" in found.summary
+
+
+@pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "feature_inversion"])
+def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(attack: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = convolutional(512, nn.Conv2d(1, 8, 3, padding=1)), torch.rand(1, *SHAPE), torch.tensor([3])
+    options: dict[str, Any] = {} if attack == "feature_inversion" else {"budget": 600}
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE, attack=attack, **options)
+    assert found.psnr(x)[0] > 60 and found.solved_mismatch is not None and "as much" in found.summary
+
+
+def test_what_is_planted_is_half_the_answer_and_half_noise_in_the_data_range() -> None:
+    x = torch.randn(40, *SHAPE, generator=torch.Generator().manual_seed(0))
+    own = mixed(x, (-0.5, 1.0), torch.Generator().manual_seed(1))
+    noise = own - 0.5 * x.clamp(-0.5, 1.0)
+    assert float(own.min()) >= -0.5 and float(own.max()) <= 1.0
+    assert sorted({round(float(v), 4) for v in noise.flatten()}) == [-0.25, 0.5]
+    shares = (noise > 0).flatten(1).float().mean(1)
+    assert float(shares.min()) < 0.35 and float(shares.max()) > 0.65
+
+
 def test_the_planted_batch_moves_nothing_of_the_answer_and_may_be_left_out(digits: Data) -> None:
     own = case("mlp", "mean", "list", digits.x[:1], digits.y[:1].argmax(1))
     whole, bare = (ppbench.invert(own.model, own.gradient, SHAPE, planted=planted) for planted in (True, False))
@@ -162,6 +247,8 @@ SOLVED = Planted(1e-10, (52.0,), (11.0,), 40)
         (6.4e-10, Planted(1e-10, (26.1,), (9.7,), 40), 1e-10, ", less: either"),  # 8 dB worse is none any more
         (float("inf"), SOLVED, 1e-10, ", less: either"),
         (1e-13, Planted(1e-15, (99.0,), (11.0,), 1), 1e-15, "as much"),  # both are rounding
+        (8.9e-11, Planted(3.4e-13, (99.0,), (11.0,), 1, 1e-10), 3.4e-13, "as much"),  # both ended at the attack's stop
+        (8.9e-9, Planted(3.4e-13, (99.0,), (11.0,), 1, 1e-10), 3.4e-13, ", less: either"),
         (1e-10, Planted(1e-10, (52.0, 20.9), (11.0, 11.0), 40), None, "not recovered"),  # one of two
         (1e-10, Planted(1e-10, (34.0,), (25.0,), 40), None, "not recovered"),  # a constant image is as good
         (1e-2, Planted(1e-2, (30.0,), (11.0,), 40), None, "not recovered"),  # nothing can be compared with so much

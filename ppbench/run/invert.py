@@ -39,7 +39,7 @@ from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.gradients import Gradient, read_gradient
 from ppbench.run.handed import Labels, check_batch, one_hot_of, range_of, shape_of, whole
-from ppbench.run.inverted import Inverted, Planted, planted_of
+from ppbench.run.inverted import Inverted, Planted, mixed, planted_of
 from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
@@ -86,8 +86,8 @@ def invert(
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
-        planted: whether the attack is run once more, on a gradient of known inputs, which tells what mismatch a solved
-            batch leaves (`Inverted.solved_mismatch`). It takes about as long again.
+        planted: whether the attack is run once more, on a gradient of known inputs (its answer, half noise), which
+            tells what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
         training: where `gradient` is no gradient, but start minus end of several local steps, how they were made: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, as `budget=3000`.
@@ -156,21 +156,30 @@ def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:
 def _planted(
     attack: Attack, plan: Plan, start: Params, challenge: Challenge, answer: Inverted, seeds: Seeds
 ) -> Planted | None:
-    """Return how the attack does, from other draws, on the bench's own client that holds what was found.
+    """Return how the attack does, from other draws, on the bench's own client that holds the answer and noise.
 
-    Known inputs on the same network; not random ones, so that it shows too whether these are the only inputs that the
-    attack finds for their gradient. None where nothing was found that a client could hold.
+    The answer alone would prove nothing: what the gradient does not depend on (pixels cut off, a mean over channels, a
+    null space of few trained entries) has its start values there, and the attack would find those again. None where
+    the answer is nothing that a client could hold.
     """
     if answer.y is None or not finite(answer.x):
         return None
-    x, y = answer.x.clamp(*plan.data_range), one_hot(answer.y, plan.spec.classes).float()
-    data, again = Data(x, y), Seeds(seeds.seed("planted"))
+    again = Seeds(seeds.seed("planted"))
+    noise = torch.Generator().manual_seed(again.seed("noise"))
+    x, y = mixed(answer.x, plan.data_range, noise), one_hot(answer.y, plan.spec.classes).float()
+    data = Data(x, y)
     client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     guess = _answer(attack, view, challenge, again)
     mismatch = _mismatch(attack, view, guess)
-    return None if mismatch is None else planted_of(x, guess, mismatch, plan.data_range)
+    return None if mismatch is None else planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
+
+
+def _stop(attack: Attack) -> float:
+    """Return the mismatch at which an attack's search ends; 0 where it has none, or one that is not relative."""
+    stop = getattr(attack, "stop", 0.0)
+    return float(stop) if isinstance(stop, float) and not getattr(attack, "absolute", False) else 0.0
 
 
 def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: Mapping[str, Scalar] | None) -> Plan:

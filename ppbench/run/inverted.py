@@ -22,33 +22,37 @@ ALIKE, ROUNDING = 10.0, 1e-12
 """dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
 BEYOND = 1e-4
 """How far a true input may lie outside the data range, as a share of its width: rounding."""
+NOISE, BRIGHT = 0.5, 0.25
+"""Share of noise in planted inputs, and of its pixels that are at one end of the data range (the others are at the
+other): another mean and contrast than those of any start, which a network may not depend on (`InstanceNorm2d`)."""
 NARROW = 0.01
 """Share of the data range that inputs which are not constant must span: 0..1 in a range of 0..255 does not."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """How the attack did on a gradient whose inputs are known: those that it had found, clipped, from another start.
+    """How the attack did on a gradient whose inputs are known: its answer mixed with noise, from another start.
 
     Attributes:
         mismatch: as `Inverted.mismatch`, of what came out.
         psnr: in dB, of each planted input beside what came out; and what the best constant image of it has.
         evaluations: gradients that this took.
+        stop: mismatch at which the search ends: smaller ones do not differ by how far it came.
     """
 
     mismatch: float
     psnr: tuple[float, ...]
     constant: tuple[float, ...]
     evaluations: int
+    stop: float = ROUNDING
 
     def recovered_at(self, mismatch: float) -> bool:
         """Whether a batch of this mismatch would count as recovered too: one not much greater, see `ALIKE`.
 
         Squared errors of inputs grow with the mismatch, so a planted batch that came out barely leaves less room.
         """
-        worse = (
-            10 * math.log10(max(mismatch, ROUNDING) / max(self.mismatch, ROUNDING)) if mismatch < math.inf else math.inf
-        )
+        least = max(self.stop, ROUNDING)
+        worse = 10 * math.log10(max(mismatch, least) / max(self.mismatch, least)) if mismatch < math.inf else math.inf
         clear = all(own - worse >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
         return self.recovered and worse <= ALIKE and clear
 
@@ -170,11 +174,26 @@ def _gradients(count: int) -> str:
     return f"{count:,} gradients" if count != 1 else count_of(1, "gradient")
 
 
-def planted_of(x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float]) -> Planted | None:
+def mixed(x: Tensor, data_range: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Return inputs [B, *shape], clipped, mixed half and half with noise at the ends of the data range.
+
+    The noise shares nothing with what an attack starts from, in any direction of the input space. Of each input about
+    a quarter of the values are at one end, low or high by chance; a constant image has 13.3 dB at most on average.
+    """
+    low, high = data_range
+    shape = (len(x), *[1] * (x.dim() - 1))
+    bright = torch.where(torch.rand(shape, generator=generator) < 0.5, BRIGHT, 1 - BRIGHT)
+    noise = low + (high - low) * (torch.rand(x.shape, generator=generator) < bright).float()
+    return (1 - NOISE) * x.clamp(low, high) + NOISE * noise
+
+
+def planted_of(
+    x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float], stop: float
+) -> Planted | None:
     """Return how an attack did that answered `guess` of the gradient of planted inputs x [B, *shape]; None: nothing."""
     if guess.x is None:
         return None
     out = guess.x[match(guess.x, x, data_range)]
     levels = [psnr(one, own, data_range) or 0.0 for one, own in zip(out, x, strict=True)]
     constant = [psnr(torch.full_like(own, float(own.mean())), own, data_range) or 0.0 for own in x]
-    return Planted(mismatch, tuple(levels), tuple(constant), guess.evaluations)
+    return Planted(mismatch, tuple(levels), tuple(constant), guess.evaluations, stop)
