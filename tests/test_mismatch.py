@@ -63,13 +63,25 @@ def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, di
     pruned = {n: 0.3 * torch.where(g.abs() > g.abs().median(), g, 0.0) for n, g in gradient.items()}
     decayed = {n: 0.3 * (g + 5e-4 * start[n]) for n, g in gradient.items()}
     for other in (smooth, noisy, pruned, decayed):
-        assert scale_of(other, start, batch, None) == 1.0
+        assert scale_of(other, start, batch, None) is None
     half = {name: 0.5 * value for name, value in gradient.items()}
     assert scale_of(half, start, 9, None) == 1.0 == scale_of(half, start, 100, None)
-    assert scale_of(half, start, batch - 1, None) == 1.0  # of fewer examples than it is of
+    assert scale_of(half, start, batch - 1, None) == (1.0 if batch == 1 else None)  # of fewer examples than it is of
     for lacking in ("head.bias", "head.weight"):
         assert scale_of({n: g for n, g in half.items() if n != lacking}, start, batch, None) == 1.0
     assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
+
+
+@pytest.mark.parametrize(("batch", "factor"), [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0), (8, -0.1)])
+def test_of_hardly_fewer_examples_than_classes_the_factor_is_found_too(batch: int, factor: float) -> None:
+    """Not every class of the batch has a negative gradient then. With noise there is none, and the summary says so."""
+    torch.manual_seed(0)
+    model, x, y = perceptron(), torch.rand(batch, *SHAPE), torch.arange(batch)
+    gradient, start = ours(model, named(model, cross_entropy(model(x), y)))
+    assert scale_of({n: factor * g for n, g in gradient.items()}, start, batch, None) == pytest.approx(factor, rel=1e-5)
+    noisy = {n: factor * (g + 1e-3 * g.std() * torch.randn_like(g)) for n, g in gradient.items()}
+    assert scale_of(noisy, start, batch, None) is None
+    assert answer(1e-3, unexplained=True).summary.startswith("No factor was found that makes the last layer's gradient")
 
 
 def test_a_factor_is_divided_out_and_named(digits: Data) -> None:
@@ -102,6 +114,23 @@ def test_several_local_steps_are_inverted_where_their_making_is_known(digits: Da
     assert found.solved_mismatch is not None and found.scale == 1.0
     with pytest.raises(UsageError, match=re.escape("lacks the learning rate; give it")):
         ppbench.invert(model, update, SHAPE, y, "fedavg_inversion", training={"local_epochs": 3})
+
+
+def test_steps_of_adam_certify_nothing_and_other_causes_are_those_of_steps(digits: Data) -> None:
+    model, x, y = network("mlp", 0), digits.x[:1], digits.y[:1].argmax(1)
+    signs = {name: 0.01 * value.sign() for name, value in named(model, cross_entropy(model(x), y)).items()}
+    training = {"lr": 0.01, "optimizer": "adam"}
+    found = ppbench.invert(model, signs, SHAPE, y, "fedavg_inversion", training=training, budget=30)
+    assert found.solved_mismatch is None and found.mismatch == pytest.approx(0.0, abs=0.05)
+    assert "Only the signs of the update were compared" in found.summary and "squared norm" not in found.summary
+    steps = answer(1e-2, planted=SOLVED, training="sgd").summary
+    for cause in (
+        "end minus start instead of start minus end",
+        "another lr, local_epochs, batch_size",
+        "class weights",
+    ):
+        assert cause in steps
+    assert "class weights, another loss, noise, a mask or hook" in answer(1e-2, planted=SOLVED).summary
 
 
 # -- a planted batch --------------------------------------------------------------------------------------------------

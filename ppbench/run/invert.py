@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -102,7 +102,8 @@ def invert(
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen = read_gradient(gradient, module, network)
-    scale = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    fitted = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
@@ -110,9 +111,13 @@ def invert(
     with guard("attacks", chosen.name), explained(network):
         guess = _answer(chosen, view, asked.challenge, seeds)
         answer = _told(chosen, view, guess, scale)
-        return replace(
-            answer, planted=_planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
-        )
+        control = _planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
+        return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
+
+
+def _steps(plan: Plan) -> Literal["sgd", "adam"] | None:
+    """Return how the client came by what it sent: by steps of an optimizer, None for a gradient."""
+    return None if plan.local.upload == "gradient" else plan.local.opt.name
 
 
 def _device(word: str | torch.device) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,6 +78,8 @@ class Inverted:
             where none was found.
         budget: gradients that the attack might compute; None where it has no such parameter.
         planted: how the same attack did on a gradient whose inputs are known; None where that was not tried.
+        unexplained: whether a factor was fitted to the last layer's gradient, and none explains it; `scale` is 1 then.
+        training: optimizer of the local steps that led to what was given; None where it is a gradient.
     """
 
     x: Tensor
@@ -88,6 +90,8 @@ class Inverted:
     scale: float = 1.0
     budget: int | None = None
     planted: Planted | None = None
+    unexplained: bool = False
+    training: Literal["sgd", "adam"] | None = None
 
     @property
     def converged(self) -> bool | None:
@@ -102,8 +106,11 @@ class Inverted:
         """The mismatch that this attack left of a planted batch that it recovered, on the same network.
 
         Ten times this, and less where the planted batch came out barely, is no solved batch's any more. None: the
-        planted batch was not recovered, or none was tried; then a mismatch tells nothing about `x`, however small.
+        planted batch was not recovered, or none was tried, or only signs are compared (Adam); then a mismatch tells
+        nothing about `x`, however small.
         """
+        if self.training == "adam":
+            return None
         return self.planted.mismatch if self.planted is not None and self.planted.recovered else None
 
     @property
@@ -144,12 +151,19 @@ class Inverted:
         return true
 
     def _scaled(self) -> str:
+        if self.unexplained:
+            mend = "if it is a sum over the batch or was scaled, divide that out"
+            return f"No factor was found that makes the last layer's gradient one of the mean cross-entropy; {mend}."
         return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of the mean cross-entropy."
 
     def _explained(self) -> str:
         if self.mismatch is None:
             return "The attack names no labels, so that nothing tells how much of the gradient the inputs explain."
-        told = f"Of the gradient's squared norm {self.mismatch:.1e} is left unexplained."
+        if self.training == "adam":
+            signs = "Only the signs of the update were compared, since Adam leaves little more of a gradient"
+            return f"{signs}: the mismatch of {self.mismatch:.1e} tells nothing, as 0 is left of wrong inputs too."
+        whole = "gradient" if self.training is None else "update"
+        told = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained."
         if self.planted is None:
             return f"{told} No planted batch was attacked, so that nothing tells what a solved one would leave."
         left, least = f"{self.planted.mismatch:.1e}", f"{min(self.planted.psnr):.1f} dB"
@@ -160,9 +174,16 @@ class Inverted:
         if self.planted.recovered_at(self.mismatch):
             return f"{told} {planted}, as much. That does not prove the inputs: others may have the same gradient."
         search = "either the search did not come as far (try another seed or attack)"
-        others = "a sum, weight decay, label smoothing, noise, another mode"
-        other = f"or the gradient is not that of the mean cross-entropy of such a batch ({others})"
-        return f"{told} {planted}, less: {search}, {other}."
+        return f"{told} {planted}, less: {search}, or {self._otherwise}."
+
+    @property
+    def _otherwise(self) -> str:
+        """What else may be the cause where a solved batch leaves far less, a clause."""
+        losses = "weight decay, label smoothing, class weights, another loss, noise, a mask or hook, another mode"
+        if self.training is None:
+            return f"the gradient is not that of the mean cross-entropy of such a batch (a sum, {losses})"
+        wrong = "end minus start instead of start minus end, another lr, local_epochs, batch_size or optimizer"
+        return f"the update is not that of such local steps ({wrong}; {losses})"
 
     def _ended(self) -> str:
         if self.budget is None or self.converged:
