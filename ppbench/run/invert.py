@@ -38,7 +38,7 @@ from ppbench.records.schema import Scalar
 from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.gradients import Gradient, read_gradient
-from ppbench.run.handed import Labels, check_batch, one_hot_of, range_of, shape_of, whole
+from ppbench.run.handed import Labels, check_batch, check_real, one_hot_of, range_of, shape_of, whole
 from ppbench.run.inverted import Inverted, Planted, mixed, planted_of
 from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
@@ -77,8 +77,8 @@ def invert(
         gradient: of the mean cross-entropy of the batch, or a multiple of it (`Inverted.scale`), as
             `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
             of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
-            or one vector. Arrays of NumPy will do, and names with what wrappers put before them. None stands for a
-            parameter that the network does not use.
+            or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
+            None stands for a parameter that the network does not use.
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], where the attacker knows them.
         attack: a reconstruction attack by its name, as `ppbench list attacks` has them, or of `load_attack`.
@@ -94,6 +94,7 @@ def invert(
 
     Raises UsageError, one sentence: any of these cannot be used, or the attack needs more than a gradient.
     """
+    check_real(model)
     module = unwrapped(model)
     network = held(module, shape_of(shape))
     asked = _asked(labels, batch, network.spec)
