@@ -226,6 +226,16 @@ def test_inputs_that_the_gradient_does_not_depend_on_are_never_called_solved(nam
     assert "no mismatch tells here" in found.summary
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_inputs_that_the_network_normalizes_no_brightness_is_called_solved(seed: int) -> None:
+    """At seed 0 the planted norm was near that of a start, and the answer at 9 dB was called recovered."""
+    torch.manual_seed(seed)
+    unit = Part(lambda x: x / x.flatten(1).norm(dim=1)[:, None, None, None])
+    model, x, y = perceptron(64, unit), torch.rand(1, *SHAPE), torch.tensor([0])
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE, budget=150)
+    assert found.solved_mismatch is None and "as much" not in found.summary
+
+
 @pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "feature_inversion"])
 def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(attack: str) -> None:
     torch.manual_seed(0)

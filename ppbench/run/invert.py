@@ -39,7 +39,7 @@ from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.gradients import Gradient, read_gradient
 from ppbench.run.handed import Labels, check_batch, check_real, one_hot_of, range_of, shape_of, whole
-from ppbench.run.inverted import Inverted, Planted, mixed, planted_of
+from ppbench.run.inverted import ALIKE, ROUNDING, Inverted, Planted, mixed, planted_of, variants
 from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
@@ -179,7 +179,13 @@ def _planted(
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     guess = _answer(attack, view, challenge, again)
     mismatch = _mismatch(attack, view, guess)
-    return None if mismatch is None else planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
+    if mismatch is None:
+        return None
+    for other in variants(x, plan.data_range):  # a start may have the planted brightness or contrast by chance
+        left = _mismatch(attack, view, Guess(other, answer.y))
+        if left is not None and left <= ALIKE * max(mismatch, _stop(attack), ROUNDING):
+            guess = replace(guess, x=other)
+    return planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
 
 
 def _stop(attack: Attack) -> float:

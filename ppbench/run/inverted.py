@@ -208,6 +208,15 @@ def mixed(x: Tensor, data_range: tuple[float, float], generator: torch.Generator
     return (1 - NOISE) * x.clamp(low, high) + NOISE * noise
 
 
+def variants(x: Tensor, data_range: tuple[float, float]) -> tuple[Tensor, ...]:
+    """Return inputs [B, *shape] half as large, of half the contrast, and brighter by a quarter of the data range.
+
+    Networks that normalize their inputs have the same gradient for one of these.
+    """
+    mean = x.mean(tuple(range(1, x.dim())), keepdim=True)
+    return x / 2, mean + (x - mean) / 2, x + (data_range[1] - data_range[0]) / 4
+
+
 def planted_of(
     x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float], stop: float
 ) -> Planted | None:
