@@ -60,6 +60,8 @@ CONTAINERS: dict[str, Any] = {
     "lists": [value.tolist() for value in VALUES],
     "sparse": [value.to_sparse() for value in VALUES],
     "float64": [value.double() for value in VALUES],
+    "array vector": torch.cat([value.flatten() for value in VALUES]).numpy(),
+    "float list": torch.cat([value.flatten() for value in VALUES]).tolist(),
     "vector": torch.cat([value.flatten() for value in VALUES]),
     **{prefix: {prefix + name: value for name, value in GRADIENT.items()} for prefix in WRAPPED},
 }
@@ -131,6 +133,10 @@ def test_torchs_own_wrappers_of_networks_are_taken_off(wrap: Any) -> None:
         ([*VALUES[:2], VALUES[2].mT, VALUES[3]], "'3.weight' is torch.float32 (144, 10); it must be"),
         ([value.expand(3, *value.shape) for value in VALUES], "one axis more than (4, 1, 3, 3); of gradients"),
         (list(MODEL.parameters()), "holds the model's parameters themselves; give their .grad"),
+        (MODEL.state_dict(), "holds the model's parameters themselves; give their .grad"),
+        ([p.detach().numpy().copy() for p in MODEL.parameters()], "holds the model's parameters themselves"),
+        (torch.nn.utils.parameters_to_vector(MODEL.parameters()), "holds the model's parameters themselves"),
+        (np.zeros(7, dtype=np.float32), "or one vector of 1490"),
         ([value.to("meta") for value in VALUES], "is a tensor without values (on the meta device, or nested)"),
         ([torch.nested.nested_tensor([value], layout=torch.jagged) for value in VALUES], "is a tensor without values"),
         ([value.to(torch.complex64) for value in VALUES], "is torch.complex64 (4, 1, 3, 3)"),
@@ -154,6 +160,17 @@ def test_a_gradient_of_the_last_layer_alone_is_inverted_by_its_features() -> Non
     assert found.mismatch is not None and found.mismatch < 1e-4
 
 
+class Complex(nn.Module):
+    """A network with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(64, 10, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1).to(torch.complex64) @ self.w).real
+
+
 # -- attacks and networks ---------------------------------------------------------------------------------------------
 def test_an_unknown_attack_is_told_with_those_that_can_be_run_here() -> None:
     sentence = refusal(ppbench.invert, MODEL, GRADIENT, SHAPE, attack="magic")
@@ -172,6 +189,7 @@ def test_an_unknown_attack_is_told_with_those_that_can_be_run_here() -> None:
     [
         (nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(512, 10)), "token inputs are not supported yet."),
         (nn.Sequential(nn.Flatten(), nn.EmbeddingBag(9, 8), nn.Linear(8, 10)), "has an embedding of tokens (1), which"),
+        (Complex(), "Parameter 'w' of the model is complex; keep its real and imaginary parts as real parameters"),
         (network().to("meta"), "lies on the meta device, without values"),
         (MODEL.state_dict(), "it must be a torch.nn.Module that answers a batch"),
     ],
@@ -250,6 +268,7 @@ SHARDS: list[tuple[Any, str]] = [
     ([(X, torch.eye(10)[:4])], "they must be classes from 0 to 9: of one-hot rows, labels.argmax(1)."),
     ([(X, Y[:, None])], "without a second axis: labels[:, 0]"),
     ([(X, Y.float())], "they must be classes from 0 to 9, of an integer type."),
+    ([(X, Y > 1)], "they must be classes from 0 to 9: of booleans, labels.long()."),
     ([(X, None)], "Client 0: labels=None cannot be used"),
     ([(X, Y + 20)], "they must be classes from 0 to 9."),
     ([((255 * X).byte(), Y)], "of bytes, x.float() / 255 (of pictures, transform=ToTensor())"),
@@ -279,7 +298,8 @@ def test_outputs_are_of_batches_and_any_float() -> None:
     assert "give a dense tensor of floats [N, 1, 8, 8]; of one input, x[None]" in refusal(fed.outputs, X[0])
     for x in (None, X.numpy(), X.to("meta"), X.to_sparse(), X.to(torch.complex64), (255 * X).byte(), X.flatten(1)):
         assert "give a dense tensor of floats" in refusal(fed.outputs, x)
-    assert "give its number, as run(3)" in refusal(fed.run, "3")
+    for last in ("3", 0, -1, True):
+        assert "give its number, 1 and more, as run(3)" in refusal(fed.run, last)
 
 
 # -- every argument ---------------------------------------------------------------------------------------------------
@@ -351,3 +371,6 @@ def test_plugins_are_named_by_words_alone() -> None:
     assert "the attack 'dlg' refuses stop=nan: it must be finite" in refusal(
         ppbench.load_attack, "dlg", stop=float("nan")
     ).replace("The", "the")
+    for name, options in (("dlg", {"budget": True}), ("dlg", {"stop": True}), ("ig", {"budget": False})):
+        key, value = next(iter(options.items()))
+        assert f"{name!r} refuses {key}={value}: it must be a number." in refusal(ppbench.load_attack, name, **options)

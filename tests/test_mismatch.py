@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import gradient_cases
@@ -18,7 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
 from ppbench.nets.held import held
-from ppbench.run.inverted import Inverted, Planted
+from ppbench.run.inverted import Inverted, Planted, mixed
 from ppbench.run.scale import scale_of
 
 
@@ -62,13 +63,25 @@ def test_a_gradient_that_no_factor_explains_keeps_a_factor_of_one(batch: int, di
     pruned = {n: 0.3 * torch.where(g.abs() > g.abs().median(), g, 0.0) for n, g in gradient.items()}
     decayed = {n: 0.3 * (g + 5e-4 * start[n]) for n, g in gradient.items()}
     for other in (smooth, noisy, pruned, decayed):
-        assert scale_of(other, start, batch, None) == 1.0
+        assert scale_of(other, start, batch, None) is None
     half = {name: 0.5 * value for name, value in gradient.items()}
     assert scale_of(half, start, 9, None) == 1.0 == scale_of(half, start, 100, None)
-    assert scale_of(half, start, batch - 1, None) == 1.0  # of fewer examples than it is of
+    assert scale_of(half, start, batch - 1, None) == (1.0 if batch == 1 else None)  # of fewer examples than it is of
     for lacking in ("head.bias", "head.weight"):
         assert scale_of({n: g for n, g in half.items() if n != lacking}, start, batch, None) == 1.0
     assert scale_of({n: torch.zeros_like(g) for n, g in half.items()}, start, batch, None) == 1.0
+
+
+@pytest.mark.parametrize(("batch", "factor"), [(6, 6.0), (7, 7.0), (8, 8.0), (8, 1.0), (8, -0.1)])
+def test_of_hardly_fewer_examples_than_classes_the_factor_is_found_too(batch: int, factor: float) -> None:
+    """Not every class of the batch has a negative gradient then. With noise there is none, and the summary says so."""
+    torch.manual_seed(0)
+    model, x, y = perceptron(), torch.rand(batch, *SHAPE), torch.arange(batch)
+    gradient, start = ours(model, named(model, cross_entropy(model(x), y)))
+    assert scale_of({n: factor * g for n, g in gradient.items()}, start, batch, None) == pytest.approx(factor, rel=1e-5)
+    noisy = {n: factor * (g + 1e-3 * g.std() * torch.randn_like(g)) for n, g in gradient.items()}
+    assert scale_of(noisy, start, batch, None) is None
+    assert answer(1e-3, unexplained=True).summary.startswith("No factor was found that makes the last layer's gradient")
 
 
 def test_a_factor_is_divided_out_and_named(digits: Data) -> None:
@@ -103,6 +116,23 @@ def test_several_local_steps_are_inverted_where_their_making_is_known(digits: Da
         ppbench.invert(model, update, SHAPE, y, "fedavg_inversion", training={"local_epochs": 3})
 
 
+def test_steps_of_adam_certify_nothing_and_other_causes_are_those_of_steps(digits: Data) -> None:
+    model, x, y = network("mlp", 0), digits.x[:1], digits.y[:1].argmax(1)
+    signs = {name: 0.01 * value.sign() for name, value in named(model, cross_entropy(model(x), y)).items()}
+    training = {"lr": 0.01, "optimizer": "adam"}
+    found = ppbench.invert(model, signs, SHAPE, y, "fedavg_inversion", training=training, budget=30)
+    assert found.solved_mismatch is None and found.mismatch == pytest.approx(0.0, abs=0.05)
+    assert "Only the signs of the update were compared" in found.summary and "squared norm" not in found.summary
+    steps = answer(1e-2, planted=SOLVED, training="sgd").summary
+    for cause in (
+        "end minus start instead of start minus end",
+        "another lr, local_epochs, batch_size",
+        "class weights",
+    ):
+        assert cause in steps
+    assert "class weights, another loss, noise, a mask or hook" in answer(1e-2, planted=SOLVED).summary
+
+
 # -- a planted batch --------------------------------------------------------------------------------------------------
 def test_a_planted_batch_tells_what_a_solved_one_leaves(digits: Data) -> None:
     model, x, y = network("sigmoid", 0), digits.x[3:4], digits.y[3:4].argmax(1)
@@ -129,6 +159,100 @@ def test_where_a_planted_batch_is_not_recovered_no_mismatch_tells(digits: Data) 
     assert found.mismatch is not None and found.mismatch < 0.05 and found.psnr(own.x)[0] < 20
     assert found.planted is not None and found.solved_mismatch is None
     assert "no mismatch tells here" in found.summary and "as much" not in found.summary
+
+
+class Part(nn.Module):
+    """What a network sees of its inputs: some rows, or the mean of the channels."""
+
+    def __init__(self, part: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class Adapted(nn.Linear):
+    """A frozen layer and a trained update of rank 2, which is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 16)
+        self.requires_grad_(False)
+        self.down, self.up = nn.Parameter(0.1 * torch.randn(2, 64)), nn.Parameter(torch.zeros(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+def trained(*names: str) -> nn.Module:
+    model = perceptron()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+    return model
+
+
+def perceptron(size: int = 64, *first: nn.Module) -> nn.Module:
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(size, 16), nn.Sigmoid(), nn.Linear(16, 10))
+
+
+def convolutional(size: int, *first: nn.Module) -> nn.Module:
+    return nn.Sequential(*first, nn.Sigmoid(), nn.Flatten(), nn.Linear(size, 10))
+
+
+BLIND: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "pooled first": (lambda: convolutional(128, nn.AvgPool2d(2), nn.Conv2d(1, 8, 3, padding=1)), 1, 1),
+    "first layer frozen": (lambda: trained("3.weight", "3.bias"), 1, 1),
+    "first layer frozen, of two": (lambda: trained("3.weight", "3.bias"), 1, 2),
+    "an adapter": (lambda: nn.Sequential(nn.Flatten(), Adapted(), nn.Sigmoid(), nn.Linear(16, 10)), 1, 1),
+    "biases alone": (lambda: trained("1.bias", "3.bias"), 1, 1),
+    "ten numbers": (lambda: trained("3.bias"), 1, 1),
+    "pixels skipped": (lambda: convolutional(24, nn.Conv2d(1, 6, 2, stride=4)), 1, 1),
+    "half cut off": (lambda: perceptron(32, Part(lambda x: x[:, :, :4])), 1, 1),
+    "a row cut off": (lambda: perceptron(56, Part(lambda x: x[:, :, 1:])), 1, 1),
+    "gray": (lambda: perceptron(64, Part(lambda x: x.mean(1))), 3, 1),
+    "one channel of three": (lambda: convolutional(64, nn.Conv2d(3, 1, 1)), 3, 1),
+    "mean and contrast": (lambda: perceptron(64, nn.InstanceNorm2d(1)), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_inputs_that_the_gradient_does_not_depend_on_are_never_called_solved(name: str) -> None:
+    """The answer has its start values there; a second start would find these again, and call them recovered."""
+    build, channels, batch = BLIND[name]
+    torch.manual_seed(1)
+    model, x, y = build(), torch.rand(batch, channels, 8, 8), torch.arange(batch)
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), (channels, 8, 8), batch=batch, budget=100)
+    assert found.planted is not None and found.solved_mismatch is None
+    assert "no mismatch tells here" in found.summary
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_inputs_that_the_network_normalizes_no_brightness_is_called_solved(seed: int) -> None:
+    """At seed 0 the planted norm was near that of a start, and the answer at 9 dB was called recovered."""
+    torch.manual_seed(seed)
+    unit = Part(lambda x: x / x.flatten(1).norm(dim=1)[:, None, None, None])
+    model, x, y = perceptron(64, unit), torch.rand(1, *SHAPE), torch.tensor([0])
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE, budget=150)
+    assert found.solved_mismatch is None and "as much" not in found.summary
+
+
+@pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "feature_inversion"])
+def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(attack: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = convolutional(512, nn.Conv2d(1, 8, 3, padding=1)), torch.rand(1, *SHAPE), torch.tensor([3])
+    options: dict[str, Any] = {} if attack == "feature_inversion" else {"budget": 600}
+    found = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE, attack=attack, **options)
+    assert found.psnr(x)[0] > 60 and found.solved_mismatch is not None and "as much" in found.summary
+
+
+def test_what_is_planted_is_half_the_answer_and_half_noise_in_the_data_range() -> None:
+    x = torch.randn(40, *SHAPE, generator=torch.Generator().manual_seed(0))
+    own = mixed(x, (-0.5, 1.0), torch.Generator().manual_seed(1))
+    noise = own - 0.5 * x.clamp(-0.5, 1.0)
+    assert float(own.min()) >= -0.5 and float(own.max()) <= 1.0
+    assert sorted({round(float(v), 4) for v in noise.flatten()}) == [-0.25, 0.5]
+    shares = (noise > 0).flatten(1).float().mean(1)
+    assert float(shares.min()) < 0.35 and float(shares.max()) > 0.65
 
 
 def test_the_planted_batch_moves_nothing_of_the_answer_and_may_be_left_out(digits: Data) -> None:
@@ -162,6 +286,8 @@ SOLVED = Planted(1e-10, (52.0,), (11.0,), 40)
         (6.4e-10, Planted(1e-10, (26.1,), (9.7,), 40), 1e-10, ", less: either"),  # 8 dB worse is none any more
         (float("inf"), SOLVED, 1e-10, ", less: either"),
         (1e-13, Planted(1e-15, (99.0,), (11.0,), 1), 1e-15, "as much"),  # both are rounding
+        (8.9e-11, Planted(3.4e-13, (99.0,), (11.0,), 1, 1e-10), 3.4e-13, "as much"),  # both ended at the attack's stop
+        (8.9e-9, Planted(3.4e-13, (99.0,), (11.0,), 1, 1e-10), 3.4e-13, ", less: either"),
         (1e-10, Planted(1e-10, (52.0, 20.9), (11.0, 11.0), 40), None, "not recovered"),  # one of two
         (1e-10, Planted(1e-10, (34.0,), (25.0,), 40), None, "not recovered"),  # a constant image is as good
         (1e-2, Planted(1e-2, (30.0,), (11.0,), 40), None, "not recovered"),  # nothing can be compared with so much

@@ -101,6 +101,14 @@ def rooted_network() -> nn.Module:
     return Two(rooted)
 
 
+def test_invert_tries_a_network_with_inputs_in_the_data_range() -> None:
+    module, x = Two(rooted), 0.6 + 0.4 * X[:1]
+    found = ppbench.invert(
+        module, users.gradient_of(module, x, Y[:1]), users.SHAPE, Y[:1], data_range=(0.6, 1.0), budget=20
+    )
+    assert found.x.isfinite().all()
+
+
 # -- precision and batch size -----------------------------------------------------------------------------------------
 PRECISIONS = [
     (under_autocast, "", torch.float32),

@@ -33,6 +33,13 @@ def _made(factory: type, parameters: Mapping[str, Value]) -> tuple[Any, Validati
         return None, refusal
 
 
+def _check_booleans(kind: str, name: str, parameters: Mapping[str, Value], fields: Mapping[str, Any]) -> None:
+    """Refuse True and False in the place of a number (UsageError): pydantic reads them as 1 and 0."""
+    for key, value in parameters.items():
+        if isinstance(value, bool) and isinstance(fields.get(key), int | float) and not isinstance(fields[key], bool):
+            raise UsageError(f"The {kind} {name!r} refuses {key}={value}: it must be a number.")
+
+
 def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, Value]) -> T:
     """Return an instance of the plugin called `name`, whose fields are `parameters` where these say something.
 
@@ -56,6 +63,7 @@ def made(group: Literal["defenses", "attacks"], base: type[T], name: str, parame
         what = f"{where}={shown(first['input'])}" if where else "its parameters"
         why = because(ValueError(first["msg"].lower()))
         raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
+    _check_booleans(kind, name, parameters, held)
     if not isinstance(found, base):
         raise PluginError(f"{words} makes a {type(found).__name__}, no {base.__name__}.")
     if strange := [key for key, value in held.items() if not is_scalar(value)]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -44,6 +45,7 @@ def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
     """
     names, start = Names.of(module, network), network.spec.start
     values, own_names = _by_name(gradient, module, names), dict(network.names)
+    _check_weights(values, module)
     _check_frozen(values, names)
     if missing := next((name for name in names.trained if name not in values), None):
         raise UsageError(f"The gradient lacks {missing!r}; give one of each parameter that requires a gradient.")
@@ -91,6 +93,16 @@ def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
             raise UsageError(f"The gradients of {one!r} and {other!r} are swapped: that of {told}; give each its own.")
 
 
+def _check_weights(values: Mapping[str, Any], module: Module) -> None:
+    """Refuse weights in the place of gradients (UsageError): each parameter that is there has its own values."""
+    pairs = [(tensor_of(values[name]), own.detach()) for name, own in module.named_parameters() if name in values]
+    if any(bool(own.any()) for _, own in pairs) and all(
+        value is not None and value.shape == own.shape and torch.equal(value.cpu(), own.to(value.dtype).cpu())
+        for value, own in pairs
+    ):
+        raise UsageError("The gradient holds the model's parameters themselves; give their .grad.")
+
+
 def _check_frozen(values: Mapping[str, Any], names: Names) -> None:
     """Refuse gradients of parameters that the network does not train (UsageError): it was another network's."""
     for name in (own for own in names.parameters if own not in names.trained):
@@ -122,6 +134,8 @@ def _used(net: Net, params: Params) -> set[str]:
 
 def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     """Return what is there by the network's own names of it (UsageError: it is no gradient, or lacks a parameter)."""
+    if isinstance(gradient, np.ndarray) or _are_floats(gradient):
+        gradient = _vector(gradient)
     if isinstance(gradient, Tensor):
         return _cut(gradient, module, names)
     if isinstance(gradient, str | bytes | Module) or not isinstance(gradient, Iterable):
@@ -134,10 +148,20 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
         values = dict(values)
     if isinstance(values, list):
         values = _placed(values, names)
-    weights = {id(parameter) for parameter in module.parameters()}
-    if values and all(id(value) in weights for value in values.values()):
-        raise UsageError("The gradient holds the model's parameters themselves; give their .grad.")
     return _renamed(values, names)
+
+
+def _are_floats(gradient: Any) -> bool:
+    """Return whether one vector came as a list of its entries."""
+    if not isinstance(gradient, list | tuple) or not gradient:
+        return False
+    return all(isinstance(entry, float | np.floating) for entry in gradient)
+
+
+def _vector(gradient: Any) -> Any:
+    """Return a vector of NumPy's, or a list of floats, as a tensor; an array of arrays as their list."""
+    numbers = tensor_of(gradient)
+    return list(gradient) if numbers is None or numbers.dim() != 1 else numbers
 
 
 def _is_named(part: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import one_hot
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,6 +40,14 @@ def _integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without a value
         return None
+
+
+def check_real(model: Any) -> None:
+    """Refuse a network with complex parameters (UsageError): gradients and updates are real here."""
+    names = [name for name, own in model.named_parameters() if own.is_complex()] if isinstance(model, Module) else []
+    if names:
+        fix = "keep its real and imaginary parts as real parameters (torch.view_as_complex in forward)"
+        raise UsageError(f"Parameter {names[0]!r} of the model is complex; {fix}.")
 
 
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -113,7 +122,9 @@ def _unfit(labels: Tensor | None, classes: int) -> str | None:
         return ", without a second axis: labels[:, 0]"
     if labels.is_floating_point() and labels.dim() == 1:
         return ", of an integer type"
-    if labels.dim() != 1 or labels.is_complex() or labels.dtype == torch.bool:
+    if labels.dtype == torch.bool:
+        return ": of booleans, labels.long()"
+    if labels.dim() != 1 or labels.is_complex():
         return ""
     return None if 0 <= int(labels.min()) <= int(labels.max()) < classes else ""
 

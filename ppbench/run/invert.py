@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ from ppbench.records.schema import Scalar
 from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.gradients import Gradient, read_gradient
-from ppbench.run.handed import Labels, check_batch, one_hot_of, range_of, shape_of, whole
-from ppbench.run.inverted import Inverted, Planted, planted_of
+from ppbench.run.handed import Labels, check_batch, check_real, one_hot_of, range_of, shape_of, whole
+from ppbench.run.inverted import ALIKE, ROUNDING, Inverted, Planted, mixed, planted_of, variants
 from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
@@ -77,8 +77,8 @@ def invert(
         gradient: of the mean cross-entropy of the batch, or a multiple of it (`Inverted.scale`), as
             `torch.autograd.grad` gives it: one tensor a parameter that requires a gradient, or all parameters, or all
             of `model.state_dict()`, in their order; or by name, as `{n: p.grad for n, p in model.named_parameters()}`;
-            or one vector. Arrays of NumPy will do, and names with what wrappers put before them. None stands for a
-            parameter that the network does not use.
+            or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
+            None stands for a parameter that the network does not use.
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], where the attacker knows them.
         attack: a reconstruction attack by its name, as `ppbench list attacks` has them, or of `load_attack`.
@@ -86,23 +86,25 @@ def invert(
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
-        planted: whether the attack is run once more, on a gradient of known inputs, which tells what mismatch a solved
-            batch leaves (`Inverted.solved_mismatch`). It takes about as long again.
+        planted: whether the attack is run once more, on a gradient of known inputs (its answer, half noise), which
+            tells what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
         training: where `gradient` is no gradient, but start minus end of several local steps, how they were made: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, as `budget=3000`.
 
     Raises UsageError, one sentence: any of these cannot be used, or the attack needs more than a gradient.
     """
+    check_real(model)
     module = unwrapped(model)
-    network = held(module, shape_of(shape))
+    network = held(module, shape_of(shape), range_of(data_range))
     asked = _asked(labels, batch, network.spec)
     plan = _plan(network.spec, asked.batch, range_of(data_range), training)
     check_batch(plan, min(asked.batch, plan.local.batch))
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen = read_gradient(gradient, module, network)
-    scale = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    fitted = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
@@ -110,9 +112,13 @@ def invert(
     with guard("attacks", chosen.name), explained(network):
         guess = _answer(chosen, view, asked.challenge, seeds)
         answer = _told(chosen, view, guess, scale)
-        return replace(
-            answer, planted=_planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
-        )
+        control = _planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
+        return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
+
+
+def _steps(plan: Plan) -> Literal["sgd", "adam"] | None:
+    """Return how the client came by what it sent: by steps of an optimizer, None for a gradient."""
+    return None if plan.local.upload == "gradient" else plan.local.opt.name
 
 
 def _device(word: str | torch.device) -> torch.device:
@@ -156,21 +162,36 @@ def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:
 def _planted(
     attack: Attack, plan: Plan, start: Params, challenge: Challenge, answer: Inverted, seeds: Seeds
 ) -> Planted | None:
-    """Return how the attack does, from other draws, on the bench's own client that holds what was found.
+    """Return how the attack does, from other draws, on the bench's own client that holds the answer and noise.
 
-    Known inputs on the same network; not random ones, so that it shows too whether these are the only inputs that the
-    attack finds for their gradient. None where nothing was found that a client could hold.
+    The answer alone would prove nothing: what the gradient does not depend on (pixels cut off, a mean over channels, a
+    null space of few trained entries) has its start values there, and the attack would find those again. None where
+    the answer is nothing that a client could hold.
     """
     if answer.y is None or not finite(answer.x):
         return None
-    x, y = answer.x.clamp(*plan.data_range), one_hot(answer.y, plan.spec.classes).float()
-    data, again = Data(x, y), Seeds(seeds.seed("planted"))
+    again = Seeds(seeds.seed("planted"))
+    noise = torch.Generator().manual_seed(again.seed("noise"))
+    x, y = mixed(answer.x, plan.data_range, noise), one_hot(answer.y, plan.spec.classes).float()
+    data = Data(x, y)
     client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
     view = client.probe({VICTIM: data}, "gradient" if plan.local.upload == "gradient" else "local").view(THREAT)
     guess = _answer(attack, view, challenge, again)
     mismatch = _mismatch(attack, view, guess)
-    return None if mismatch is None else planted_of(x, guess, mismatch, plan.data_range)
+    if mismatch is None:
+        return None
+    for other in variants(x, plan.data_range):  # a start may have the planted brightness or contrast by chance
+        left = _mismatch(attack, view, Guess(other, answer.y))
+        if left is not None and left <= ALIKE * max(mismatch, _stop(attack), ROUNDING):
+            guess = replace(guess, x=other)
+    return planted_of(x, guess, mismatch, plan.data_range, _stop(attack))
+
+
+def _stop(attack: Attack) -> float:
+    """Return the mismatch at which an attack's search ends; 0 where it has none, or one that is not relative."""
+    stop = getattr(attack, "stop", 0.0)
+    return float(stop) if isinstance(stop, float) and not getattr(attack, "absolute", False) else 0.0
 
 
 def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: Mapping[str, Scalar] | None) -> Plan:

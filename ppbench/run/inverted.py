@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,33 +22,37 @@ ALIKE, ROUNDING = 10.0, 1e-12
 """dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
 BEYOND = 1e-4
 """How far a true input may lie outside the data range, as a share of its width: rounding."""
+NOISE, BRIGHT = 0.5, 0.25
+"""Share of noise in planted inputs, and of its pixels that are at one end of the data range (the others are at the
+other): another mean and contrast than those of any start, which a network may not depend on (`InstanceNorm2d`)."""
 NARROW = 0.01
 """Share of the data range that inputs which are not constant must span: 0..1 in a range of 0..255 does not."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """How the attack did on a gradient whose inputs are known: those that it had found, clipped, from another start.
+    """How the attack did on a gradient whose inputs are known: its answer mixed with noise, from another start.
 
     Attributes:
         mismatch: as `Inverted.mismatch`, of what came out.
         psnr: in dB, of each planted input beside what came out; and what the best constant image of it has.
         evaluations: gradients that this took.
+        stop: mismatch at which the search ends: smaller ones do not differ by how far it came.
     """
 
     mismatch: float
     psnr: tuple[float, ...]
     constant: tuple[float, ...]
     evaluations: int
+    stop: float = ROUNDING
 
     def recovered_at(self, mismatch: float) -> bool:
         """Whether a batch of this mismatch would count as recovered too: one not much greater, see `ALIKE`.
 
         Squared errors of inputs grow with the mismatch, so a planted batch that came out barely leaves less room.
         """
-        worse = (
-            10 * math.log10(max(mismatch, ROUNDING) / max(self.mismatch, ROUNDING)) if mismatch < math.inf else math.inf
-        )
+        least = max(self.stop, ROUNDING)
+        worse = 10 * math.log10(max(mismatch, least) / max(self.mismatch, least)) if mismatch < math.inf else math.inf
         clear = all(own - worse >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
         return self.recovered and worse <= ALIKE and clear
 
@@ -74,6 +78,8 @@ class Inverted:
             where none was found.
         budget: gradients that the attack might compute; None where it has no such parameter.
         planted: how the same attack did on a gradient whose inputs are known; None where that was not tried.
+        unexplained: whether a factor was fitted to the last layer's gradient, and none explains it; `scale` is 1 then.
+        training: optimizer of the local steps that led to what was given; None where it is a gradient.
     """
 
     x: Tensor
@@ -84,6 +90,8 @@ class Inverted:
     scale: float = 1.0
     budget: int | None = None
     planted: Planted | None = None
+    unexplained: bool = False
+    training: Literal["sgd", "adam"] | None = None
 
     @property
     def converged(self) -> bool | None:
@@ -98,8 +106,11 @@ class Inverted:
         """The mismatch that this attack left of a planted batch that it recovered, on the same network.
 
         Ten times this, and less where the planted batch came out barely, is no solved batch's any more. None: the
-        planted batch was not recovered, or none was tried; then a mismatch tells nothing about `x`, however small.
+        planted batch was not recovered, or none was tried, or only signs are compared (Adam); then a mismatch tells
+        nothing about `x`, however small.
         """
+        if self.training == "adam":
+            return None
         return self.planted.mismatch if self.planted is not None and self.planted.recovered else None
 
     @property
@@ -140,12 +151,19 @@ class Inverted:
         return true
 
     def _scaled(self) -> str:
+        if self.unexplained:
+            mend = "if it is a sum over the batch or was scaled, divide that out"
+            return f"No factor was found that makes the last layer's gradient one of the mean cross-entropy; {mend}."
         return "" if self.scale == 1 else f"The gradient is {self.scale:.6g} times that of the mean cross-entropy."
 
     def _explained(self) -> str:
         if self.mismatch is None:
             return "The attack names no labels, so that nothing tells how much of the gradient the inputs explain."
-        told = f"Of the gradient's squared norm {self.mismatch:.1e} is left unexplained."
+        if self.training == "adam":
+            signs = "Only the signs of the update were compared, since Adam leaves little more of a gradient"
+            return f"{signs}: the mismatch of {self.mismatch:.1e} tells nothing, as 0 is left of wrong inputs too."
+        whole = "gradient" if self.training is None else "update"
+        told = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained."
         if self.planted is None:
             return f"{told} No planted batch was attacked, so that nothing tells what a solved one would leave."
         left, least = f"{self.planted.mismatch:.1e}", f"{min(self.planted.psnr):.1f} dB"
@@ -156,9 +174,16 @@ class Inverted:
         if self.planted.recovered_at(self.mismatch):
             return f"{told} {planted}, as much. That does not prove the inputs: others may have the same gradient."
         search = "either the search did not come as far (try another seed or attack)"
-        others = "a sum, weight decay, label smoothing, noise, another mode"
-        other = f"or the gradient is not that of the mean cross-entropy of such a batch ({others})"
-        return f"{told} {planted}, less: {search}, {other}."
+        return f"{told} {planted}, less: {search}, or {self._otherwise}."
+
+    @property
+    def _otherwise(self) -> str:
+        """What else may be the cause where a solved batch leaves far less, a clause."""
+        losses = "weight decay, label smoothing, class weights, another loss, noise, a mask or hook, another mode"
+        if self.training is None:
+            return f"the gradient is not that of the mean cross-entropy of such a batch (a sum, {losses})"
+        wrong = "end minus start instead of start minus end, another lr, local_epochs, batch_size or optimizer"
+        return f"the update is not that of such local steps ({wrong}; {losses})"
 
     def _ended(self) -> str:
         if self.budget is None or self.converged:
@@ -170,11 +195,35 @@ def _gradients(count: int) -> str:
     return f"{count:,} gradients" if count != 1 else count_of(1, "gradient")
 
 
-def planted_of(x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float]) -> Planted | None:
+def mixed(x: Tensor, data_range: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """Return inputs [B, *shape], clipped, mixed half and half with noise at the ends of the data range.
+
+    The noise shares nothing with what an attack starts from, in any direction of the input space. Of each input about
+    a quarter of the values are at one end, low or high by chance; a constant image has 13.3 dB at most on average.
+    """
+    low, high = data_range
+    shape = (len(x), *[1] * (x.dim() - 1))
+    bright = torch.where(torch.rand(shape, generator=generator) < 0.5, BRIGHT, 1 - BRIGHT)
+    noise = low + (high - low) * (torch.rand(x.shape, generator=generator) < bright).float()
+    return (1 - NOISE) * x.clamp(low, high) + NOISE * noise
+
+
+def variants(x: Tensor, data_range: tuple[float, float]) -> tuple[Tensor, ...]:
+    """Return inputs [B, *shape] half as large, of half the contrast, and brighter by a quarter of the data range.
+
+    Networks that normalize their inputs have the same gradient for one of these.
+    """
+    mean = x.mean(tuple(range(1, x.dim())), keepdim=True)
+    return x / 2, mean + (x - mean) / 2, x + (data_range[1] - data_range[0]) / 4
+
+
+def planted_of(
+    x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float], stop: float
+) -> Planted | None:
     """Return how an attack did that answered `guess` of the gradient of planted inputs x [B, *shape]; None: nothing."""
     if guess.x is None:
         return None
     out = guess.x[match(guess.x, x, data_range)]
     levels = [psnr(one, own, data_range) or 0.0 for one, own in zip(out, x, strict=True)]
     constant = [psnr(torch.full_like(own, float(own.mean())), own, data_range) or 0.0 for own in x]
-    return Planted(mismatch, tuple(levels), tuple(constant), guess.evaluations)
+    return Planted(mismatch, tuple(levels), tuple(constant), guess.evaluations, stop)

@@ -26,7 +26,7 @@ from ppbench.nets.held import held
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
-from ppbench.run.handed import Shard, check_batch, check_range, examples_of, inputs_of, range_of, shards_of
+from ppbench.run.handed import Shard, check_batch, check_range, check_real, examples_of, inputs_of, range_of, shards_of
 from ppbench.run.task import check_clients, plan_on
 
 TRAINING = (
@@ -91,6 +91,7 @@ def federate(
     if not isinstance(defense, Defense):
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
     pairs, ends = shards_of(shards), range_of(data_range)
+    check_real(model)
     spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
     check_range(data, ends)

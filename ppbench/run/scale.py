@@ -27,8 +27,10 @@ MOST = 8
 """Examples of a batch whose factor is fitted, at most: unknowns grow with the square."""
 CONSISTENT = 1e-11
 """Relative squared residual below which a factor explains the layer's gradient; rounding to float32 leaves 1e-14."""
-CANDIDATES, RESTARTS, SPREAD = 3, 2, 0.3
+CANDIDATES, RESTARTS, SPREAD = 16, 2, 0.3
 """Multisets of labels and further starts of the features that are tried, and the relative noise of these."""
+MULTISETS = 5000
+"""Multisets of labels that are ordered, at most; where there are more, each label must show in the bias's gradient."""
 TINY, FAR, WORST = 1e-300, 500.0, 1e100
 """What is divided by at the least; the logarithm of a factor, and a residual, at the most."""
 STEPS = 40
@@ -99,25 +101,26 @@ class System:
 
         if not np.isfinite(begin).all():
             return math.inf, 1.0
-        with np.errstate(all="ignore"):  # a step that overflows is taken back
-            ended = least_squares(
-                lambda z: np.nan_to_num(self.residual(*at(z)), nan=WORST, posinf=WORST, neginf=-WORST),
-                begin,
-                jac=lambda z: np.nan_to_num(self.jacobian(*at(z))),
-                method="lm",
-                xtol=1e-15,
-                ftol=1e-15,
-                max_nfev=STEPS,
-            )
+        ended = least_squares(
+            lambda z: np.nan_to_num(self.residual(*at(z)), nan=WORST, posinf=WORST, neginf=-WORST),
+            begin,
+            jac=lambda z: np.nan_to_num(self.jacobian(*at(z))),
+            method="lm",
+            xtol=1e-15,
+            ftol=1e-15,
+            max_nfev=STEPS,
+        )
         return 2 * float(ended.cost), at(ended.x)[1]
 
 
-def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None) -> float:
-    """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples; 1 where none is sure.
+def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None) -> float | None:
+    """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples.
 
-    labels: the examples' one-hot labels [B, C] where they are known. s may be negative: of a change of weights. It is
-    not fitted, and 1, of batches of more than `MOST` examples or not of fewer than classes, of networks that do not
-    train both weight and bias of the last layer, and of gradients that no factor explains: noise, weight decay.
+    labels: the examples' one-hot labels [B, C] where they are known. s may be negative: of a change of weights. None: a
+    fit was tried, and no factor explains the last layer (noise, weight decay). It is 1, not fitted, of batches of more
+    than `MOST` examples or not of fewer than classes, and where weight and bias of the last layer are not both trained.
+    Without labels those are tried that are most like the bias's gradient, not all: of 8 examples and hardly more
+    classes it may be None where a factor is.
     """
     names = ("head.weight", "head.bias")
     if any(name not in gradient for name in names) or not 1 <= batch <= MOST or batch >= len(gradient["head.bias"]):
@@ -129,19 +132,20 @@ def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None)
     rows = np.linalg.svd(by_weight, full_matrices=False)[2][:batch]
     target = np.concatenate([by_weight @ rows.T, by_bias[:, None]], 1)
     known = None if labels is None else labels.detach().cpu().double().numpy()
-    for sign, onehot in _labelings(by_bias, batch, known):
+    for sign, onehot in _labelings(by_bias, batch, known, np.asarray(softmax(bias))):
         fitted = _fitted(System(target, rows @ weight.T, bias, onehot, sign))
         if fitted is not None:
             return fitted
-    return 1.0
+    return None
 
 
 def _fitted(system: System) -> float | None:
     """Return the factor with its sign, None where none explains the gradient."""
-    for m in system.starts():
-        size, factor = system.solved(m)
-        if size <= CONSISTENT:
-            return _rounded(system.sign * factor)
+    with np.errstate(all="ignore"):  # where the bias's gradient is zero; a step that overflows is taken back
+        for m in system.starts():
+            size, factor = system.solved(m)
+            if size <= CONSISTENT:
+                return _rounded(system.sign * factor)
     return None
 
 
@@ -153,20 +157,32 @@ def _rounded(factor: float) -> float:
     return short if abs(short / factor - 1) < ALIKE else factor
 
 
-def _labelings(by_bias: Floats, batch: int, known: Floats | None) -> Iterator[tuple[float, Floats]]:
+def _labelings(by_bias: Floats, batch: int, known: Floats | None, prior: Floats) -> Iterator[tuple[float, Floats]]:
     """Yield signs of a factor and one-hot labels [B, C] that may be the batch's, the likeliest first.
 
-    The bias's gradient is negative, times the factor's sign, in classes of the batch, and by about how many are of it.
+    The bias's gradient is s (p - n / B), with p the mean prediction and n the examples of each class: negative, times
+    the factor's sign, in classes of the batch only, but where p is large not in all of these. Counts are tried in the
+    order in which a mean prediction near `prior` and any s explain it.
     """
     for sign in (1.0, -1.0):
         if known is not None:
             yield sign, known
             continue
-        present = np.flatnonzero(sign * by_bias < 0)
-        if not 1 <= len(present) <= batch:
+        observed = sign * by_bias
+        present = np.flatnonzero(observed < 0)
+        free = batch - len(present)
+        if not 0 <= free < batch:
             continue
-        share = batch * by_bias[present] / by_bias[present].sum()
-        more = combinations_with_replacement(range(len(present)), batch - len(present))
-        counts = [1 + np.bincount(np.array(extra, dtype=np.int64), minlength=len(present)) for extra in more]
-        for count in sorted(counts, key=lambda own: float(((own - share) ** 2).sum()))[:CANDIDATES]:
-            yield sign, np.eye(len(by_bias))[np.repeat(present, count)]
+        few = math.comb(len(by_bias) + free - 1, free) <= MULTISETS
+        classes = range(len(by_bias)) if few else present.tolist()
+        base = np.bincount(present, minlength=len(by_bias))
+        more = combinations_with_replacement(classes, free)
+        counts = [base + np.bincount(np.array(extra, dtype=np.int64), minlength=len(by_bias)) for extra in more]
+        for count in sorted(counts, key=lambda own: _unlike(prior - own / batch, observed))[:CANDIDATES]:
+            yield sign, np.eye(len(by_bias))[np.repeat(np.arange(len(by_bias)), count)]
+
+
+def _unlike(expected: Floats, observed: Floats) -> float:
+    """Return the least squared distance of any positive multiple of `expected` from `observed`."""
+    factor = max(float(expected @ observed) / max(float(expected @ expected), TINY), 0.0)
+    return float(((observed - factor * expected) ** 2).sum())
