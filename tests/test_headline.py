@@ -8,7 +8,9 @@ from rich.console import Console
 
 from ppbench.base.bars import Bars
 from ppbench.commands.glance import glance
+from ppbench.commands.terminal import say_unfinished
 from ppbench.records.schema import Metric
+from ppbench.report.completeness import statuses_of
 from ppbench.report.controls import Check
 from ppbench.report.page.answer import answer_of
 
@@ -368,3 +370,20 @@ def test_progress_names_the_cell_that_ended_and_what_did_not_complete():
     bars.cell("failed", "spn, dlg, init, batch 8")
     (task,) = bars._bars.tasks
     assert task.fields["unit"] == "cells (1 failed, spn, dlg, init, batch 8)"
+
+
+def test_an_attack_that_has_nothing_to_read_is_not_applicable_and_has_not_failed(fabricate):
+    """FedPC's pilots and clients that send nothing were said to have failed, 36 cells of them."""
+    reason = "attack 'adaptive_server': nothing in the view of server/1 can be read"
+    idle = fabricate("dp", 0.1, "adaptive_server", "reconstruction", control="sigma", status="failed")
+    idle = idle.model_copy(update={"reason": reason})
+    broken = fabricate("dp", 0.1, "ig", "reconstruction", control="sigma", status="failed")
+    out = Console(width=120, record=True, file=io.StringIO())
+    say_unfinished(out, [idle, broken, *dp(fabricate, 0.1, 8.0)])
+    printed = " ".join(out.export_text().split())
+    assert printed == (
+        "failed, 1 cell: it broke not applicable to dp, as nothing is sent that they read: adaptive_server"
+    )
+    assert statuses_of([idle, broken, *dp(fabricate, 0.1, 8.0)]) == {
+        "complete": 2, "diverged": 0, "failed": 1, "not applicable": 1,
+    }  # fmt: skip
