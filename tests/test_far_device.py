@@ -87,4 +87,4 @@ def test_a_device_that_torch_does_not_know_or_have_is_refused_in_one_sentence():
     for word in ("tpu", "meta", "cuda:77", ""):
         with pytest.raises(UsageError, match="cannot be used") as refused:
             check_device(word)
-        assert "\n" not in str(refused.value) and "--device cpu" in str(refused.value)
+        assert "\n" not in str(refused.value) and "use 'cpu'" in str(refused.value)

@@ -298,8 +298,8 @@ def test_outputs_are_of_batches_and_any_float() -> None:
     assert "give a dense tensor of floats [N, 1, 8, 8]; of one input, x[None]" in refusal(fed.outputs, X[0])
     for x in (None, X.numpy(), X.to("meta"), X.to_sparse(), X.to(torch.complex64), (255 * X).byte(), X.flatten(1)):
         assert "give a dense tensor of floats" in refusal(fed.outputs, x)
-    for last in ("3", 0, -1, True):
-        assert "give its number, 1 and more, as run(3)" in refusal(fed.run, last)
+    for last in (-1, True, 1.5, "3"):
+        assert "give its number, as run(3)" in refusal(fed.run, last)
 
 
 # -- every argument ---------------------------------------------------------------------------------------------------

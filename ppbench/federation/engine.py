@@ -97,12 +97,12 @@ class Federation:
     def run(self, last: int, after: Callable[[int], None] | None = None) -> bool:
         """Train up to and including round `last`; call `after(round)` after each.
 
-        UsageError: `last` is no whole number from 1.
+        UsageError: `last` is no whole number, or below 0. Up to 0 there is nothing to train.
         False as soon as the model, or what a client would send, is out of range (the run diverged), else True.
         ProtocolError: a party breaks the protocol; server and clients stay as they were before that round.
         """
-        if not isinstance(last, int) or isinstance(last, bool) or last < 1:
-            raise UsageError(f"Round {shown(last)} cannot be run to; give its number, 1 and more, as run(3).")
+        if not isinstance(last, int) or isinstance(last, bool) or last < 0:
+            raise UsageError(f"Round {shown(last)} cannot be run to; give its number, as run(3).")
         return together([self.training(last, after)])[0]
 
     def training(self, last: int, after: Callable[[int], None] | None = None) -> Working[bool]:
