@@ -73,8 +73,8 @@ def said(records, harness=HOLDS):
         ),
         (
             ((0.1, 34.0, 0.94), (0.2, 33.0, 0.93), (1.0, 8.0, 0.70)),
-            "dp falls at every usable setting: images rebuilt at 34 dB (undefended 36, blind 11); 1 of 3 settings is "
-            "not usable.",
+            "dp falls at every usable setting: images rebuilt at 34 dB (undefended 36, blind 11) at sigma=0.2; 1 of 3 "
+            "settings is not usable.",
         ),
         (
             ((0.1, 34.0, 0.94), (0.2, 33.0, 0.70), (0.3, 32.0, 0.60)),
@@ -254,7 +254,7 @@ def test_a_defense_stands_only_at_a_setting_that_stands_in_every_seed(fabricate)
     other = [*controls(fabricate), *dp(fabricate, 0.1, 34.0), *dp(fabricate, 1.0, 8.0)]
     answer = seeded(one, other)
     (table,) = answer.tables
-    assert "falls at both settings in 1 of 2 seeds" in answer.headline.words and answer.headline.tone == "error"
+    assert "falls in 1 of 2 seeds at both settings" in answer.headline.words and answer.headline.tone == "error"
     assert [row.judgement.verdict for row in table.compared[0].by_control] == [
         "rebuilt by adaptive_dp (1 of 2 seeds)"
     ] * 2

@@ -176,6 +176,7 @@ def test_of_settings_that_stand_the_one_that_gives_no_labels_is_told(fabricate):
     records.append(fabricate("dp", 1.0, "label_recovery", "label", 0.1, **about))
     answer = answer_of(records, HOLDS)
     assert answer.headline.words.startswith("dp stands at sigma=1 ") and answer.headline.tone == "good"
+    assert answer.headline.words.endswith("; recovered: 100% of labels at 1 of 2 settings.")
     gives = {one["value"]: one["gives"] for one in answer.as_dict()["settings"]}
     assert gives == {0.1: ["labels"], 1.0: []}
 

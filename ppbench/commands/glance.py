@@ -37,7 +37,8 @@ def say_answer(to: Console, answer: Answer) -> None:
     style = {"error": "bold red", "good": "bold green", "warning": "bold yellow"}.get(answer.headline.tone, "bold")
     to.print(f"[{style}]{escape(answer.headline.words)}[/]", highlight=False)
     bad = {"failed": "bold red", "unknown": "yellow"}.get(answer.trust.state, "dim")
-    head = "" if answer.trust.reliable else "EVALUATION UNRELIABLE: "
+    unlearned = answer.trust.state == "unlearned"
+    head = "" if answer.trust.reliable else "NOTHING CONCLUDED: " if unlearned else "EVALUATION UNRELIABLE: "
     to.print(f"[{bad}]{head}{escape(answer.trust.sentence)}[/]", highlight=False)
 
 

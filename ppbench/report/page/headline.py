@@ -112,18 +112,19 @@ def _one(row: Row) -> Headline:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refuted else ""
-        words = f"{name} falls{_everywhere(row)}{_in_seeds(setting)}: {leak.noun} {leak.level}{_figures(row)}"
-        return Headline(f"{words}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
+        words = f"{name} falls{_in_seeds(setting)}{_everywhere(row)}: {leak.noun} {leak.level}{_figures(row)}"
+        named = where if _everywhere(row) and row.setting not in _everywhere(row) else ""
+        return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":
         words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
         untested = "; untested against one who knows of it" if leak.untested else ""
         seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
-        return Headline(f"{words}: {seen}{untested}{_others(row)}.", row.standing.tone)
+        return Headline(f"{words}: {seen}{untested}{_others(row)}{_given_elsewhere(row)}.", row.standing.tone)
     if setting.judgement.verdict.startswith("inconclusive"):
         words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_given(row)}"
         return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
     reason = "attacks failed" if setting.lacking else reason_of(leak)
-    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}"
+    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}{_given_elsewhere(row)}"
     return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
@@ -194,7 +195,8 @@ def _amount_words(setting: Setting) -> str:
     if metric.name == "psnr_median":
         return f" at {metric.value:.0f} dB"
     rebuilt = setting.leak.level == "rebuilt"
-    return f" within {metric.value:.0%}" if rebuilt else f" (relative error {metric.value:.0%})"
+    error = f"{metric.value:.0%}" if metric.value >= 0.1 else f"{100 * metric.value:.2g}%"
+    return f" within {error}" if rebuilt else f" (relative error {error})"
 
 
 def _why_useless(row: Row) -> str:
@@ -204,7 +206,8 @@ def _why_useless(row: Row) -> str:
     who = "it loses" if len(grid) == 1 else f"each of {len(grid)} loses"
     if all(v.loss is not None and -v.loss > USABLE for v in grid):
         return f"{who} more than {USABLE:g} points of accuracy"
-    return f"{who} more than {USABLE:g} points, or more than half of what was learned"
+    what = "accuracy" if any(v.accuracy is not None for v in grid) else "the variance explained"
+    return f"{who} more than {USABLE:g} points of {what}, or more than half of what was learned"
 
 
 def _all(count: int) -> str:
@@ -235,6 +238,12 @@ def _beside(setting: Setting) -> str:
     """Return ", 90% of labels, members", of what is recovered beside inputs."""
     share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
     return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.given)
+
+
+def _given_elsewhere(row: Row) -> str:
+    """Return what `_given` does, where another setting gives something that the setting of the line does not."""
+    own = {*row.standing.value.given}
+    return _given(row) if any({*v.given} - own for v in row.standing.grid) else ""
 
 
 def _given(row: Row) -> str:
