@@ -21,7 +21,7 @@ def local(std=0.1):
 '''
 QUICK = (
     *("--grid", "0.1", "--attack", "idlg,analytic,label_recovery", "--stage", "init", "--attack-batch", "1"),
-    *("--victims", "12", "--rounds", "1", "--model", "mlp", "--workers", "1"),
+    *("--victims", "12", "--rounds", "8", "--lr", "0.3", "--local-epochs", "2", "--model", "mlp", "--workers", "1"),
 )
 
 
