@@ -34,7 +34,7 @@ mkdir -p "$work/mine/attacks" "$work/mine/defenses"
 echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
 cd "$work/mine"
 "$work/venv/bin/ppbench" list
-"$work/venv/bin/python" -m ppbench evaluate --defense spn --grid 0.1 --rounds 1 --clients 2 --victims 2 --attack-batch 1 \
+"$work/venv/bin/python" -m ppbench evaluate --defense spn --grid 0.1 --model mlp --rounds 12 --clients 2 --victims 2 --attack-batch 1 \
   --stage init --attack dlg,label_recovery --set dlg.budget=300 --workers 1
 "$work/venv/bin/ppbench" verify ppbench-results
 
@@ -47,7 +47,7 @@ rm -rf my_*/build my_*/src/*.egg-info
 "$work/venv/bin/ppbench" list | grep -F "sign_sgd         [ppbench-sign-sgd]"
 "$work/venv/bin/ppbench" list | grep -F "row_ratio        [ppbench-row-ratio]"
 "$work/venv/bin/ppbench" list | grep -F "attribute        [ppbench-column-guess]"
-"$work/venv/bin/ppbench" evaluate --defense sign_sgd --model mlp --grid 5 --rounds 1 --clients 2 --victims 4 --attack-batch 1 \
+"$work/venv/bin/ppbench" evaluate --defense sign_sgd --model mlp --grid 5 --rounds 12 --clients 2 --victims 4 --attack-batch 1 \
   --stage init --attack row_ratio --workers 2 --out theirs
 "$work/venv/bin/ppbench" verify theirs
 (cd my_attack && "$work/venv/bin/python" -m pytest -q -p no:cacheprovider)
