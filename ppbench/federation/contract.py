@@ -112,7 +112,10 @@ class Defense:
             raise UsageError(f"Defense {self.name!r}: {field}={shown(value)} cannot be used; it must be {right}.")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
-        """Return (epsilon, delta) of an example of a client with so many, over all rounds trained, or None."""
+        """Return (epsilon, delta) of an example of a client with so many, of all that it sends in all rounds, or None.
+
+        Attacks on what a client sends are held against it: a guarantee of the released model alone is none of this.
+        """
         return None
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:

@@ -80,7 +80,7 @@ class Evaluation:
 
     @property
     def reliable(self) -> bool:
-        """Whether both controls ran and held, and the self-test passed."""
+        """Whether something can be concluded: see `Trust.reliable`."""
         return self.answer.trust.reliable
 
 

@@ -53,12 +53,12 @@ def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
         raise UsageError("The gradient is None in all parameters; call loss.backward() before it is read.")
     shapes = {own: tuple(start[name].shape) for name, own in own_names.items()}
     _check_order(values, shapes)
-    found = {name: _read(own, values.get(own), shapes[own]) for name, own in own_names.items()}
-    _check_unused([name for name, value in found.items() if value is None], network)
-    read = {name: torch.zeros_like(start[name]) if value is None else value for name, value in found.items()}
+    tensors = {name: _read(own, values.get(own), shapes[own]) for name, own in own_names.items()}
+    _check_unused([name for name, value in tensors.items() if value is None], network)
+    read = {name: torch.zeros_like(start[name]) if value is None else value for name, value in tensors.items()}
     if not any(bool(value.any()) for value in read.values()):
         raise UsageError("The gradient is zero in all parameters; there is nothing to be found in it.")
-    place = next(value.device for value in found.values() if value is not None)
+    place = next(value.device for value in tensors.values() if value is not None)
     return {name: read[name].to(place) for name in start}
 
 
@@ -68,13 +68,13 @@ def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
         return None
     numbers = tensor_of(value)
     if numbers is not None and numbers.is_floating_point() and tuple(numbers.shape[1:]) == shape and numbers.dim():
-        told = f"{tuple(numbers.shape)}, one axis more than {shape}"
+        words = f"{tuple(numbers.shape)}, one axis more than {shape}"
         raise UsageError(
-            f"The gradient of {name!r} has shape {told}; of gradients by example give the mean, as g.mean(0)."
+            f"The gradient of {name!r} has shape {words}; of gradients by example give the mean, as g.mean(0)."
         )
     if numbers is None or not numbers.is_floating_point() or tuple(numbers.shape) != shape:
-        told = described(value).replace(" of shape", "")
-        raise UsageError(f"The gradient of {name!r} is {told}; it must be a tensor of floats of shape {shape}.")
+        words = described(value).replace(" of shape", "")
+        raise UsageError(f"The gradient of {name!r} is {words}; it must be a tensor of floats of shape {shape}.")
     single = numbers.float()
     if not bool(single.isfinite().all()):
         raise UsageError(f"The gradient of {name!r} holds a value that is not finite; nothing can be matched to it.")
@@ -89,8 +89,8 @@ def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
     for one in wrong:
         other = next((n for n in wrong if n != one and seen[n] == shapes[one] and seen[one] == shapes[n]), None)
         if other is not None:
-            told = f"{one!r} has shape {seen[one]} instead of {shapes[one]}, that of {other!r} {seen[other]}"
-            raise UsageError(f"The gradients of {one!r} and {other!r} are swapped: that of {told}; give each its own.")
+            words = f"{one!r} has shape {seen[one]} instead of {shapes[one]}, that of {other!r} {seen[other]}"
+            raise UsageError(f"The gradients of {one!r} and {other!r} are swapped: that of {words}; give each its own.")
 
 
 def _check_weights(values: Mapping[str, Any], module: Module) -> None:
@@ -118,8 +118,8 @@ def _check_unused(lacking: Sequence[str], network: Held) -> None:
     used = _used(net, spec.start) if lacking else set()
     for name in lacking:
         if name in used:
-            told = f"The gradient of {network.names[name]!r} is None, but the network uses this parameter"
-            raise UsageError(f"{told}; give its gradient, or freeze it by requires_grad=False.")
+            words = f"The gradient of {network.names[name]!r} is None, but the network uses this parameter"
+            raise UsageError(f"{words}; give its gradient, or freeze it by requires_grad=False.")
 
 
 def _used(net: Net, params: Params) -> set[str]:
@@ -139,9 +139,9 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     if isinstance(gradient, Tensor):
         return _cut(gradient, module, names)
     if isinstance(gradient, str | bytes | Module) or not isinstance(gradient, Iterable):
-        told = "order of model.parameters() or by name"
+        words = "order of model.parameters() or by name"
         raise UsageError(
-            f"The gradient is a {type(gradient).__name__}; give a tensor for each parameter, in the {told}."
+            f"The gradient is a {type(gradient).__name__}; give a tensor for each parameter, in the {words}."
         )
     values = gradient if isinstance(gradient, Mapping) else list(gradient)
     if isinstance(values, list) and values and all(_is_named(part) for part in values):
@@ -173,10 +173,10 @@ def _cut(flat: Tensor, module: Module, names: Names) -> dict[str, Any]:
     parameters = dict(module.named_parameters())
     sizes = [parameters[name].numel() for name in names.trained]
     if flat.dim() != 1 or len(flat) != sum(sizes):
-        told = (
+        words = (
             f"a tensor for each parameter, in the order of model.parameters() or by name, or one vector of {sum(sizes)}"
         )
-        raise UsageError(f"The gradient is a Tensor of shape {tuple(flat.shape)}; give {told}.")
+        raise UsageError(f"The gradient is a Tensor of shape {tuple(flat.shape)}; give {words}.")
     parts = zip(names.trained, flat.split(sizes), strict=True)
     return {name: part.reshape(parameters[name].shape) for name, part in parts}
 
@@ -186,11 +186,11 @@ def _placed(values: Sequence[Any], names: Names) -> dict[str, Any]:
     for order in (names.trained, names.parameters, names.state):
         if len(values) == len(order):
             return dict(zip(order, values, strict=True))
-    told = f"The gradient has {len(values)} tensors; the model has {len(names.trained)} trained parameters"
+    words = f"The gradient has {len(values)} tensors; the model has {len(names.trained)} trained parameters"
     frozen, whole = len(names.parameters), len(names.state)
     more = f", {frozen} with frozen ones" if frozen > len(names.trained) else ""
     more += f", {whole} tensors in its state_dict" if whole > frozen else ""
-    raise UsageError(f"{told}{more}.")
+    raise UsageError(f"{words}{more}.")
 
 
 def _renamed(values: Mapping[Any, Any], names: Names) -> dict[str, Any]:

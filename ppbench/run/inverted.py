@@ -125,8 +125,8 @@ class Inverted:
         UsageError: `truth` has another shape than `x`, is no tensor of finite floats, or is none of `data_range`.
         """
         true = self._checked(truth)
-        found = self.x[match(self.x, true, self.data_range)]
-        return [psnr(one, own, self.data_range) or 0.0 for one, own in zip(found, true, strict=True)]
+        matched = self.x[match(self.x, true, self.data_range)]
+        return [psnr(one, own, self.data_range) or 0.0 for one, own in zip(matched, true, strict=True)]
 
     def _checked(self, truth: Any) -> Tensor:
         true, (low, high) = tensor_of(truth), self.data_range
@@ -163,18 +163,18 @@ class Inverted:
             signs = "Only the signs of the update were compared, since Adam leaves little more of a gradient"
             return f"{signs}: the mismatch of {self.mismatch:.1e} tells nothing, as 0 is left of wrong inputs too."
         whole = "gradient" if self.training is None else "update"
-        told = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained."
+        words = f"Of the {whole}'s squared norm {self.mismatch:.1e} is left unexplained."
         if self.planted is None:
-            return f"{told} No planted batch was attacked, so that nothing tells what a solved one would leave."
+            return f"{words} No planted batch was attacked, so that nothing tells what a solved one would leave."
         left, least = f"{self.planted.mismatch:.1e}", f"{min(self.planted.psnr):.1f} dB"
         if self.solved_mismatch is None:
             planted = f"A planted batch came out at {least} and left {left}: it was not recovered"
-            return f"{told} {planted}, so that no mismatch tells here whether the inputs are right."
+            return f"{words} {planted}, so that no mismatch tells here whether the inputs are right."
         planted = f"A planted batch that this attack recovered, at {least}, left {left}"
         if self.planted.recovered_at(self.mismatch):
-            return f"{told} {planted}, as much. That does not prove the inputs: others may have the same gradient."
+            return f"{words} {planted}, as much. That does not prove the inputs: others may have the same gradient."
         search = "either the search did not come as far (try another seed or attack)"
-        return f"{told} {planted}, less: {search}, or {self._otherwise}."
+        return f"{words} {planted}, less: {search}, or {self._otherwise}."
 
     @property
     def _otherwise(self) -> str:

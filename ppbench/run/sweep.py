@@ -64,7 +64,7 @@ class Swept:
 
     @property
     def reliable(self) -> bool:
-        """Whether all controls ran and held, and the self-test passed."""
+        """Whether something can be concluded: see `Trust.reliable`."""
         return self.answer.trust.reliable
 
     @property

@@ -134,8 +134,9 @@ def _everywhere(row: Row) -> str:
     if len(grid) == 1:
         return ""
     if len(leaking) == len(grid):
-        known = not row.table.unlearned and len(usable) < len(grid) and any(v.usable is False for v in grid)
-        return f" at {_all(len(grid))} settings" + (f", {len(usable)} of them usable" if known else "")
+        return f" at {_all(len(grid))} settings" + (
+            f", {len(usable)} of them usable" if len(usable) < len(grid) else ""
+        )
     if row.table.unlearned:
         return f" at {len(leaking)} of {len(grid)} settings"
     return " at every usable setting" if len(usable) > 1 else f" at its one usable setting, {row.setting}"
@@ -330,9 +331,9 @@ def _but(fate: Fate, rows: Sequence[Row]) -> str:
         return f"{words}, leaking at other settings" if leaking else words
     if fate != "stand":
         return ""
-    given = [word for word in ("labels", "members") if any(word in row.standing.value.given for row in rows)]
+    recovered = [word for word in ("labels", "members") if any(word in row.standing.value.given for row in rows)]
     leaks = [row.standing.value.leak for row in rows]
-    words = f" but for {' and '.join(given)}" if given else ""
+    words = f" but for {' and '.join(recovered)}" if recovered else ""
     untested = any(leak is not None and leak.untested for leak in leaks)
     return f"{words}, untested against those who know of it" if untested else words
 

@@ -110,12 +110,12 @@ def _alike(evaluations: Sequence[Judged]) -> dict[Key, list[Judged]]:
     groups: dict[tuple[Key, str], list[Judged]] = {}
     for one in evaluations:
         groups.setdefault((one.key.only(UNSPLIT), one.key.data), []).append(one)
-    found: dict[Key, list[Judged]] = {}
+    alike: dict[Key, list[Judged]] = {}
     for some in groups.values():
         together = len({one.key.seed for one in some}) == len(some)
         for one in some:
-            found.setdefault((some[0] if together else one).key.only(SEEDLESS), []).append(one)
-    return found
+            alike.setdefault((some[0] if together else one).key.only(SEEDLESS), []).append(one)
+    return alike
 
 
 def _with_seeds(about: str, seeds: Sequence[Judged]) -> str:

@@ -373,8 +373,8 @@ class Standing:
 
     @property
     def usable(self) -> tuple[Setting, ...]:
-        """The settings that are usable, or not known to be unusable where no undefended model says."""
-        return tuple(v for v in self.grid if v.usable)
+        """The settings that are not shown to be unusable."""
+        return tuple(v for v in self.grid if v.usable is not False)
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
