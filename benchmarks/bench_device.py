@@ -20,11 +20,13 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
+from ppbench.base.seeds import Seeds
 from ppbench.base.tree import moved
 from ppbench.defenses.none import NoDefense
+from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import simulation
 from ppbench.federation.messages import Model, Update
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import initial, net_spec
@@ -70,3 +72,30 @@ def test_victims_a_second_beside_the_cpu(benchmark, name: str, count: int, devic
     figures = {"device_s": round(ours, 3), "cpu_s": round(cpu, 3), "victims_a_second": round(count / ours, 2)}
     benchmark.extra_info.update(figures | {"cpu_over_device": round(cpu / ours, 2), "device": str(device)})
     print(f"\n{name}, {count} at once: {benchmark.extra_info}")
+
+
+@pytest.mark.parametrize("clients", [5])
+def test_a_round_of_resnet20(benchmark, clients: int, device: torch.device) -> None:
+    """One FedSGD round of MP-DP's network, batches of 256; the device's peak memory in GiB where it is a GPU."""
+    plan = Plan(net_spec("resnet20", (3, 32, 32), 10), clients, Local("gradient", batch=256))
+    draws = torch.Generator().manual_seed(0)
+    x = torch.rand(clients, 256, 3, 32, 32, generator=draws)
+    y = one_hot(torch.randint(0, 10, (clients, 256), generator=draws), 10).float()
+
+    def seconds_on(where: torch.device, rounds: int) -> float:
+        shards = {c: Data(x[c].to(where), y[c].to(where)) for c in range(clients)}
+        federation = Federation(NoDefense(), plan, shards, Seeds(0), where)
+        federation.start(initial(plan.spec, 0))
+        federation.run(1)  # its kernels are chosen now
+        began = time.perf_counter()
+        federation.run(rounds)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        return (time.perf_counter() - began) / rounds
+
+    ours = benchmark.pedantic(seconds_on, args=(device, 10), rounds=1, iterations=1)
+    cpu = seconds_on(torch.device("cpu"), 1)
+    memory = round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None
+    figures = {"device_s": round(ours, 4), "cpu_s": round(cpu, 2), "cpu_over_device": round(cpu / ours, 1)}
+    benchmark.extra_info.update(figures | {"peak_gib": memory, "device": str(device)})
+    print(f"\nresnet20, {clients} clients of 256: {benchmark.extra_info}")

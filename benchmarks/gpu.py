@@ -23,6 +23,8 @@ from ppbench.base.device import check_device, device_name
 from ppbench.base.errors import UsageError
 
 HOME = Path(__file__).resolve().parent.parent
+DEFENSES = ("none", "dp", "dp_sgd", "ppdl", "spn", "secagg", "pbpfl", "mpdp", "fedpc", "baffle", "tp_smc")
+"""Whose every attack runs in the first part."""
 GRACE_S = 20
 """Seconds that a part gets to stop by itself when its time is over."""
 
@@ -60,8 +62,8 @@ def parts(device: str, out: Path, data: Path | None) -> list[Part]:
     figures = [*pytest, "--benchmark-only", "--device", device]
     quick = ["-m", "ppbench", "evaluate", "--defense", "spn", "--device", device]
     return [
-        Part("evaluation", 0.08, [*quick, "--out", str(out / "evaluation")]),
-        Part("tests", 0.25, [*pytest, *("-n", str(os.cpu_count() or 1)), str(HOME / "tests")]),
+        Part("battery", 0.15, [str(HOME / "tests" / "far_evaluation.py"), str(out / "battery"), "pairs", *DEFENSES]),
+        Part("evaluation", 0.18, [*quick, "--out", str(out / "evaluation")]),
         *(
             Part(name, 0.1, [*figures, f"--benchmark-json={out / name}.json", str(HOME / "benchmarks" / f"{name}.py")])
             for name in ("bench_device", "bench_training")
@@ -73,7 +75,7 @@ def parts(device: str, out: Path, data: Path | None) -> list[Part]:
     ]
 
 
-def run(part: Part, seconds: float, out: Path) -> Outcome:
+def run(part: Part, seconds: float, out: Path, device: str = "cpu") -> Outcome:
     """Run a part for at most so many seconds; what it says goes to a file of its name."""
     began = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
@@ -83,6 +85,7 @@ def run(part: Part, seconds: float, out: Path) -> Outcome:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, "PPBENCH_FAR": device},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )
         code: int | None = None
@@ -189,7 +192,7 @@ def main() -> int:
     todo = parts(asked.device, out, asked.data)
     for number, part in enumerate(todo):  # what one part leaves of its time, the later ones share
         left = (ends - time.monotonic()) * part.share / sum(other.share for other in todo[number:])
-        outcomes.append(run(part, max(1.0, left - min(GRACE_S, left / 4)), out))
+        outcomes.append(run(part, max(1.0, left - min(GRACE_S, left / 4)), out, asked.device))
         print(f"{part.name}: {outcomes[-1].word}", flush=True)
     (out / "page.md").write_text(page(machine(asked.device), outcomes, out))
     print(f"Page: {out / 'page.md'}\nArchive: {archive(out)}")

@@ -1,10 +1,11 @@
 """Small evaluations on the pretended accelerator: `far_evaluation.py FOLDER pairs|whole DEFENSE...` prints JSON.
 
 What the device says of itself, what became of every cell, and what was refused for lying on the wrong device, caught or
-not.
+not. With PPBENCH_FAR=cuda the same evaluations run on a real GPU.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,9 @@ from ppbench.run.cost import ClientCost, client_cost
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.task import make_task
+
+DEVICE = os.environ.get("PPBENCH_FAR", far_device.NAME)
+"""Where everything is computed: the pretended accelerator, or what torch calls this."""
 
 AUDITED = "none"
 """The defense that is audited too: reference runs are trainings like any other, and their attacks read outputs."""
@@ -64,7 +68,7 @@ def small(defense: str, **options: object) -> EvaluateConfig:
     """Return an evaluation of `defense` by all attacks that apply: two victims, a few numbers of everything."""
     base = dict(
         defense=defense,
-        device=far_device.NAME,
+        device=DEVICE,
         attacks=("all",),
         stages=("init", "iterate", "final", *(("audit",) if defense == AUDITED else ())),
         threats=("server/1", "client/1", "collusion/1"),
@@ -140,10 +144,10 @@ def varied() -> list[str]:
     ended = []
     with patch.object(draws, "FEW", draws.BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
         for name, parameters, fields in VARIED:
-            config = configure(defense=name, device=far_device.NAME, clients=3, train=24, batch_size=8, **fields)
+            config = configure(defense=name, device=DEVICE, clients=3, train=24, batch_size=8, **fields)
             task, defense = make_task(config), make_defense(name, parameters)
             for backend in ("loop", "vmap"):
-                device = torch.device(far_device.NAME)
+                device = torch.device(DEVICE)
                 fed = Federation(defense, task.plan, task.shards, task.seeds, device, backend)
                 fed.start(task.params)
                 fed.run(2)
@@ -157,9 +161,11 @@ def main(folder: str, battery: str, *defenses: str) -> None:
     """Evaluate `defenses`, in pairs with attacks or wholly, into folders in `folder`; print all rows and refusals."""
     torch.set_num_threads(1)
     cost.BUDGET_S = cost.ENOUGH_S = 0.0  # one timed pair: how long a client takes is in no record
-    far_device.install()
+    if DEVICE == far_device.NAME:
+        far_device.install()
+    Path(folder).mkdir(parents=True, exist_ok=True)
     asked, whole, home = [(defense, small(defense)) for defense in defenses], battery == "whole", Path(folder)
-    itself = far_device.itself()
+    itself = far_device.itself() if DEVICE == far_device.NAME else {}
     if AUDITED in defenses:  # what is asked of local training alone; searches that try labels and hypotheses first
         more = {**settings(), "ig_masked.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
