@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,26 +34,39 @@ Tree = Any
 Params = dict[str, Tensor]
 T = TypeVar("T")
 _NODES: dict[str, type] = {}
+_NAMES: dict[type, str] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
+@overload
+def node(cls: type[T]) -> type[T]: ...
+@overload
+def node(*, name: str) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True)
-def node(cls: type[T]) -> type[T]:
+def node(cls: type[T] | None = None, *, name: str = "") -> type[T] | Callable[[type[T]], type[T]]:
     """Make `cls` a frozen dataclass that may cross vmap, the Wire and the disk; every field holds a tree.
 
-    torch's pytree registration is private, so this is the only place that touches it.
+    name: of the class in saved states, where its module has moved since the first of them was written; by default
+    module and class. torch's pytree registration is private, so this is the only place that touches it.
     """
+    if cls is None:
+        return lambda cls: _registered(cls, name)
+    return _registered(cls, name)
+
+
+def _registered(cls: type[T], name: str) -> type[T]:
     made = dataclass(frozen=True)(cls)
     names = [field.name for field in fields(made)]  # type: ignore[arg-type]  # a dataclass since the line above
+    name = name or f"{cls.__module__}.{cls.__qualname__}"
 
     def flatten(value: Any) -> tuple[list[Any], None]:
-        return [getattr(value, name) for name in names], None
+        return [getattr(value, field) for field in names], None
 
     def unflatten(children: Any, _: None) -> Any:
         return made(*children)
 
-    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
-    _NODES[f"{cls.__module__}.{cls.__qualname__}"], _FIELDS[made] = made, tuple(names)
+    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=name)
+    _NODES[name], _NAMES[made], _FIELDS[made] = made, name, tuple(names)
     return made
 
 
@@ -158,9 +171,10 @@ def encode(tree: Tree, store: dict[str, Tensor], seen: dict[int, str]) -> Any:
         return {type(tree).__name__: [encode(value, store, seen) for value in tree]}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
-    name = f"{type(tree).__module__}.{type(tree).__qualname__}"
-    if name not in _NODES:
-        raise TypeError(f"{name} cannot be saved: make it a @node of tensors")
+    name = _NAMES.get(type(tree))
+    if name is None:
+        kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
+        raise TypeError(f"{kind} cannot be saved: make it a @node of tensors")
     return {
         "node": name,
         "fields": [encode(getattr(tree, field.name), store, seen) for field in fields(tree)],
