@@ -23,8 +23,8 @@ tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-FRONT = "about.md"
-"""The README as a page of the site: README.md is that of docs/."""
+FRONT = "index.md"
+"""The README as a page of the site: its first."""
 WIDE = "---\nhide: [toc]\n---\n\n"
 """Gives a page of tables the place of its table of contents."""
 IMAGES = {"The page, at a glance": "glance.png", "A board": "board.png", "A defense, in the dark": "defense-dark.png"}
@@ -48,8 +48,7 @@ def in_site(path: str) -> str:
 
 def in_repository(uri: str) -> str:
     """Return where a page of the site lies in the repository."""
-    outside = uri != "README.md" and not (ROOT / "docs" / uri).exists()
-    return "README.md" if uri == FRONT else uri if outside else f"docs/{uri}"
+    return "README.md" if uri == FRONT else f"docs/{uri}" if (ROOT / "docs" / uri).exists() else uri
 
 
 def target(home: str, link: str) -> str:
