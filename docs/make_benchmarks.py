@@ -151,7 +151,14 @@ def ledger() -> str:
                 f"{sum(trial['better_late'] for trial in trials)} of {len(trials)}",
             ]
         )
-    head = ["row", "stands, median PSNR", "blind guess", "moved by nothing", "better attack first", "better attack last"]
+    head = [
+        "row",
+        "stands, median PSNR",
+        "blind guess",
+        "moved by nothing",
+        "better attack first",
+        "better attack last",
+    ]
     return table(head, rows)
 
 
@@ -212,8 +219,8 @@ TEXT = """\
 
 # Benchmarks
 
-How strong the attacks are, how fast the bench is, and what was tried against it. Every benchmark compares two things in
-one run and reports their ratio, because absolute times of two machines say nothing. Where no device is named: one
+How strong the attacks are, how fast the bench is, and what was tried against it. Every benchmark compares two things
+in one run and reports their ratio, because absolute times of two machines say nothing. Where no device is named: one
 thread of two shared x86-64 cores, torch 2.13.0, Python 3.11, with other jobs beside. CIFAR-10 is a JPEG re-encoding.
 A figure holds for the setting in the line below its table. `benchmarks/README.md` says how each script is run.
 
@@ -233,14 +240,14 @@ One NVIDIA H200 (driver 580.159.04, 16 CPU cores), 2026-11-27, torch 2.11.0+cu13
 <<gpu>>
 
 Federated training takes 3.5 (`dlnet`), 3.6 (LeNet) and 4.2 (MLP) times fewer seconds than a plain PyTorch loop on the
-same GPU. A FedSGD round of ResNet20 (5 clients, batches of 256) took 0.375 s with 14 trainings beside each other: 1,066
-of 90,600 rounds of `cifar10-resnet20` in 400 s, so no cell of that suite was finished.
+same GPU. A FedSGD round of ResNet20 (5 clients, batches of 256) took 0.375 s with 14 trainings beside each other:
+1,066 of 90,600 rounds of `cifar10-resnet20` in 400 s, so no cell of that suite was finished.
 
 ## What the arsenal reaches
 
 Undefended single CIFAR-10 images at random weights of `cnn` (widths 32,64,128, average pooling: 113,738 parameters),
-labels read off the gradient, one seed. The generator of `gifd` adds knowledge of natural images, so it gains nothing on
-MNIST. With max pooling `ig` reaches about 18 dB on eight tuning images. Reproduce with
+labels read off the gradient, one seed. The generator of `gifd` adds knowledge of natural images, so it gains nothing
+on MNIST. With max pooling `ig` reaches about 18 dB on eight tuning images. Reproduce with
 `PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_reconstruction.py` and
 `python benchmarks/bench_gifd.py OUT.json 300,600 32 12`.
 
@@ -288,8 +295,8 @@ networks and data it fails, more evaluations do not help, and no board is kept:
 
 <<undefended-not-found>>
 
-**MP-DP by its own attack.** The paper's figures are met by an attack that knows nothing of the mechanism; one that knows
-it sees 14.8 to 16.1 dB of `mpdp` (board `cifar10-perturbed-convolutions`).
+**MP-DP by its own attack.** The paper's figures are met by an attack that knows nothing of the mechanism; one that
+knows it sees 14.8 to 16.1 dB of `mpdp` (board `cifar10-perturbed-convolutions`).
 
 <<mpdp-own-attack>>
 
@@ -298,54 +305,54 @@ it sees 14.8 to 16.1 dB of `mpdp` (board `cifar10-perturbed-convolutions`).
 Models that learn few records by heart, canaries of three families; TPR at 1 % FPR on canaries, both halves together.
 `PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_membership.py`; every interval is in
 `benchmarks/results/membership.json`. `audit_one_run` bounds epsilon from below by 3.2 (server) and 3.1 (client). On
-uploads of noise all attacks find at most 0.06 (AUC 0.42 to 0.57, epsilon 0). The setting was chosen on seeds 0 to 2; the
-table has seeds 3 to 7. On MNIST single blank canaries spoil the online form of RMIA with 4 references.
+uploads of noise all attacks find at most 0.06 (AUC 0.42 to 0.57, epsilon 0). The setting was chosen on seeds 0 to 2;
+the table has seeds 3 to 7. On MNIST single blank canaries spoil the online form of RMIA with 4 references.
 
 <<membership>>
 
 <<fedmia-and-stacking>>
 
-Canary clients estimate a client's epsilon. The estimate reads low where canaries are noise to one another: 100 of them in
-4 rounds are a variance of 0.04 beside z squared, a sixth of it at z = 0.5.
+Canary clients estimate a client's epsilon. The estimate reads low where canaries are noise to one another: 100 of
+them in 4 rounds are a variance of 0.04 beside z squared, a sixth of it at z = 0.5.
 
 <<canary-clients>>
 
-Against other code: epsilon at delta 1e-5 of 180 right among 200 guesses on 1,000 is 1.80 (`epsilon_lower`) and 2.90 for a
-Gaussian mechanism; the published code of the f-DP bound gives 2.88 to 2.91. On equal arrays (`tests/test_peers.py`)
-offline RMIA ranks as ml_privacy_meter does (rank correlation 0.98, theirs having ties), LiRA as LeakPro (0.9999; offline
-1).
+Against other code: epsilon at delta 1e-5 of 180 right among 200 guesses on 1,000 is 1.80 (`epsilon_lower`) and 2.90
+for a Gaussian mechanism; the published code of the f-DP bound gives 2.88 to 2.91. On equal arrays
+(`tests/test_peers.py`) offline RMIA ranks as ml_privacy_meter does (rank correlation 0.98, theirs having ties), LiRA
+as LeakPro (0.9999; offline 1).
 
 ## Exact batches
 
-`spear` separates whole batches exactly behind one layer of ReLUs. Dimitrov et al. report batches up to about 25 on a GPU
-with wider layers; no setting of theirs was repeated.
+`spear` separates whole batches exactly behind one layer of ReLUs. Dimitrov et al. report batches up to about 25 on a
+GPU with wider layers; no setting of theirs was repeated.
 
 <<exact-batches>>
 
-Features behind convolutions (float32, CIFAR-10, three seeds) are exact to 6e-7 of their norm: AlexNet at batch 8 in 1 to
-2 s, VGG16 at batch 4 in 0.1 to 0.3 s, of `cnn` with hidden=64 and average pools two batches of 8 of three.
-`spear_features` makes of one batch of 4 of that `cnn` 26.4 to 33.9 dB in 16 s, and nothing on digits behind `cnn` (7 dB)
-or on `lenet_baffle` with ReLUs (9 to 14 dB).
+Features behind convolutions (float32, CIFAR-10, three seeds) are exact to 6e-7 of their norm: AlexNet at batch 8 in 1
+to 2 s, VGG16 at batch 4 in 0.1 to 0.3 s, of `cnn` with hidden=64 and average pools two batches of 8 of three.
+`spear_features` makes of one batch of 4 of that `cnn` 26.4 to 33.9 dB in 16 s, and nothing on digits behind `cnn` (7
+dB) or on `lenet_baffle` with ReLUs (9 to 14 dB).
 
 ## Rows of tables
 
 `tableak` finds batches of 4 where no ReLU sorts them; behind ReLUs `spear` is exact and gradient matching is not. At
-batch 8 `tableak` is near blind behind ReLUs. More evaluations do not mend ReLU at batch 4: with 24,000 it has 0.44 (4 of
-20) in 5 s.
+batch 8 `tableak` is near blind behind ReLUs. More evaluations do not mend ReLU at batch 4: with 24,000 it has 0.44 (4
+of 20) in 5 s.
 
 <<rows-of-tables>>
 
 ## Looking victims up
 
-An attacker who holds the public data set can look victims up: compute each known image's update and take the nearest. That
-is exact where reconstruction has 10 dB, so a row on public data also tells of the dictionary. From sigma 0.01 on noise
-hides from it too.
+An attacker who holds the public data set can look victims up: compute each known image's update and take the nearest.
+That is exact where reconstruction has 10 dB, so a row on public data also measures the dictionary. From sigma 0.01 on
+noise hides from it too.
 
 <<looked-up-digits>>
 
-`warped:DATA` bends every image by a secret. **That does not take the dictionary away**: at sigma 0.001 to 0.01 an attacker
-with the originals still sees 5 to 7 dB more than our best. The grain of each pixel, which no prior tells, stops the fit
-near 34 dB. Only data that nobody has leave no dictionary.
+`warped:DATA` bends every image by a secret. **That does not take the dictionary away**: at sigma 0.001 to 0.01 an
+attacker with the originals still sees 5 to 7 dB more than our best. The grain of each pixel, which no prior knows,
+stops the fit near 34 dB. Only data that nobody has leave no dictionary.
 
 <<looked-up-warped>>
 
@@ -353,24 +360,25 @@ near 34 dB. Only data that nobody has leave no dictionary.
 
 ## Trying often
 
-Does the ledger let noise move a row? 20 trials, each with a secret, trainings and victims of its own (digits on `dlnet`,
-batch 1, `init`, 24 victims). Submissions that see nothing are judged one after another (1,000 and 250 a trial), then a
-better attack, as the first try and as the last. The level falls from 0.019 (try 1) to 0.000019 (try 100) and 6.0e-7 (try
-1,001); 24 victims can show 1.2e-7. `OMP_NUM_THREADS=1 python benchmarks/bench_ledger.py` (2026-11-25, 782 s of a core).
+Does the ledger let noise move a row? 20 trials, each with a secret, trainings and victims of its own (digits on
+`dlnet`, batch 1, `init`, 24 victims). Submissions that see nothing are judged one after another (1,000 and 250 a
+trial), then a better attack, as the first try and as the last. The level falls from 0.019 (try 1) to 0.000019 (try
+100) and 6.0e-7 (try 1,001); 24 victims can show 1.2e-7. `OMP_NUM_THREADS=1 python benchmarks/bench_ledger.py`
+(2026-11-25, 782 s of a core).
 
 <<ledger>>
 
-Answers must also fit their own victims better than one another's. Without that rule naming the commonest class for all
-(`bench_ledger.py majority`) would move a row of labels at the first try in 2,756 of 3,000 simulations; with it in none.
-250 hostile files end in one sentence each, write nothing and cost 176 MB at most
+Answers must also fit their own victims better than one another's. Without that rule naming the commonest class for
+all (`bench_ledger.py majority`) would move a row of labels at the first try in 2,756 of 3,000 simulations; with it in
+none. 250 hostile files end in one sentence each, write nothing and cost 176 MB at most
 (`pytest tests/test_ledger_hostile.py -s`).
 
 ## Servers that act
 
-Trap weights (`imprint`, `imprint_quiet`) sort a batch into bins. With H equally likely bins an image of a batch of B is
-alone with probability (1 - 1/H)^(B-1): 0.78 at 256 and 64, 0.94 at 1,024 and 64, 0.78 at 1,024 and 256. Networks with
-maximum pools before the layer, without a hidden linear layer, or with residuals are refused. No setting of the papers
-(ImageNet, other networks) was run.
+Trap weights (`imprint`, `imprint_quiet`) sort a batch into bins. With H equally likely bins an image of a batch of B
+is alone with probability (1 - 1/H)^(B-1): 0.78 at 256 and 64, 0.94 at 1,024 and 64, 0.78 at 1,024 and 256. Networks
+with maximum pools before the layer, without a hidden linear layer, or with residuals are refused. No setting of the
+papers (ImageNet, other networks) was run.
 
 <<trap-weights>>
 
@@ -381,10 +389,10 @@ Under the defenses:
 <<active-server>>
 
 `spear`, of a server that does not act, has 100 % of `none` and `spn` at batch 8, 1 % of `secagg` and `pbpfl_ext`, 0 %
-elsewhere and at batch 64. Sums of `secagg` fall with and without sybils (97 % at batch 8, 4 clients; 45 % at batch 64, 10
-clients). One trap for everybody, which clients that compare notes would not notice, shows 23 % of the sum's images at
-batch 8, and 97 % with sybils. `detection_auc` is 1 in every cell: a client that looks cannot miss it, and no client of
-these protocols looks.
+elsewhere and at batch 64. Sums of `secagg` fall with and without sybils (97 % at batch 8, 4 clients; 45 % at batch
+64, 10 clients). One trap for everybody, which clients that compare notes would not notice, shows 23 % of the sum's
+images at batch 8, and 97 % with sybils. `detection_auc` is 1 in every cell: a client that looks cannot miss it, and
+no client of these protocols looks.
 
 ## Defenses that only pretend
 
@@ -392,7 +400,8 @@ Twelve kinds of planted pretence, one that behaves in probes alone, and honest d
 
 <<lies>>
 
-The `secagg` row is no false alarm: the sum is the gradient of a batch of ten, and on this network such a batch is rebuilt.
+The `secagg` row is no false alarm: the sum is the gradient of a batch of ten, and on this network such a batch is
+rebuilt.
 
 ## Speed
 
@@ -405,15 +414,16 @@ The first two rows: `pytest benchmarks/bench_ig.py --benchmark-only`; the others
 
 <<default-command>>
 
-Leaving `dlg` out of the default portfolio costs little: over 98 rows no row that falls loses a tenth of a decibel of its
-median or an image above 20 dB; rows that stay below 20 dB fall by 2.0 dB at most, `full_noise` by 2.7 (2026-11-23). It is
-alone in rebuilding 3 of 24 undefended images of batches of 8 after training. `torch.compile` on LeNet: 107 s of warm-up,
-then 1.38 ms an iteration beside 1.04 ms in eager mode, so `compile` is off.
+Leaving `dlg` out of the default portfolio costs little: over 98 rows no row that falls loses a tenth of a decibel of
+its median or an image above 20 dB; rows that stay below 20 dB fall by 2.0 dB at most, `full_noise` by 2.7
+(2026-11-23). It is alone in rebuilding 3 of 24 undefended images of batches of 8 after training. `torch.compile` on
+LeNet: 107 s of warm-up, then 1.38 ms an iteration beside 1.04 ms in eager mode, so `compile` is off.
 
 ### BAFFLE's memory is bought with time
 
-A client runs its models one after the other on 8 examples at a time where that keeps its peak below backpropagation's. The
-paper's 0.104 is met in slices, and not with whole batches or slices on both sides, so the claim is left open.
+A client runs its models one after the other on 8 examples at a time where that keeps its peak below
+backpropagation's. The paper's 0.104 is met in slices, and not with whole batches or slices on both sides, so the
+claim is left open.
 
 <<baffle-memory>>
 
@@ -422,16 +432,16 @@ paper's 0.104 is met in slices, and not with whole batches or slices on both sid
 <<attack-shares>>
 
 The slowest boards spend 70 to 87 % of their hours in attacks, nearly all of it in searches. So one evaluation of the
-matching loss was made cheaper: a hand-written chain of layers instead of vmap, inference mode, and from 150 evaluations
-of one shape on a trace without Python between operations (0.68 to 0.75 of the time with eight images, half with one;
-`ppbench/attacks/reconstruction/fastpath`). Whole commands gain less:
+matching loss was made cheaper: a hand-written chain of layers instead of vmap, inference mode, and from 150
+evaluations of one shape on a trace without Python between operations (0.68 to 0.75 of the time with eight images,
+half with one; `ppbench/attacks/reconstruction/fastpath`). Whole commands gain less:
 
 <<pairs>>
 
 <<searches-beside-1fcb34d>>
 
-Stopping earlier gains nothing more: under noise of 0.1 or more a search already ends after 201 of 1,800 evaluations, a
-window of half the length would save at most 16 %, and 21 % are spent on victims that end above 30 dB.
+Stopping earlier gains nothing more: under noise of 0.1 or more a search already ends after 201 of 1,800 evaluations,
+a window of half the length would save at most 16 %, and 21 % are spent on victims that end above 30 dB.
 
 ## What is not trusted
 

@@ -178,6 +178,19 @@ def test_files_that_are_named_are_there_and_the_index_names_every_document():
     assert not left, f"README.md does not name {left}"
 
 
+def test_what_the_design_names_in_a_file_is_in_that_file():
+    """ "`NAME` in `FILE`" and "`NAME` (`FILE`)", so that a renamed function is renamed on the page that follows it."""
+    named = re.findall(r"`([\w.]+)` (?:in |\()`(ppbench/[\w/]+)\.py`", (ROOT / "docs" / "design.md").read_text())
+    assert len(named) > 12
+    missing = []
+    for name, path in named:
+        home = importlib.import_module(path.replace("/", "."))
+        for part in name.split("."):
+            home = getattr(home, part, None)
+        missing += [f"{name} in {path}.py"] if home is None else []
+    assert not missing
+
+
 def test_every_toml_block_is_one_and_every_suite_loads(tmp_path):
     """Of defenses and attacks that a page has the reader write, `dp` and `dlg` stand in."""
     toml, suites = blocks("toml"), [block for block in blocks("toml") if block[2].startswith("schema")]
