@@ -25,11 +25,11 @@ def main(words: list[str]) -> int:
     if words not in ([], ["--check"]):
         print("usage: python docs/make_claims.py [--check]", file=sys.stderr)
         return 2
-    made = page()
-    if words and PAGE.read_text(encoding="utf-8") != made:
+    text = page()
+    if words and PAGE.read_text(encoding="utf-8") != text:
         print("docs/claims.md is not what the records give; run: python docs/make_claims.py", file=sys.stderr)
         return 1
-    PAGE.write_text(made, encoding="utf-8")
+    PAGE.write_text(text, encoding="utf-8")
     return 0
 
 

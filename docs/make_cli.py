@@ -14,8 +14,8 @@ HEAD = "<!-- Made by docs/make_cli.py from the program; change the program, not 
 def reference() -> str:
     """Return the reference of the command line as Markdown, by typer's own tool."""
     command = [sys.executable, "-m", "typer", "ppbench.cli", "utils", "docs", "--name", "ppbench"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True)
-    return HEAD + made.stdout.rstrip() + "\n\n" + exits()
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    return HEAD + printed.stdout.rstrip() + "\n\n" + exits()
 
 
 def exits() -> str:

@@ -28,11 +28,11 @@ HEAD = """\
 
 # Every column
 
-Of `leaderboard.csv` (**L**: a row a cell, one attack on one defense at one control value), of `worst_case.csv` (**W**:
-a row a defense and control value of the boards of reconstruction) and of the tables that `ppbench.load(FOLDER)` gives:
-levels "cells" (**c**), "victims" (**v**) and "worst" (**w**), in which every row is one figure. FOLDER is a folder of
-results, or an archive of one; `ppbench verify FOLDER` computes both files again. `examples/notebook/explore.ipynb`
-makes figures.
+Of `leaderboard.csv` (**L**: one row per cell, which is one attack on one defense at one control value), of
+`worst_case.csv` (**W**: one row per defense and control value of the boards of reconstruction), and of the tables that
+`ppbench.load(FOLDER)` gives: levels "cells" (**c**), "victims" (**v**) and "worst" (**w**), in which every row is one
+figure. FOLDER is a folder of results, or an archive of one; `ppbench verify FOLDER` recomputes both files.
+`examples/notebook/explore.ipynb` makes figures.
 
 - A file is UTF-8 with commas, a header, and quotes where a field needs them. A missing value is an empty field; yes and
   no are `true` and `false`; shares are 0 to 1. `leaderboard.csv` has ten significant digits, `worst_case.csv` all that
@@ -87,28 +87,28 @@ def table(lines: Iterable[Sequence[str]]) -> str:
 
 
 def rows(columns: Iterable[Column]) -> list[tuple[str, ...]]:
-    """Return a line a column; the ends of an interval stand with the number that they are of."""
+    """Return one line per column; the ends of an interval stand with the number that they are of."""
     known = {column.name: column for column in columns}
     numbers = {name for name, column in known.items() if column.dtype == "Float64"}
-    found = []
+    lines = []
     for name, column in known.items():
         if any(name.endswith(end) and name.removesuffix(end) in numbers for end in ENDS):
             continue
         names = [name, *(f"{name}{end}" for end in ENDS if name in numbers and f"{name}{end}" in known)]
-        told = ", ".join(f"`{one}`" for one in names)
-        found.append((told, marks(column), TYPES[column.dtype], column.unit, column.meaning))
-    return found
+        names_shown = ", ".join(f"`{one}`" for one in names)
+        lines.append((names_shown, marks(column), TYPES[column.dtype], column.unit, column.meaning))
+    return lines
 
 
 def metrics() -> list[tuple[str, ...]]:
-    """Return a line a metric, with the columns of leaderboard.csv that are its."""
+    """Return one line per metric, with the columns of leaderboard.csv that are its."""
     columns = {column.name for column in CELLS}
-    found = []
+    lines = []
     for name, (unit, meaning) in METRICS.items():
         own = [one for one in (f"{name}{end}" for end in (*ENDS, "_chance")) if one in columns]
-        told = ", ".join(f"`{one}`" for one in (name, *own))
-        found.append((told, "L" if name in columns else "", "number", unit, meaning))
-    return found
+        names_shown = ", ".join(f"`{one}`" for one in (name, *own))
+        lines.append((names_shown, "L" if name in columns else "", "number", unit, meaning))
+    return lines
 
 
 def others() -> list[tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """What `mkdocs build` (mkdocs.yml) adds to the documents: pages from the program, and what lies outside docs/.
 
 A link is written as it works in the repository. Files outside docs/ that documents link to become part of the site,
-pages as pages, so that it is whole without a network. Nothing made here is kept: it cannot become old.
+pages as pages, so that it is whole without a network. Nothing of it is kept, so it cannot become old.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-FRONT = "about.md"
-"""The README as a page of the site: README.md is that of docs/."""
+FRONT = "index.md"
+"""The README as a page of the site: its first."""
 WIDE = "---\nhide: [toc]\n---\n\n"
 """Gives a page of tables the place of its table of contents."""
 IMAGES = {"The page, at a glance": "glance.png", "A board": "board.png", "A defense, in the dark": "defense-dark.png"}
@@ -48,8 +48,7 @@ def in_site(path: str) -> str:
 
 def in_repository(uri: str) -> str:
     """Return where a page of the site lies in the repository."""
-    outside = uri != "README.md" and not (ROOT / "docs" / uri).exists()
-    return "README.md" if uri == FRONT else uri if outside else f"docs/{uri}"
+    return "README.md" if uri == FRONT else f"docs/{uri}" if (ROOT / "docs" / uri).exists() else uri
 
 
 def target(home: str, link: str) -> str:
@@ -81,14 +80,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 # -- pages ------------------------------------------------------------------------------------------------------------
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made from the program, and what documents link to outside docs/, and what that links to."""
-    for name, text in made().items():
+    for name, text in generated_pages().items():
         files.append(File.generated(config, name, content=text))
     left = ["README.md", *(f"docs/{file.src_uri}" for file in files if (ROOT / "docs" / file.src_uri).suffix == ".md")]
     met: set[str] = set()
     while left:
         path = left.pop()
         if path in met or not (ROOT / path).is_file():
-            continue  # a link that leads nowhere is told by mkdocs
+            continue  # mkdocs reports a link that leads nowhere
         met.add(path)
         if not path.startswith("docs/"):
             files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path)))
@@ -96,7 +95,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def made() -> dict[str, str]:
+def generated_pages() -> dict[str, str]:
     """Return the pages that are made from the program and from results, by name."""
     return {"defenses.md": defenses(), "attacks.md": attacks(), "api.md": reference(), "boards.md": boards()}
 
@@ -186,8 +185,8 @@ def boards() -> str:
     if not manifests:
         raise PluginError("leaderboards/results holds no manifest: the gallery would be empty")
     for manifest in manifests:
-        told = tomllib.loads(manifest.read_text(encoding="utf-8"))
-        rows = [[name.replace("_", " "), f"`{value}`"] for name, value in told.items() if isinstance(value, str | int)]
+        facts = tomllib.loads(manifest.read_text(encoding="utf-8"))
+        rows = [[name.replace("_", " "), f"`{value}`"] for name, value in facts.items() if isinstance(value, str | int)]
         parts.append(f"## {manifest.parent.name}\n\n{table(['', ''], rows)}\n{worst(manifest.parent)}")
     return "\n".join(parts)
 

@@ -22,8 +22,8 @@ NEAR = 3.0
 def run(out: Path) -> str:
     """Return what the command prints, but for where its files are; they go to `out`."""
     environment = {**os.environ, "COLUMNS": WIDTH, "NO_COLOR": "1"}
-    asked = [sys.executable, "-m", *COMMAND, "--workers", "1", "--out", str(out)]
-    done = subprocess.run(asked, capture_output=True, text=True, env=environment, check=True)
+    command = [sys.executable, "-m", *COMMAND, "--workers", "1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     return "\n".join(line for line in lines if str(out) not in line and "--full prints" not in line).strip()
 
@@ -47,23 +47,23 @@ def picture(out: Path) -> bytes:
     import base64
 
     page = (out / "leaderboard.html").read_text(encoding="utf-8")
-    found = re.search(r'<img class="zoom" src="data:image/png;base64,([^"]+)"', page)
-    if found is None:
+    strip = re.search(r'<img class="zoom" src="data:image/png;base64,([^"]+)"', page)
+    if strip is None:
         raise SystemExit("the page has no strip of pictures")
-    return base64.b64decode(found[1])
+    return base64.b64decode(strip[1])
 
 
 def main(words: list[str]) -> int:
     """Write README.md and the picture; with --check say what differs, and write nothing."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "results"
-        made = quoted(run(out))
+        quote = quoted(run(out))
         before = README.read_text(encoding="utf-8")
-        after = PLACE.sub(lambda match: match[1] + made + match[2], before)
+        after = PLACE.sub(lambda match: match[1] + quote + match[2], before)
         if "--check" in words:
-            if found := drifted(before, after):
-                print(f"README.md quotes another run; now it is:\n{made}run python docs/readme.py", file=sys.stderr)
-            return int(found)
+            if differs := drifted(before, after):
+                print(f"README.md quotes another run; now it is:\n{quote}run python docs/readme.py", file=sys.stderr)
+            return int(differs)
         README.write_text(after, encoding="utf-8")
         PICTURE.write_bytes(picture(out))
     return 0

@@ -68,6 +68,11 @@ def test_the_reference_of_the_command_line_is_the_programs():
     assert (ROOT / "docs" / "cli.md").read_text() == made, "docs/cli.md is old; run: python docs/make_cli.py"
 
 
+def test_the_page_of_benchmarks_is_that_of_their_results():
+    benchmarks = runpy.run_path(str(ROOT / "docs" / "make_benchmarks.py"), run_name="make_benchmarks")
+    assert benchmarks["main"](["--check"]) == 0
+
+
 made = cache(typer.main.get_command)
 
 
@@ -168,9 +173,22 @@ def test_files_that_are_named_are_there_and_the_index_names_every_document():
         wrong += [] if there else [f"{page.relative_to(ROOT)}: {name}"]
     assert len(every) > 20
     assert not wrong, "\n".join(wrong)
-    index = (ROOT / "docs" / "README.md").read_text()
-    left = {page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index}
-    assert left <= {"README.md"}, f"docs/README.md does not name {left}"
+    index = (ROOT / "README.md").read_text()
+    left = {page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in index}
+    assert not left, f"README.md does not name {left}"
+
+
+def test_what_the_design_names_in_a_file_is_in_that_file():
+    """ "`NAME` in `FILE`" and "`NAME` (`FILE`)", so that a renamed function is renamed on the page that follows it."""
+    named = re.findall(r"`([\w.]+)` (?:in |\()`(ppbench/[\w/]+)\.py`", (ROOT / "docs" / "design.md").read_text())
+    assert len(named) > 12
+    missing = []
+    for name, path in named:
+        home = importlib.import_module(path.replace("/", "."))
+        for part in name.split("."):
+            home = getattr(home, part, None)
+        missing += [f"{name} in {path}.py"] if home is None else []
+    assert not missing
 
 
 def test_every_toml_block_is_one_and_every_suite_loads(tmp_path):

@@ -317,7 +317,7 @@ def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixtu
     torch.manual_seed(0)
     for block in blocks:
         exec(compile(block, "docs/invert.md", "exec"), scope)
-    found = scope["found"]
-    assert found.y.tolist() == [3] and 24 < found.psnr(scope["x"])[0] < 30 and found.mismatch < 1e-9
+    result = scope["result"]
+    assert result.y.tolist() == [3] and 24 < result.psnr(scope["x"])[0] < 30 and result.mismatch < 1e-9
     assert scope["guess"].y.tolist() == [3] and scope["fed"].round == 3
     assert capsys.readouterr().out.startswith("tensor([3]) [2")

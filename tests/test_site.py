@@ -56,7 +56,7 @@ def test_no_page_asks_anything_of_a_network(site):
 
 def test_every_document_keeps_its_address_and_can_be_searched(site):
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
-    pages = {Path("index.html") if page == Path("README.html") else page for page in pages}
+    pages |= {Path("index.html")}
     assert len(pages) > 10 and not [page for page in pages if not (site / page).is_file()]
     index = json.loads((site / "search/search_index.json").read_text())
     found = {entry["location"].partition("#")[0] for entry in index["docs"]}
@@ -106,22 +106,22 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     """In a small site with our hook: what is outside docs/ is found there, what is nowhere is told."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "more").mkdir()
-    (tmp_path / "README.md").write_text("# Front\n[a guide](docs/README.md)\n")
-    (tmp_path / "more/README.md").write_text("# More\n[up](../docs/README.md#guide) [data](x.csv)\n")
+    (tmp_path / "README.md").write_text("# Front\n[a guide](docs/guide.md)\n")
+    (tmp_path / "more/README.md").write_text("# More\n[up](../docs/guide.md#guide) [data](x.csv)\n")
     (tmp_path / "more/x.csv").write_text("1\n")
-    hook = (ROOT / "docs/make_site.py").read_text().replace("in made().items()", "in ()")
+    hook = (ROOT / "docs/make_site.py").read_text().replace("in generated_pages().items()", "in ()")
     (tmp_path / "docs/make_site.py").write_text(hook)
     told = 'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
     (tmp_path / "mkdocs.yml").write_text(told + "plugins: []\nvalidation: { anchors: warn }\n")
     outcomes, pages = [], []
     for link in ("../less/README.md", "../more"):
-        (tmp_path / "docs/README.md").write_text(
+        (tmp_path / "docs/guide.md").write_text(
             f"# Guide\n[it]({link}) and [the\nfront](../README.md)\n\n~~~\n[a](b)\n~~~\n".replace("~", "`")
         )
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", "site"]
         outcomes.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
-        pages.append((tmp_path / "site/index.html").read_text())
+        pages.append((tmp_path / "site/guide.html").read_text())
     assert outcomes[0].returncode and "less/README.md" in outcomes[0].stderr
     assert not outcomes[1].returncode, outcomes[1].stderr
-    assert 'href="more/index.html"' in pages[1] and 'href="about.html"' in pages[1] and "[a](b)" in pages[1]
-    assert (tmp_path / "site/more/x.csv").exists() and (tmp_path / "site/about.html").exists()
+    assert 'href="more/index.html"' in pages[1] and 'href="index.html"' in pages[1] and "[a](b)" in pages[1]
+    assert (tmp_path / "site/more/x.csv").exists() and (tmp_path / "site/index.html").exists()
