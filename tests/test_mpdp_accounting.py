@@ -30,7 +30,7 @@ from ppbench.defenses.pbpfl.perturbation import Surrogates
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.secagg import complete
+from ppbench.federation.secagg import complete_graph
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
 
@@ -106,7 +106,7 @@ def test_composition_over_rounds():
 @few
 @given(st.integers(2, 40), SIGMAS, SIGMAS)
 def test_theta_of_the_complete_graph_has_its_closed_form_below_theorem_10(clients, sigma_eta, sigma_delta):
-    theta = exact_theta(complete(clients), sigma_eta, sigma_delta)
+    theta = exact_theta(complete_graph(clients), sigma_eta, sigma_delta)
     closed = 1 / (clients * sigma_eta**2) + (1 - 1 / clients) / (sigma_eta**2 + clients * sigma_delta**2)
     assert theta == pytest.approx(closed, rel=1e-9)
     assert theta <= theorem10(clients, sigma_eta, sigma_delta) * (1 + 1e-12)
@@ -128,16 +128,16 @@ def test_covariance_is_that_of_noise_drawn_from_the_laws():
 
 
 def test_theta_at_the_ends():
-    assert exact_theta(complete(5), 0.7, 0.0) == pytest.approx(1 / 0.49)
-    assert exact_theta(complete(5), 0.0, 1.0) == math.inf
+    assert exact_theta(complete_graph(5), 0.7, 0.0) == pytest.approx(1 / 0.49)
+    assert exact_theta(complete_graph(5), 0.0, 1.0) == math.inf
     # Very large pairwise noise leaves the sum: no rounding error of the Laplacian's zero is multiplied by it.
-    assert exact_theta(complete(50), 1.0, 1e9) == pytest.approx(1 / 50, rel=1e-9)
+    assert exact_theta(complete_graph(50), 1.0, 1e9) == pytest.approx(1 / 50, rel=1e-9)
 
 
 def test_theta_of_drawn_graphs_with_the_sigmas_of_the_complete_one():
     s, five = calibrate(3, DELTA, 100), calibrate(3, DELTA, 5)
-    assert printed(exact_theta(complete(5), five.eta, five.delta), ".3455")
-    assert printed(exact_theta(complete(100), s.eta, s.delta), ".353")
+    assert printed(exact_theta(complete_graph(5), five.eta, five.delta), ".3455")
+    assert printed(exact_theta(complete_graph(100), s.eta, s.delta), ".353")
     drawn = {n: [exact_theta(n_out(100, n, seeded(i)), s.eta, s.delta) for i in range(40)] for n in (5, 20, 70)}
     for n, value in ((5, 0.958), (20, 0.443), (70, 0.359)):  # each was one draw
         assert min(drawn[n]) <= value <= max(drawn[n])
@@ -207,9 +207,9 @@ def test_n_out_graphs_are_symmetric_without_loops_and_of_degree_n_or_more(client
 def test_picks_are_uniform():
     graphs = torch.stack([n_out(8, 3, seeded(i)) for i in range(4000)]).double().mean(0)
     expected = 1 - (1 - 3 / 7) ** 2
-    assert float((graphs[complete(8)] - expected).abs().max()) < 0.035  # 4.5 standard deviations
+    assert float((graphs[complete_graph(8)] - expected).abs().max()) < 0.035  # 4.5 standard deviations
     assert not torch.equal(n_out(8, 3, seeded(0)), n_out(8, 3, seeded(1)))
-    assert torch.equal(complete(4), n_out(4, 3, seeded())) and int(complete(4).sum()) == 12
+    assert torch.equal(complete_graph(4), n_out(4, 3, seeded())) and int(complete_graph(4).sum()) == 12
 
 
 # -- what R gives away -------------------------------------------------------------------------------------------

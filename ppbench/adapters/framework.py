@@ -26,7 +26,7 @@ class Shipped(Protocol):
     stock: ClassVar[str]
 
 
-ShippedDefense = TypeVar("S", bound=Shipped)
+ShippedDefense = TypeVar("ShippedDefense", bound=Shipped)
 
 
 @dataclass(frozen=True)

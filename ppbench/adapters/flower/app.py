@@ -52,7 +52,7 @@ from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.net import initial
-from ppbench.nets.split import Given
+from ppbench.nets.split import UserNetwork
 from ppbench.suites import tomllib
 
 FILE = "pyproject.toml"
@@ -182,7 +182,7 @@ class App(FlowerDefense):
 def state_dict_names(plan: Plan) -> dict[str, str]:
     """Return the names in the network's own `state_dict`, by ppbench's names of its parameters."""
     module = plan.net.module
-    return {name: module.own_name(name) if isinstance(module, Given) else name for name in plan.net.names}
+    return {name: module.own_name(name) if isinstance(module, UserNetwork) else name for name in plan.net.names}
 
 
 def _start(self: Strategy, grid: Any, initial_arrays: ArrayRecord, *rest: Any, **named: Any) -> Any:

@@ -30,7 +30,7 @@ def _settings(tree: Any, key: str = SETTINGS_RECORD) -> Mapping[str, Any]:
 
 def stage_of(exchange: Exchange) -> str:
     """Return the protocol stage of an exchange."""
-    return str(_settings(exchange.asked.rest)[flower.Key.STAGE])
+    return str(_settings(exchange.request.rest)[flower.Key.STAGE])
 
 
 def bare_weights(view: View, target: Exchange, clipping: float, levels: int, modulus: int) -> list[Tensor] | None:
@@ -64,7 +64,7 @@ def _seeds(view: View, target: Exchange) -> Iterator[tuple[int, bytes | None]]:
             ]
     yield -1, flower.combine_shares(shares) if shares else None
     keys = next(e for e in exchanges if e.slot == target.slot and stage_of(e) == flower.Stage.SHARE_KEYS)
-    public = {int(n): pair for n, pair in _settings(keys.asked.rest).items() if n.isdigit()}
+    public = {int(n): pair for n, pair in _settings(keys.request.rest).items() if n.isdigit()}
     for neighbour in {*public} - {node}:
         state = view.state_at(target, nodes[neighbour])
         seed = None

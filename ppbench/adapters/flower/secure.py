@@ -206,7 +206,7 @@ class Secure(FlowerDefense):
         return [piece for unit, after in _rounds(view) if (piece := make(view, shared, unit, after)) is not None]
 
     def _sum(self, view: View, shared: Shared, unit: list[Exchange], after: Params) -> Evidence | None:
-        before, divisor = unit[0].asked.params, as_gradient(view.plan, unit[0].round)
+        before, divisor = unit[0].request.params, as_gradient(view.plan, unit[0].round)
         mean = {n: (value.double() - after[n].double()) / divisor for n, value in before.items()}
         counts = torch.zeros(view.plan.clients, dtype=torch.int64)
         for exchange in unit:
@@ -222,7 +222,7 @@ class Secure(FlowerDefense):
         own = bare_weights(view, target, workflow.clipping_range, workflow.quantization_range, workflow.modulus_range)
         if own is None:
             return None
-        before, divisor = shared.same(target.asked.params), as_gradient(view.plan, target.round)
+        before, divisor = shared.same(target.request.params), as_gradient(view.plan, target.round)
         pairs = zip(before.items(), own, strict=True)
         change = {n: (value.double() - end.to(value.device)) / divisor for (n, value), end in pairs}
         noise = self._rounding(view.plan, [target], divisor)
@@ -258,7 +258,7 @@ def _rounds(view: View) -> Iterator[tuple[list[Exchange], Params]]:
     """Yield each probe's uploads of masked weights in its first round, and the aggregated weights."""
     units: dict[int, list[Exchange]] = {}
     for exchange in view.exchanges():
-        if isinstance(exchange.asked, TrainRequest):
+        if isinstance(exchange.request, TrainRequest):
             units.setdefault(exchange.slot.probe, []).append(exchange)
     for probe, unit in units.items():
         first = unit[0].round

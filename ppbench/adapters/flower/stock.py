@@ -19,7 +19,7 @@ from flwr.serverapp import strategy as strategies
 
 from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods
 from ppbench.adapters.flower.secure import Secure
-from ppbench.federation.bounds import Count, NonNegative, Positive, Whole
+from ppbench.federation.bounds import NonNegative, NonNegativeInt, Positive, PositiveInt
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.plan import Noise, Plan
 
@@ -187,11 +187,11 @@ class SecAggPlus(Secure):
     restore a key. max_weight, clipping_range, quantization: the workflow's settings.
     """
 
-    num_shares: Whole = 0
-    threshold: Count = 2
+    num_shares: NonNegativeInt = 0
+    threshold: PositiveInt = 2
     max_weight: Positive = 1000.0
     clipping_range: Positive = 8.0
-    quantization: Count = 2**22
+    quantization: PositiveInt = 2**22
 
     name: ClassVar[str] = "flower:stock/secaggplus"
     stock: ClassVar[str] = "secaggplus"

@@ -78,13 +78,13 @@ class Encrypted(NVFlareStock):
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange public keys between all clients."""
-        return secagg.setup(ctx, server, cohort, secagg.complete(len(cohort)))
+        return secagg.exchange_keys(ctx, server, cohort, secagg.complete_graph(len(cohort)))
 
     def reply(self, ctx: Context, me: FilterState, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Agree on keys at set-up; then answer as the base class, with the encrypted variables masked (Overflow)."""
         if not isinstance(me, KeyHolder):
             raise ProtocolError(f"Client {ctx.party} has no keys.")
-        if (setup_reply := secagg.answered(ctx, me.keys, message, data)) is not None:
+        if (setup_reply := secagg.setup_answer(ctx, me.keys, message, data)) is not None:
             return replace(me, keys=setup_reply[0]), setup_reply[1]
         kept, upload = super().reply(ctx, me, message, result, data)
         if not isinstance(upload, FilteredChange):
@@ -132,7 +132,7 @@ class Encrypted(NVFlareStock):
         ring = upload.words.cpu()
         for other, state in states.items():
             ring = ring + secagg.zero_sum(state.keys, replace(ctx, party=other), ENCRYPTION_PURPOSE, len(ring))
-        params = exchange.asked.params
+        params = exchange.request.params
         layout = Layout.of({n: params[n] for n in matched(self, "encrypt_layers", view.plan)})
         hidden = layout.unpack(secagg.from_ring(ring, BITS) / int(upload.steps))
         whole = {**hidden, **upload.change}

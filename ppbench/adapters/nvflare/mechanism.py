@@ -36,7 +36,7 @@ from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import MOST, Model
+from ppbench.federation.messages import MAX_EXAMPLES, Model
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Exchange, View
 
@@ -171,7 +171,7 @@ def change_message(result: FilterResult, like: Params, who: str) -> FilteredChan
         change[name] = tensor.to(like[name].device)
     meta = dict(result.meta)
     steps = meta.pop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)  # none counts 1, as NVFlare has it
-    if not isinstance(steps, int) or not 1 <= steps <= MOST:
+    if not isinstance(steps, int) or not 1 <= steps <= MAX_EXAMPLES:
         raise ProtocolError(f"The filters of {who} let out {shown(steps, 60)} steps; it must be a whole number from 1.")
     octets = json.dumps(meta, default=lambda part: type(part).__name__, sort_keys=True).encode()
     return FilteredChange(change, torch.tensor(steps), torch.frombuffer(bytearray(octets), dtype=torch.uint8))

@@ -19,7 +19,7 @@ from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Plan
 from ppbench.nets.net import Net
-from ppbench.nets.split import Given
+from ppbench.nets.split import UserNetwork
 
 WRAPPER_PREFIX = "_module."
 """Opacus's prefix of parameter names in a network that it wraps."""
@@ -81,7 +81,7 @@ def module_with(net: Net, params: Params) -> nn.Module:
     with torch.no_grad():
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
             value.copy_(known[name])
-    if not isinstance(module, Given):
+    if not isinstance(module, UserNetwork):
         return module
     if module.head_name == "":
         return module.head
@@ -97,7 +97,7 @@ def module_with(net: Net, params: Params) -> nn.Module:
 def weights_of(model: nn.Module, net: Net, like: Mapping[str, Tensor], name: str) -> Params:
     """Return copies of a private network's weights by ppbench's names; UsageError: it is another network."""
     weights = {n.removeprefix(WRAPPER_PREFIX): value for n, value in model.named_parameters() if value.requires_grad}
-    names = {n: net.module.own_name(n) if isinstance(net.module, Given) else n for n in like}
+    names = {n: net.module.own_name(n) if isinstance(net.module, UserNetwork) else n for n in like}
     if {n: v.shape for n, v in weights.items()} != {names[n]: v.shape for n, v in like.items()}:
         raise UsageError(
             f"Defense {name!r} trains a network of other parameters than it was given; it must keep their names and "

@@ -15,7 +15,7 @@ from opacus import PrivacyEngine
 from ppbench.adapters.opacus.ledger import RELEASE
 from ppbench.adapters.opacus.mechanism import OpacusDefense
 from ppbench.adapters.opacus.private import Public
-from ppbench.federation.bounds import LARGE, OpenShare, Positive, between
+from ppbench.federation.bounds import LARGEST_NUMBER, OpenShare, Positive, between
 
 Grids = Mapping[str, tuple[float, ...]]
 
@@ -27,7 +27,7 @@ class OpacusDPSGD(OpacusDefense):
     accountant: Opacus's accountant of epsilon: "prv" (its default, numerical) or "rdp" (a bound, for any noise).
     """
 
-    noise_multiplier: Annotated[float, between(1e-12, LARGE, zero=True)] = 0.5
+    noise_multiplier: Annotated[float, between(1e-12, LARGEST_NUMBER, zero=True)] = 0.5
     max_grad_norm: Positive = 1.0
     poisson_sampling: bool = True
     accountant: Literal["prv", "rdp"] = "rdp"

@@ -35,10 +35,10 @@ def cnn(
     blocks = checks.widths("widths", widths)
     if not blocks:
         raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
-    channels, height, width = checks.image(shape, 2 ** len(blocks))
+    channels, height, width = checks.checked_image(shape, 2 ** len(blocks))
     layers: list[nn.Module] = []
     for maps in blocks:
-        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.flag("bias", bias))
+        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.checked_flag("bias", bias))
         layers += [convolution, checks.ACTIVATIONS[activation](), _POOLS[pool](2)]
         channels, height, width = maps, height // 2, width // 2
     layers.append(nn.Flatten())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ppbench.base.errors import shown
-from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, image, one_of, whole
+from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_image, checked_int, one_of
 from ppbench.nets.net import Classifier
 
 
@@ -27,8 +27,8 @@ def dlnet(
     """
     one_of("activation", activation, ("sigmoid", "tanh"))
     one_of("init", init, ("uniform", "default"))
-    channels, height, width = image(shape)
-    whole("nconv", nconv, 2, DEEPEST)
+    channels, height, width = checked_image(shape)
+    checked_int("nconv", nconv, 2, DEEPEST)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1e6:
         raise ValueError(f"scale must be > 0, at most 1e6, not {shown(scale)}")
     layers: list[nn.Module] = []

@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from ppbench.base.errors import shown
-from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, flag, one_of, whole, widths
+from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_flag, checked_int, one_of, widths
 from ppbench.nets.net import Classifier
 
 
@@ -31,12 +31,12 @@ def mlp(
         bias: whether the linear layers, the head among them, have biases.
     """
     one_of("activation", activation, ACTIVATIONS)
-    flag("bias", bias)
+    checked_flag("bias", bias)
     width = math.prod(shape)
     if not shape or width < 1:
         raise ValueError(f"it takes examples with at least one value, not of shape {tuple(shape)}")
     stack: list[nn.Module] = [nn.Flatten()]
-    for next_width in _hidden(hidden, whole("layers", layers, 0, DEEPEST)):
+    for next_width in _hidden(hidden, checked_int("layers", layers, 0, DEEPEST)):
         stack += [nn.Linear(width, next_width, bias=bias), ACTIVATIONS[activation]()]
         width = next_width
     return Classifier(nn.Sequential(*stack), nn.Linear(width, classes, bias=bias))
