@@ -13,10 +13,10 @@ from scipy import integrate, special, stats
 
 from ppbench.defenses.mpdp.accounting import (
     calibrate,
+    composed_epsilon,
     delta_given_scales,
     epsilon_of,
     exact_theta,
-    gaussian_epsilon,
     pairwise_factor,
     theta_max,
     violations,
@@ -67,7 +67,7 @@ def theorem10(clients: int, sigma_eta: float, sigma_delta: float) -> float:
 )  # fmt: skip
 def test_theta_and_exact_epsilon_are_the_printed_ones(epsilon, theta, exact):
     value = theta_max(epsilon, DELTA)
-    assert printed(value, theta) and printed(gaussian_epsilon(value, DELTA), exact)
+    assert printed(value, theta) and printed(composed_epsilon(value, DELTA), exact)
 
 
 @few
@@ -84,7 +84,7 @@ def test_eq_23_is_inverted_and_both_its_inequalities_hold_with_equality_in_one(e
 @few
 @given(st.floats(1e-3, 100), st.floats(1e-10, 1e-2))
 def test_exact_epsilon_solves_the_analytic_gaussian_mechanism(theta, delta):
-    epsilon = gaussian_epsilon(theta, delta)
+    epsilon = composed_epsilon(theta, delta)
     assert epsilon < epsilon_of(theta, delta), "Eq. [23] is never below the exact"
     if epsilon > 0:
         # In float64 the reference itself cancels: two terms of a size around delta.
@@ -95,11 +95,11 @@ def test_exact_epsilon_solves_the_analytic_gaussian_mechanism(theta, delta):
 
 def test_composition_over_rounds():
     theta = theta_max(3, DELTA)
-    assert printed(gaussian_epsilon(theta, DELTA, 10), "9.3")
+    assert printed(composed_epsilon(theta, DELTA, 10), "9.3")
     # The notes print 42.3; 60-digit arithmetic gives 42.2493.
-    assert gaussian_epsilon(theta, DELTA, 100) == pytest.approx(42.2493, abs=1e-3)
-    assert gaussian_epsilon(theta, DELTA, 0) == 0 == gaussian_epsilon(0.0, DELTA)
-    assert gaussian_epsilon(math.inf, DELTA) == math.inf
+    assert composed_epsilon(theta, DELTA, 100) == pytest.approx(42.2493, abs=1e-3)
+    assert composed_epsilon(theta, DELTA, 0) == 0 == composed_epsilon(0.0, DELTA)
+    assert composed_epsilon(math.inf, DELTA) == math.inf
 
 
 # -- theta of a graph --------------------------------------------------------------------------------------------

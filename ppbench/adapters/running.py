@@ -19,7 +19,7 @@ from ppbench.federation.plan import Context
 
 
 @contextmanager
-def seeded(framework: str, who: str, *seed: int) -> Iterator[None]:
+def seeded_run(framework: str, who: str, *seed: int) -> Iterator[None]:
     """Run code with the global generators of Python, NumPy and torch seeded; restore their states afterwards.
 
     Mechanisms draw from them. framework: its top package, of whose log only errors pass; who: for the error.

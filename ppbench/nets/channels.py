@@ -81,7 +81,7 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Activation:
+class ScaledActivation:
     """An activation during the walk: its numbers [C] along axis 1, and its shape with the batch axis."""
 
     ids: Numbers

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ppbench.nets.channels import FIXED_SCALE, Activation, Factor, Numbers, Parameter, Walk, refusal
+from ppbench.nets.channels import FIXED_SCALE, Factor, Numbers, Parameter, ScaledActivation, Walk, refusal
 
 TRANSITIONAL = "transitional_"
 """Prefix of free-standing parameters, one factor per channel, after which a new scale begins (MP-DP, Eq. 12)."""
@@ -50,30 +50,34 @@ def flat_entries(args: Any) -> list[Any]:
     return entries
 
 
-def check_rank(label: str, kind: str, x: Activation) -> None:
+def check_rank(label: str, kind: str, x: ScaledActivation) -> None:
     """Refuse a layer for d spatial axes on another rank than [B, C, d axes]: torch would take channels for space."""
     if kind[-2:] in ("1d", "2d") and len(x.shape) != 2 + int(kind[-2]):
         raise refusal(label, f"({kind}) is applied to activations of shape {x.shape[1:]}", f"it on {kind[-2:]} maps")
 
 
-def layer_output(state: Walk, name: str, layer: nn.Module, x: Activation, shape: tuple[int, ...]) -> Activation:
+def layer_output(
+    state: Walk, name: str, layer: nn.Module, x: ScaledActivation, shape: tuple[int, ...]
+) -> ScaledActivation:
     """Return a layer's output for `x` (UsageError: it does not commute with scales)."""
-    kind, label = type(layer_output).__name__, f"features.{name}"
-    if isinstance(layer_output, nn.Linear | nn.Conv1d | nn.Conv2d):
-        return _affine(state, label, layer_output, x, shape)
-    if isinstance(layer_output, SAME_MODULES):
+    kind, label = type(layer).__name__, f"features.{name}"
+    if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+        return _affine(state, label, layer, x, shape)
+    if isinstance(layer, SAME_MODULES):
         check_rank(label, kind, x)
-        return Activation(x.ids, shape)
-    if isinstance(layer_output, nn.Flatten) and layer_output.start_dim == 1:
+        return ScaledActivation(x.ids, shape)
+    if isinstance(layer, nn.Flatten) and layer.start_dim == 1:
         return _flattened(x, shape)
-    if isinstance(layer_output, NORM_LAYERS):
-        return _norm(state, label, layer_output, x, shape)
-    if isinstance(layer_output, _DropoutNd) and layer_output.p == 0:
-        return Activation(x.ids, shape)
+    if isinstance(layer, NORM_LAYERS):
+        return _norm(state, label, layer, x, shape)
+    if isinstance(layer, _DropoutNd) and layer.p == 0:
+        return ScaledActivation(x.ids, shape)
     raise refusal(label, f"({kind}) does not commute with scales", INSTEAD.get(kind, "ReLU networks without it"))
 
 
-def _affine(state: Walk, label: str, layer: nn.Linear | nn.Conv1d | nn.Conv2d, x: Activation, shape: Any) -> Activation:
+def _affine(
+    state: Walk, label: str, layer: nn.Linear | nn.Conv1d | nn.Conv2d, x: ScaledActivation, shape: Any
+) -> ScaledActivation:
     if isinstance(layer, nn.Linear) and len(x.shape) != 2:
         raise refusal(label, "is applied to more than one axis", "Flatten before it")
     if not isinstance(layer, nn.Linear) and layer.groups != 1:
@@ -83,10 +87,10 @@ def _affine(state: Walk, label: str, layer: nn.Linear | nn.Conv1d | nn.Conv2d, x
     state.put(f"{label}.weight", Factor(tuple(layer.weight.shape), out=out, inp=x.ids))
     if layer.bias is not None:
         state.put(f"{label}.bias", Factor(tuple(layer.bias.shape), out=out))
-    return Activation(out, shape)
+    return ScaledActivation(out, shape)
 
 
-def _norm(state: Walk, label: str, layer: Any, x: Activation, shape: tuple[int, ...]) -> Activation:
+def _norm(state: Walk, label: str, layer: Any, x: ScaledActivation, shape: tuple[int, ...]) -> ScaledActivation:
     kind = type(layer).__name__
     if state.norms == "refuse":
         instead = "a network without norms, or norms=affine, which perturbs its weight and bias only"
@@ -99,69 +103,69 @@ def _norm(state: Walk, label: str, layer: Any, x: Activation, shape: tuple[int, 
     out = state.fresh(len(x.ids))
     state.put(f"{label}.weight", Factor(tuple(layer.weight.shape), out=out))
     state.put(f"{label}.bias", Factor(tuple(layer.bias.shape), out=out))
-    return Activation(out, shape)
+    return ScaledActivation(out, shape)
 
 
-def _flattened(x: Activation, shape: tuple[int, ...]) -> Activation:
-    return Activation(np.repeat(x.ids, shape[1] // len(x.ids)), shape)
+def _flattened(x: ScaledActivation, shape: tuple[int, ...]) -> ScaledActivation:
+    return ScaledActivation(np.repeat(x.ids, shape[1] // len(x.ids)), shape)
 
 
-def _reshape(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
+def _reshape(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
     x = args[0]
     if len(shape) != 2 or shape[0] != x.shape[0]:
         raise refusal(node.name, f"reshapes {x.shape[1:]} to {shape[1:]}", "nn.Flatten")
     return _flattened(x, shape)
 
 
-def _cat(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
+def _cat(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if dim not in (1, 1 - len(shape)):
         raise refusal(node.name, f"concatenates along axis {dim}", "torch.cat along channels, axis 1")
-    if not all(isinstance(part, Activation) for part in args[0]):
+    if not all(isinstance(part, ScaledActivation) for part in args[0]):
         raise refusal(node.name, "concatenates a parameter or a constant", "torch.cat of activations")
-    return Activation(np.concatenate([part.ids for part in args[0]]), shape)
+    return ScaledActivation(np.concatenate([part.ids for part in args[0]]), shape)
 
 
-def _add(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
-    x, other = (args[0], args[1]) if isinstance(args[0], Activation) else (args[1], args[0])
+def _add(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
+    x, other = (args[0], args[1]) if isinstance(args[0], ScaledActivation) else (args[1], args[0])
     if isinstance(other, Parameter):
         return _shared(state, node, x, other, shape, x.ids)
-    if not isinstance(other, Activation):
+    if not isinstance(other, ScaledActivation):
         raise refusal(node.name, "adds a constant", "a bias parameter")
     if other.shape != x.shape:
         raise refusal(node.name, f"adds tensors of unlike shapes {x.shape[1:]} and {other.shape[1:]}", "equal shapes")
     if state.fixed(x.ids) or state.fixed(other.ids):
         raise refusal(node.name, "adds the unscaled input to a layer's output", "a layer on the shortcut too")
     state.tie(x.ids, other.ids)
-    return Activation(x.ids, shape)
+    return ScaledActivation(x.ids, shape)
 
 
-def _multiply(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
-    x, other = (args[0], args[1]) if isinstance(args[0], Activation) else (args[1], args[0])
+def _multiply(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
+    x, other = (args[0], args[1]) if isinstance(args[0], ScaledActivation) else (args[1], args[0])
     if isinstance(other, int | float):
-        return Activation(x.ids, shape)
+        return ScaledActivation(x.ids, shape)
     if isinstance(other, Parameter):
         if other.name.startswith(f"features.{TRANSITIONAL}"):
             out = state.fresh(len(x.ids))
             state.put(other.name, Factor(other.shape, out=out, inp=x.ids, diagonal=True))
-            return Activation(out, shape)
+            return ScaledActivation(out, shape)
         return _shared(state, node, x, other, shape, None)
     raise refusal(node.name, "multiplies two activations", "additions or concatenation")
 
 
 def _shared(
-    state: Walk, node: fx.Node, x: Activation, parameter: Parameter, shape: tuple[int, ...], out: Numbers | None
-) -> Activation:
+    state: Walk, node: fx.Node, x: ScaledActivation, parameter: Parameter, shape: tuple[int, ...], out: Numbers | None
+) -> ScaledActivation:
     """Record a free-standing bias (out: the scales of `x`), one per channel, or a multiplier (None: scale 1)."""
     target = (len(x.ids), *[1] * (len(x.shape) - 2))
     sizes = (1,) * (len(target) - len(parameter.shape)) + parameter.shape
     if len(sizes) != len(target) or any(size not in (1, full) for size, full in zip(sizes, target, strict=True)):
         raise refusal(parameter.name, f"of shape {parameter.shape} is not one value a channel", f"shape {target}")
     state.put(parameter.name, Factor(parameter.shape if out is None else target, out=out))
-    return Activation(x.ids, shape)
+    return ScaledActivation(x.ids, shape)
 
 
-def _pad(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
+def _pad(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
     x, widths = args[0], args[1]
     mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
     value = args[3] if len(args) > 3 else kwargs.get("value", 0)
@@ -175,27 +179,27 @@ def _pad(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, .
         raise refusal(node.name, f"pads channels in mode {mode!r}", "zero padding")
     if before < 0 or after < 0:
         raise refusal(node.name, "cuts channels off", "padding of zero or more channels")
-    return Activation(np.concatenate([state.fresh(before), x.ids, state.fresh(after)]), shape)
+    return ScaledActivation(np.concatenate([state.fresh(before), x.ids, state.fresh(after)]), shape)
 
 
-def _slice(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
+def _slice(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
     x, index = args[0], args[1]
     index = index if isinstance(index, tuple) else (index,)
     if index[0] != slice(None) or any(not isinstance(part, slice) for part in index):
         raise refusal(node.name, f"takes the part {index}", "slices of channels and space")
-    return Activation(x.ids[index[1]] if len(index) > 1 else x.ids, shape)
+    return ScaledActivation(x.ids[index[1]] if len(index) > 1 else x.ids, shape)
 
 
-def _mean(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Activation:
+def _mean(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> ScaledActivation:
     x = args[0]
     dims = args[1] if len(args) > 1 else kwargs.get("dim")
     axes = {d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims or [0])}
     if axes & {0, 1}:
         raise refusal(node.name, "averages over examples or channels", "means over space")
-    return Activation(x.ids, shape)
+    return ScaledActivation(x.ids, shape)
 
 
-Handler = Callable[[Walk, fx.Node, Sequence[Any], Any, tuple[int, ...]], Activation]
+Handler = Callable[[Walk, fx.Node, Sequence[Any], Any, tuple[int, ...]], ScaledActivation]
 FUNCTIONS: dict[Any, Handler] = {
     torch.cat: _cat,
     torch.flatten: _reshape,

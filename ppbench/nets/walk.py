@@ -17,13 +17,13 @@ from torch.fx.passes.shape_prop import ShapeProp
 from ppbench.base.errors import UsageError
 from ppbench.nets.channels import (
     FIXED_SCALE,
-    Activation,
     Channels,
     Factor,
     LayerRefused,
     Norms,
     Numbers,
     Parameter,
+    ScaledActivation,
     Walk,
     refusal,
 )
@@ -100,9 +100,9 @@ def _walked(net: Net, norms: Norms) -> Channels:
             features = values[node.args[0]]
         else:
             values[node] = _visit(state, node, values)
-            if isinstance(values[node], Activation) and values[node].shape[1:2] != values[node].ids.shape:
+            if isinstance(values[node], ScaledActivation) and values[node].shape[1:2] != values[node].ids.shape:
                 raise refusal(node.name, "does not keep its channels on axis 1", "layers that return [B, C, ...]")
-    if not isinstance(features, Activation) or len(features.shape) != 2:
+    if not isinstance(features, ScaledActivation) or len(features.shape) != 2:
         raise UsageError(f"The features of model {net.spec.model!r} are not flat, so it cannot be perturbed.")
     head = net.module.head.weight
     state.put("head.weight", Factor(tuple(head.shape), inp=features.ids))
@@ -136,11 +136,11 @@ def _visit(state: Walk, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     if node.op == "placeholder":
         if not shape:
             return None  # an optional argument of forward, left at its default
-        return Activation(np.full(shape[1], FIXED_SCALE), shape)
+        return ScaledActivation(np.full(shape[1], FIXED_SCALE), shape)
     if node.op == "get_attr":
         return Parameter(f"features.{node.target}", shape)
     if node.op == "call_module":
-        if len(args) != 1 or kwargs or not isinstance(args[0], Activation):
+        if len(args) != 1 or kwargs or not isinstance(args[0], ScaledActivation):
             raise refusal(f"features.{node.target}", "is called on something else than one activation", "layer(x)")
         return layer_output(state, str(node.target), state.module.get_submodule(str(node.target)), args[0], shape)
     return _called(state, node, args, kwargs, shape)
@@ -148,16 +148,16 @@ def _visit(state: Walk, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
 
 def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    if any(isinstance(a, Activation | Parameter) for a in flat_entries(kwargs.values())):
+    if any(isinstance(a, ScaledActivation | Parameter) for a in flat_entries(kwargs.values())):
         raise refusal(node.name, f"names its operands in calling {name}", "operands by position")
-    if not any(isinstance(a, Activation) for a in flat_entries(args)):
+    if not any(isinstance(a, ScaledActivation) for a in flat_entries(args)):
         return None if any(a is None for a in flat_entries(args)) else shape  # arithmetic on sizes
     called = node.op == "call_function"
     if name in ("size", "dim") if not called else args[1:] == ("shape",):
         return shape  # a size; what is done with it shows in the shapes
     if node.target in SAME_FUNCTIONS if called else name in SAME_METHODS:
         check_rank(node.name, name, args[0])
-        return Activation(args[0].ids, shape)
+        return ScaledActivation(args[0].ids, shape)
     handler = FUNCTIONS.get(node.target) if called else METHODS.get(name)
     if handler is None:
         raise refusal(node.name, f"calls {name}, which is not known to commute with scales", INSTEAD_FUNCTIONS)

@@ -62,4 +62,4 @@ def defense(argument: str, name: str) -> type[Defense]:
         raise FRAMEWORK.no_name(argument, "stock/NAME, MODULE:OBJECT of yours, or an app's folder")
     from ppbench.adapters.flower import app
 
-    return app.defense(argument, name)
+    return app.app_defense(argument, name)

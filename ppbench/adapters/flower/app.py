@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import Strategy
 from torch.utils.data import DataLoader
 
 from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, running_flower
-from ppbench.adapters.flower.mechanism import FlowerDefense, Prepared, Worker
+from ppbench.adapters.flower.mechanism import FlowerClientState, FlowerDefense, Prepared
 from ppbench.adapters.flower.records import (
     TrainReply,
     TrainRequest,
@@ -132,11 +132,13 @@ class App(FlowerDefense):
         return own | {name: value for name, value in planned.items() if name in own}
 
     # -- a client ------------------------------------------------------------------------------------------------
-    def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
+    def prepare(self, ctx: Context, me: FlowerClientState, message: Tree, data: Data) -> Job | None:
         """Return None: the app trains by itself, in `reply`."""
         return None
 
-    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+    def reply(
+        self, ctx: Context, me: FlowerClientState, message: Tree, result: Tree, data: Data
+    ) -> tuple[Tree, Tree | None]:
         """Run the client's app on its data (ProtocolError: it raises, or answers by an error)."""
         if not isinstance(message, TrainRequest):
             raise ProtocolError(f"Client {ctx.party} was sent {type(message).__name__}, not weights to train.")
@@ -203,7 +205,7 @@ def _supplying(data: Data, batch: int) -> Iterator[None]:
         _CLIENT_DATA.reset(token)
 
 
-def defense(folder: str, name: str) -> type[App]:
+def app_defense(folder: str, name: str) -> type[App]:
     """Return the defense of an app folder (UsageError: it is no Flower app, or lacks the two names)."""
     place = Path(folder).resolve()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ppbench.adapters.running import seeded
+from ppbench.adapters.running import seeded_run
 from ppbench.base.errors import ProtocolError
 
 RUN = SERVER_NODE = 1
@@ -19,12 +19,12 @@ MAX_NODE_QUERIES = 5
 
 @contextmanager
 def running_flower(who: str, *seed: int) -> Iterator[None]:
-    """Run Flower's code as `seeded` does, with the identity of a Flower task."""
+    """Run Flower's code as `seeded_run` does, with the identity of a Flower task."""
     identity = _identity()
     if identity is not None:
         identity.task_id, identity.run_id, identity.node_id = RUN, RUN, SERVER_NODE
     try:
-        with seeded("flwr", who, *seed):
+        with seeded_run("flwr", who, *seed):
             yield
     finally:
         if identity is not None:

@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 @node
-class Worker:
+class FlowerClientState:
     """A client's state: that of its Flower context."""
 
     state: Content
@@ -183,9 +183,9 @@ class FlowerDefense(Defense):
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Tree:
         """Return an empty context."""
-        return Worker(EMPTY)
+        return FlowerClientState(EMPTY)
 
-    def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
+    def prepare(self, ctx: Context, me: FlowerClientState, message: Tree, data: Data) -> Job | None:
         """As the base class, from the weights that reach the training: mods may have changed them."""
         if not isinstance(message, TrainRequest):
             return None
@@ -208,7 +208,9 @@ class FlowerDefense(Defense):
         change = super().compute(plan, job)
         return {name: job.start[name] - value for name, value in change.items()}
 
-    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+    def reply(
+        self, ctx: Context, me: FlowerClientState, message: Tree, result: Tree, data: Data
+    ) -> tuple[Tree, Tree | None]:
         """Run the client's app once more, with the trained weights as its training's result."""
 
         def train(request: Message, _: FlowerContext) -> Message:
@@ -230,12 +232,12 @@ class FlowerDefense(Defense):
         key, params, rest = split_weights(
             content_tree(answer.content), request.params, f"What client {ctx.party} sends"
         )
-        return Worker(content_tree(context.state)), TrainReply(params, text_tree(key), rest)
+        return FlowerClientState(content_tree(context.state)), TrainReply(params, text_tree(key), rest)
 
     def _run(
         self,
         ctx: Context,
-        me: Worker,
+        me: FlowerClientState,
         message: TrainRequest | StageRequest,
         train: Callable[[Message, FlowerContext], Message],
     ) -> tuple[Message, FlowerContext]:

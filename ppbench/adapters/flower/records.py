@@ -102,7 +102,7 @@ def content_tree(records: Mapping[str, Any]) -> Content:
     tree = Content({}, {}, {})
     for key, record in records.items():
         if isinstance(record, ArrayRecord):
-            tree.arrays[key] = {name: tensor_of(array) for name, array in record.items()}
+            tree.arrays[key] = {name: array_tensor(array) for name, array in record.items()}
         elif isinstance(record, MetricRecord):
             tree.metrics[key] = {name: _grown(value) for name, value in record.items()}
         elif isinstance(record, ConfigRecord):
@@ -112,7 +112,7 @@ def content_tree(records: Mapping[str, Any]) -> Content:
     return tree
 
 
-def tensor_of(array: Array) -> Tensor:
+def array_tensor(array: Array) -> Tensor:
     """Return a copy of one of Flower's arrays (ProtocolError: it cannot be read)."""
     try:
         return torch.from_numpy(np.array(array.numpy()))

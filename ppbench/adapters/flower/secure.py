@@ -25,7 +25,7 @@ from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flowe
 
 from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, receiver_of, running_flower
 from ppbench.adapters.flower.masks import bare_weights
-from ppbench.adapters.flower.mechanism import EMPTY, FlowerDefense, Mod, Worker
+from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense, Mod
 from ppbench.adapters.flower.records import (
     Content,
     StageRequest,
@@ -177,7 +177,9 @@ class Secure(FlowerDefense):
                 raise ProtocolError(f"Secure aggregation halts in its {stage.__name__}: too few clients answered.")
 
     # -- a client ------------------------------------------------------------------------------------------------
-    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+    def reply(
+        self, ctx: Context, me: FlowerClientState, message: Tree, result: Tree, data: Data
+    ) -> tuple[Tree, Tree | None]:
         """Run the client's mods, around the training in the stage that requests it."""
 
         def train(request: Message, _: FlowerContext) -> Message:
@@ -190,7 +192,7 @@ class Secure(FlowerDefense):
         answer, context = self._run(ctx, me, message, train)
         if answer.has_error():
             raise ProtocolError(f"Client {ctx.party} answers by an error: {one_line(answer.error.reason)}.")
-        return Worker(content_tree(context.state)), StageReply(content_tree(answer.content))
+        return FlowerClientState(content_tree(context.state)), StageReply(content_tree(answer.content))
 
     def decode(self, upload: Tree, like: Params) -> Params:
         """Return no weights: one upload alone reveals none."""

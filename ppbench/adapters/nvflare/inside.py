@@ -18,7 +18,7 @@ from nvflare.app_common.aggregators.dxo_aggregator import DXOAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
 
-from ppbench.adapters.running import seeded
+from ppbench.adapters.running import seeded_run
 from ppbench.base.errors import ProtocolError, one_line
 
 JOB, SERVER, TASK = "ppbench", "server", "train"
@@ -41,8 +41,8 @@ class FilterResult(NamedTuple):
 
 
 def running_nvflare(who: str, *seed: int) -> AbstractContextManager[None]:
-    """Run NVFlare's code as `seeded` does."""
-    return seeded("nvflare", who, *seed)
+    """Run NVFlare's code as `seeded_run` does."""
+    return seeded_run("nvflare", who, *seed)
 
 
 def site_name(client: int) -> str:

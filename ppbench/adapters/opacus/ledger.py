@@ -42,7 +42,7 @@ def history_tensor(history: History) -> Tensor:
     return torch.tensor([tuple(map(float, entry)) for entry in history], dtype=torch.float64).view(-1, 3)
 
 
-def extended(before: Tensor, more: Tensor) -> Tensor:
+def joined_history(before: Tensor, more: Tensor) -> Tensor:
     """Return the history `before` followed by `more`; consecutive equal entries are merged."""
     rows: list[list[float]] = []
     for noise, rate, steps in torch.cat([before, more]).tolist():

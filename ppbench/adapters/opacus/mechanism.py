@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ppbench.adapters.framework import check_plan
-from ppbench.adapters.opacus.ledger import RoundCost, epsilon, extended, history_tensor, noise_of, round_cost
+from ppbench.adapters.opacus.ledger import RoundCost, epsilon, history_tensor, joined_history, noise_of, round_cost
 from ppbench.adapters.opacus.private import (
     Private,
     Public,
@@ -164,7 +164,7 @@ class OpacusDefense(Defense):
         """As the base class; the client's state is extended by its accountant's history."""
         if isinstance(message, Hello):
             return super().reply(ctx, me, message, result, data)
-        return AccountedState(extended(me.history, result.history)), self.upload(ctx, me, result.change)
+        return AccountedState(joined_history(me.history, result.history)), self.upload(ctx, me, result.change)
 
     def _trained(
         self, plan: Plan, start: Params, data: Data, lr: float, who: str, seed: int

@@ -14,7 +14,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ppbench.adapters.running import seeded
+from ppbench.adapters.running import seeded_run
 from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Plan
@@ -45,10 +45,10 @@ class Private(NamedTuple):
 
 @contextmanager
 def running_opacus(who: str, *seed: int) -> Iterator[None]:
-    """Run Opacus's code as `seeded` does, without its warnings: that secure_mode is off, that inputs need no gradient,
-    and at which order the accountant ended.
+    """Run Opacus's code as `seeded_run` does, without its warnings (secure_mode is off; inputs need no gradient; the
+    accountant's last order).
     """
-    with warnings.catch_warnings(), seeded("opacus", who, *seed):
+    with warnings.catch_warnings(), seeded_run("opacus", who, *seed):
         warnings.filterwarnings("ignore", module=r"opacus\b")
         warnings.filterwarnings("ignore", message=".*[Ff]ull backward hook")
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppbench.base.tree import Params
 from ppbench.defenses.encrypted.sums import EncryptedSums
-from ppbench.defenses.mpdp.accounting import gaussian_epsilon, theta_max
+from ppbench.defenses.mpdp.accounting import composed_epsilon, theta_max
 from ppbench.defenses.mpdp.model_perturbation import MPDP_PAPER_SETTING, MPDP_QUICK_SETTING
 from ppbench.federation import secagg
 from ppbench.federation.bounds import OpenFraction, between
@@ -45,7 +45,7 @@ class ReducedNoise(EncryptedSums):
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no general guarantee, and the epsilon that holds while t clients are honest."""
         rounds, honest = max(1, rounds), f"{self.trusted(plan)} of {plan.clients} clients"
-        total = gaussian_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, rounds)
+        total = composed_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, rounds)
         return (
             f"only while {honest} are honest is there one (then epsilon {total:.3g} an example over {rounds} rounds, "
             f"delta {self.delta:g}); more colluders know too much of the noise"

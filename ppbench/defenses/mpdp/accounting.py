@@ -31,7 +31,7 @@ def epsilon_of(theta: float, delta: float) -> float:
     return theta / 2 + _factor(delta) * math.sqrt(theta)
 
 
-def gaussian_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
+def composed_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
     """Return the exact epsilon of `rounds` Gaussian measurements of squared signal-to-noise ratio theta each.
 
     T rounds have the ratio T theta, also when later rounds depend on earlier ones (Dong, Roth, Su 2022, Gaussian DP).

@@ -20,10 +20,10 @@ from ppbench.defenses.mpdp.accounting import (
     Graph,
     Sigmas,
     calibrate,
+    composed_epsilon,
     delta_given_scales,
     epsilon_of,
     exact_theta,
-    gaussian_epsilon,
 )
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
@@ -85,7 +85,7 @@ class MPDP(ModelPerturbation):
         graph = secagg.complete_graph(plan.clients) if drawn is None and self.graph == "complete" else drawn
         if graph is not None:
             theta = exact_theta(graph, sigmas.eta, sigmas.delta)
-            total = gaussian_epsilon(theta, self.delta, rounds)
+            total = composed_epsilon(theta, self.delta, rounds)
             consequences = (
                 f"; the drawn graph has theta {theta:.3g}: by Eq. 23 epsilon {epsilon_of(theta, self.delta):.3g} a "
                 f"round, were noise Gaussian {total:.3g} over {rounds} rounds{consequences}"

@@ -27,7 +27,7 @@ def cnn(
         shape: at least 2 to the number of blocks high and wide; (3, 32, 32) and 10 classes have 30,634 parameters.
         widths: channels of the blocks, comma-separated, one at least.
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
-        pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope .01) or "tanh".
+        pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope 0.01) or "tanh".
         bias: of all layers and the head; at first they are 0, weights Kaiming-uniform.
     """
     checks.one_of("pool", pool, _POOLS)

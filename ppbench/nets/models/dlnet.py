@@ -22,7 +22,7 @@ def dlnet(
 
     Images of any size: 32x32 gives 768 features and, with 3 channels and 10 classes, 19,438 parameters (88,648 with
     100 classes). activation: "sigmoid" or "tanh" (the paper takes tanh for SVHN). init: "uniform" draws weights and
-    biases from U(-scale, scale), .3 in the SPN paper and .5 in the DLG release; "default" keeps torch's law. nconv:
+    biases from U(-scale, scale), 0.3 in the SPN paper and 0.5 in the DLG release; "default" keeps torch's law. nconv:
     number of convolutions, 4 in the paper's table; 3 in the DLG release.
     """
     one_of("activation", activation, ("sigmoid", "tanh"))

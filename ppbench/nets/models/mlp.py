@@ -25,7 +25,7 @@ def mlp(
     Args:
         hidden: widths, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which is logistic
             regression. The default has 4,810 parameters on (1, 8, 8) with 10 classes, 4,736 without biases.
-        activation: "relu", "leaky_relu" (slope .01), "hardswish", "sigmoid" or "tanh".
+        activation: "relu", "leaky_relu" (slope 0.01), "hardswish", "sigmoid" or "tanh".
         layers: number of linear layers, the head among them, all hidden ones of the one width in `hidden`
             ("MLP-5" is layers=5: four hidden layers and the head); 0 takes the widths as `hidden` lists them.
         bias: whether the linear layers, the head among them, have biases.
