@@ -66,7 +66,7 @@ class PBPFL(Perturbation):
     New in every round: scales r ~ U(0.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa. The paper calls gamma only "a
     random coefficient" in R, without law, sign or spread. Here it is positive, of the size that kappa requires, and
     varies with r_a, r and the inputs on which it is measured: precision falls with its square, so a wide law would make
-    precision random. Lemma 3 assumes less: an unknown sign. From three gradients the server recovers each client's
+    precision random. Lemma 3 also assumes an unknown sign. From three gradients the server recovers each client's
     exact one: for the server this is FedSGD. norms: "refuse" them, or perturb their affine part ("affine"). head_bias:
     "masked" masks the head's bias too; "clear" sends it unmasked.
     """
