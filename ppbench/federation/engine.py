@@ -167,7 +167,7 @@ class Federation:
 
     def accuracy(self, data: Data) -> float:
         """Return top-1 accuracy on `data`, the mean over `models`."""
-        right = [outputs_.argmax(1) == data.y.argmax(1) for outputs_ in self.answers(data.x)]
+        right = [output.argmax(1) == data.y.argmax(1) for output in self.answers(data.x)]
         return float(torch.stack(right).double().mean())
 
     @_computing

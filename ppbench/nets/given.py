@@ -91,8 +91,8 @@ def as_classifier(name: str, module: nn.Module, x: Tensor, when: str) -> Classif
             raise Unfit(f"what it answers depends on what the pass before left in it; {remedy}")
         if isinstance(module, Classifier):
             return with_facts(module, observed_facts(module, x), prefix="")
-        split_ = split_at_head if head_of(module, x)[1] is not None else without_head
-        return split_(module, x, logits.shape[1])
+        convert = split_at_head if head_of(module, x)[1] is not None else without_head
+        return convert(module, x, logits.shape[1])
     except Unfit as cause:
         raise UsageError(f"Model {shown(name)} cannot be used for inputs {shape}: {cause}.") from cause
 

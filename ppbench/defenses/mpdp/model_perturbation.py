@@ -241,8 +241,8 @@ class ModelPerturbation(Perturbation):
                 measure: Measure = "cosine" if unknown else "squares"
                 piece = Evidence(slots, answer.g, simulate, noise=law, channel="g", measure=measure)
             else:
-                multipliers_ = torch.cat([value.flatten() for value in self.multipliers(plan, server).values()])
-                law = _law(self.bound * float(multipliers_.square().mean().sqrt()) * math.sqrt(variance))
+                flat_multipliers = torch.cat([value.flatten() for value in self.multipliers(plan, server).values()])
+                law = _law(self.bound * float(flat_multipliers.square().mean().sqrt()) * math.sqrt(variance))
                 observed, simulate = self.recover(plan, server, answer), true.at(server.params)
                 if self.shrinks:
                     measured = perturbed_gradient.at(unit[0].request.params) if self.clip == "seen" else simulate
