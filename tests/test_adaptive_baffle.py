@@ -20,7 +20,7 @@ from ppbench.attacks.reconstruction.search.problem import MappedObjective, Simul
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.estimator import directions, slope
+from ppbench.defenses.baffle.estimator import slope, stein_directions
 from ppbench.defenses.baffle.messages import RINGS, Differences
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation import secagg
@@ -100,7 +100,7 @@ def share(attack: Attack, view: View, victims: Victims) -> float:
 def test_directions_are_the_matrix_of_the_public_seed_and_differentiate_as_it_does(kept, monkeypatch):
     monkeypatch.setattr(baffle_sketch, "KEPT", kept)
     monkeypatch.setattr(baffle_sketch, "STACK", 7)
-    z, dense = Directions(5, 30, 20), torch.stack(list(directions(5, 30, 20))).double()
+    z, dense = Directions(5, 30, 20), torch.stack(list(stein_directions(5, 30, 20))).double()
     g = torch.randn(30, dtype=torch.float64, requires_grad=True)
     s = torch.randn(20, dtype=torch.float64)
     torch.testing.assert_close(z(g), dense @ g)

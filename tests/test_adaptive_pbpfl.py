@@ -25,7 +25,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.testing.scene import dealt
 
 CLIENTS = 4
@@ -72,7 +72,7 @@ NETS = [
 
 def hidden(spec: NetSpec, params: Params, seed: int) -> Params:
     """Return weights with hidden scales U(.01, 100)."""
-    found = channels(spec, "affine")
+    found = channels_of(spec, "affine")
     scales = 0.01 + 99.99 * torch.rand(found.count, generator=seeded(seed), dtype=torch.float64)
     return multiply(params, found.multipliers(scales), torch.float64)
 
@@ -85,7 +85,7 @@ def canonical(found: Channels, params: Params) -> Params:
 @pytest.mark.parametrize("spec", NETS, ids=lambda s: f"{s.model}-{dict(s.options)}")
 def test_true_and_perturbed_weights_have_one_canonical_form(spec):
     """To rounding (spec: 3e-16), and it computes the same function."""
-    found, params = channels(spec, "affine"), moved(initial(spec, 1), 0.02)
+    found, params = channels_of(spec, "affine"), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for seed in (0, 1):
         assert distance(canonical(found, hidden(spec, params, seed)), form) < 1e-12
@@ -96,7 +96,7 @@ def test_true_and_perturbed_weights_have_one_canonical_form(spec):
 
 def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
     spec = NETS[0]
-    found, params = channels(spec), moved(initial(spec, 1), 0.02)
+    found, params = channels_of(spec), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for name in ("features.1.weight", "features.3.weight"):
         torch.testing.assert_close(form[name].norm(dim=1), torch.ones(len(form[name])).double())
@@ -108,7 +108,7 @@ def test_dead_units_keep_their_units():
     spec = BIASED
     params = moved(initial(spec, 1), 0.02)
     params["features.1.weight"][3] = 0
-    scales = canonical_scales(channels(spec), params)
+    scales = canonical_scales(channels_of(spec), params)
     assert float(scales[3]) == 1.0
     assert bool(scales.isfinite().all())
 
@@ -133,7 +133,7 @@ def test_one_example_is_inverted_from_each_surrogate_alone(channel):
 
 # -- (H): one family of masks for three messages ---------------------------------------------------------------------
 def true_differences(view: View, victims: Victims, slot: Slot) -> Params:
-    asked = next(e.asked for e in exchanges(view) if e.slot == slot)
+    asked = next(e.request for e in exchanges(view) if e.slot == slot)
     data = victims.data[slot]
     batch = Batch(data.x.double(), data.y.double(), torch.ones(len(data.x)).double())
     return differences(surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked))

@@ -14,8 +14,8 @@ from torch import Tensor
 from ppbench.adversary.leaks import leaks
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
-from ppbench.defenses.baffle.estimator import directions
-from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers, peeled
+from ppbench.defenses.baffle.estimator import stein_directions
+from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers_by_slot, unmasked_answer
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context
@@ -123,7 +123,7 @@ def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks, scheme):
     message, uploads = asked(transcript), sent(transcript)
     hidden = {c: computed(run, message, c) for c in uploads}
     mean = sum((SIZES[c] / sum(SIZES) * h for c, h in hidden.items()), torch.zeros(()))
-    unit = [some[0] for some in answers(view).values()]
+    unit = [some[0] for some in answers_by_slot(view).values()]
     seed, slopes = run.defense.sketch(*unit)  # type: ignore[attr-defined]
     scale = 2e-4 if scheme == "central" else 1e-4
     step = 2.0 ** -RINGS[masks].fraction_bits
@@ -168,8 +168,8 @@ def test_all_but_one_client_take_its_mask_off(options, upload):
     parts = leaves(exchange.answer)
     numbers = torch.cat([p.flatten() for p in parts])
     fewer = replace(view, states=tuple(s for s in view.states if s.party != 3))
-    assert peeled(view, exchange, numbers, "ring64") is not None
-    assert peeled(fewer, exchange, numbers, "ring64") is None
+    assert unmasked_answer(view, exchange, numbers, "ring64") is not None
+    assert unmasked_answer(fewer, exchange, numbers, "ring64") is None
     assert leaks((view, found), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
 
 
@@ -283,7 +283,7 @@ def test_local_steps_perturb_along_directions_of_their_own():
     job = run.defense.prepare(ctx, (), message, run.shards[0])
     assert job is not None and len(set(job.noise.tolist())) == len(job.noise) == 2 * math.ceil(SIZES[0] / 14)
     update = flat(run.defense.compute(run.plan, job))
-    z = torch.cat([torch.stack(list(directions(int(s), N, 5))) for s in job.noise]).double()
+    z = torch.cat([torch.stack(list(stein_directions(int(s), N, 5))) for s in job.noise]).double()
     for known, outside in ((z, (0, 1e-4)), (z[:-5], (1e-2, 1))):  # without the last step's something is left
         inside = known.T @ torch.linalg.lstsq(known.T, update[:, None]).solution
         assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
@@ -312,10 +312,10 @@ def test_the_sketch_is_the_gradient_along_public_directions():
         run = federation(central_bare(k=40, scheme=scheme))  # type: ignore[arg-type]
         _, view = probed(run)
         evidence = {e.unit: e for e in run.defense.evidence(view)}
-        for slot, some in answers(view).items():
+        for slot, some in answers_by_slot(view).items():
             seed, slopes = run.defense.sketch(*some)  # type: ignore[attr-defined]
             g = true_gradient(evidence[slot,], run)
-            z = torch.stack(list(directions(seed, N, len(slopes)))).double()
+            z = torch.stack(list(stein_directions(seed, N, len(slopes)))).double()
             assert float((z @ g - slopes).norm() / slopes.norm()) < tolerance
 
 
@@ -333,7 +333,7 @@ def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, u
     for evidence in found:
         g, estimate = true_gradient(evidence, run), flat(evidence.observed)
         assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
-        assert units == 1 or same(next(view.exchanges()).asked.params, evidence.params)
+        assert units == 1 or same(next(view.exchanges()).request.params, evidence.params)
     own = tuple((slot.probe, data) for slot, data in victims(run).items() if slot.client == 0)
     curious = run.defense.evidence(transcript.view("client/1", own=own))
     # else the model moves along 2K directions, or the others' masks are in the way

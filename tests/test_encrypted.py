@@ -11,7 +11,7 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.encrypted import shares
-from ppbench.defenses.encrypted.ciphertexts import Ciphertext, words_of
+from ppbench.defenses.encrypted.ciphertexts import Ciphertext, ciphertext_words
 from ppbench.defenses.encrypted.threshold import Decrypt, Partial, _streams
 from ppbench.defenses.mpdp.accounting import theta_max
 from ppbench.federation.ciphering import functional, paillier
@@ -74,7 +74,7 @@ def test_the_server_decrypts_the_sum_of_what_clients_encrypted_to_the_bit(name):
     own = plain(view, unit, range(4))
     assert torch.equal(view.defense.total(view, unit), sum(own.values()))
     for client, exchange in enumerate(unit):
-        hidden = words_of(client, exchange.answer, len(own[client]))
+        hidden = ciphertext_words(client, exchange.answer, len(own[client]))
         assert float((hidden == own[client]).double().mean()) < 1e-3
         # What encrypts fills all 64 bits evenly; what is encrypted does not.
         assert abs(float((hidden >> 62).double().mean()) + 0.5) < 0.1 < float((own[client] >> 62 == 0).double().mean())
@@ -127,7 +127,7 @@ def test_one_honest_decryptor_hides_an_upload_from_who_has_all_that_others_decry
     view, unit = all_states(defense)
     exchange, own = unit[3], plain(view, unit, [3])[3]
     ctx = Context(view.plan, exchange.round, view.session(exchange), 3, torch.Generator())
-    keys, words = view.state_at(exchange, 3).keys, words_of(3, exchange.answer, len(own))
+    keys, words = view.state_at(exchange, 3).keys, ciphertext_words(3, exchange.answer, len(own))
     for missing in range(3):
         known = [d for d in range(3) if d != missing]
         left = words - _streams(keys, ctx, known, len(own)) - own
@@ -138,11 +138,11 @@ def test_one_honest_decryptor_hides_an_upload_from_who_has_all_that_others_decry
 def test_shares_of_a_key_give_it_back_at_the_threshold_and_another_one_below():
     generator = torch.Generator().manual_seed(0)
     key = torch.randint(0, 256, (32,), generator=generator).to(torch.uint8)
-    dealt = shares.shared_out(key, 5, 3, generator)
+    dealt = shares.split_key(key, 5, 3, generator)
     for members in combinations(range(5), 3):
-        assert torch.equal(shares.joined({c: dealt[c] for c in members}), key)
+        assert torch.equal(shares.joined_key({c: dealt[c] for c in members}), key)
     for members in combinations(range(5), 2):
-        assert int((shares.joined({c: dealt[c] for c in members}) == key).sum()) < 8
+        assert int((shares.joined_key({c: dealt[c] for c in members}) == key).sum()) < 8
 
 
 def test_hybridalphas_upload_is_bare_to_all_the_others_alone():

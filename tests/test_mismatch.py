@@ -18,7 +18,7 @@ import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.run.inverted import Inverted, Planted, mixed
 from ppbench.run.scale import scale_of
 
@@ -31,7 +31,7 @@ def named(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def ours(model: nn.Module, gradient: dict[str, Tensor]) -> tuple[Params, Params]:
     """Return a gradient and the weights by the bench's own names."""
-    state = held(model, SHAPE)
+    state = held_network(model, SHAPE)
     return {name: gradient[own] for name, own in state.names.items()}, dict(state.spec.start)
 
 

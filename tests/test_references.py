@@ -99,7 +99,7 @@ def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federa
     assert seen == [(t, -1, c) for t in range(1, 5) for c in range(4)]
     for exchange in exchanges:
         start = view.state_at(exchange).params
-        assert all(torch.equal(start[name], value) for name, value in exchange.asked.params.items())
+        assert all(torch.equal(start[name], value) for name, value in exchange.request.params.items())
     final = view.mail[-1].message.params
     assert all(torch.equal(final[n], v) for n, v in twin.parties.server.params.items()), "recording must move nothing"
     assert view.mail[-1].round == 5 and (fed.wire.up, fed.wire.down) == (twin.wire.up, twin.wire.down)

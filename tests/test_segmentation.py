@@ -24,7 +24,7 @@ from ppbench.metrics.segmentation import over_images, overlap
 from ppbench.nets.losses import bce
 from ppbench.nets.models.unet import unet
 from ppbench.nets.net import Classifier, build, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit
@@ -164,7 +164,7 @@ def test_a_head_on_maps_must_be_one_by_one(monkeypatch):
 
 def test_defenses_that_scale_channels_and_attacks_on_labels_have_no_use_for_it():
     with pytest.raises(UsageError):
-        channels(UNET)
+        channels_of(UNET)
     plan = Plan(UNET, 2, loss="bce")
     for attack in (LabelRecovery(), AnalyticInversion(), NearestReconstruction()):
         assert not attack.suits(plan), attack.name

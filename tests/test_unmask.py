@@ -41,7 +41,7 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
 from ppbench.testing.records import trained
@@ -126,7 +126,7 @@ def perturbed(spec: NetSpec, masked_bias: bool, directions: Tensor, kappa: float
     """Return a plan, perturbed weights of noisy initial ones, and the mask."""
     plan, g = plan_of(spec), seeded(1)
     params = {n: v.double() + 0.05 * torch.randn(v.shape, generator=g).double() for n, v in initial(spec, 1).items()}
-    found = channels(spec)
+    found = channels_of(spec)
     scales = 0.5 + 1.5 * torch.rand(found.count, generator=g, dtype=torch.float64)
     r = kappa * torch.randn(len(directions), generator=g, dtype=torch.float64) @ directions
     return plan, mask(multiply(params, found.multipliers(scales), torch.float64), r, masked_bias), r

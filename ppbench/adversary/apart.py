@@ -29,7 +29,7 @@ from ppbench.base.registry import load, plugins
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import Mechanism, View
+from ppbench.federation.view import PublicDefense, View
 from ppbench.records.scores import Scalar
 
 
@@ -161,7 +161,7 @@ _GUESS: Mapping[str, Callable[[object], bool]] = {
 """What fields of a guess may be that are not a tensor or None."""
 
 
-def _named(plan: Plan, defense: Mechanism) -> dict[str, Scalar]:
+def _named(plan: Plan, defense: PublicDefense) -> dict[str, Scalar]:
     """Return what may name files that the attack needs as well: of the network's options and the defense's."""
     own = {f"defense.{name}": value for name, value in dataclasses.asdict(defense).items()}
     return {**{f"model.{name}": value for name, value in dict(plan.spec.options).items()}, **own}

@@ -106,7 +106,7 @@ class Observed:
             except Exception as cause:  # a stranger's server may refuse in any way
                 raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
             known = {client: told.get((step, client)) for client in request.out}
-            if not all(e is None or _same(request.out[client], e.asked) for client, e in known.items()):
+            if not all(e is None or _same(request.out[client], e.request) for client, e in known.items()):
                 return None
             answers = {
                 client: e.answer if client in kept else tree_map(torch.zeros_like, e.answer)

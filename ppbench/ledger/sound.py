@@ -18,7 +18,7 @@ from ppbench.adversary.reading import silent
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import THREATS, Mechanism, StateRecord, View, acts, colludes
+from ppbench.federation.view import THREATS, PublicDefense, StateRecord, View, acts, colludes
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.ledger.form import TENSOR_BYTES, About
 from ppbench.nets.net import parameters_of
@@ -105,7 +105,7 @@ def fitting(about: About, plan: Plan) -> Iterator[str]:
         yield f"its network has {plan.net.parameter_count:,} parameters here, and {about.model.parameters:,} there"
 
 
-def view_of(about: About, plan: Plan, defense: Mechanism, found: Any) -> View:
+def view_of(about: About, plan: Plan, defense: PublicDefense, found: Any) -> View:
     """Return the view that a tree holds; UsageError: it holds something else, in a clause."""
     try:
         mail, states, data, public = found

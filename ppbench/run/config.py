@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
-from ppbench.federation.bounds import MANY, SMALL
+from ppbench.federation.bounds import LARGEST_COUNT, SMALLEST_POSITIVE
 from ppbench.federation.contract import Defense
 from ppbench.federation.view import THREATS
 from ppbench.nets.losses import LossName
@@ -71,17 +71,17 @@ class EvaluateConfig(Strict):
     attacks: tuple[str, ...] = ("standard",)
     grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    train: int | None = Field(default=None, ge=1, le=MANY)
+    train: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     public: float = Field(default=0.0, ge=0, lt=1)
     clients: int = Field(default=10, ge=1, le=100_000)
     rounds: int = Field(default=40, ge=1, le=1_000_000)
     local_epochs: int = Field(default=1, ge=1, le=10_000)
-    batch_size: int = Field(default=32, ge=1, le=MANY)
+    batch_size: int = Field(default=32, ge=1, le=LARGEST_COUNT)
     schedule: Literal["round_robin", "parallel"] = "round_robin"
     loss: LossName = "cross_entropy"
     upload: Literal["delta", "gradient"] = "delta"
     optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=5e-3, ge=SMALL, le=FLOAT32)
+    lr: float = Field(default=5e-3, ge=SMALLEST_POSITIVE, le=FLOAT32)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     beta2: float = Field(default=0.999, gt=0, lt=1)
     decay_at: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(default=(20, 32), max_length=LISTED)
@@ -92,14 +92,14 @@ class EvaluateConfig(Strict):
     )
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
-    victims: int = Field(default=20, ge=1, le=MANY)
+    victims: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     batches: int = Field(default=0, ge=0, le=100_000)
-    victims_from: int | None = Field(default=None, ge=0, le=MANY)
-    candidates: int = Field(default=200, ge=4, le=MANY)
+    victims_from: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
+    candidates: int = Field(default=200, ge=4, le=LARGEST_COUNT)
     tuning: int = Field(default=4, ge=0, le=100_000)
-    budget: int | None = Field(default=None, ge=1, le=MANY)
+    budget: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     references: int = Field(default=0, ge=0, le=10_000)
-    canaries: int = Field(default=80, ge=0, le=MANY)
+    canaries: int = Field(default=80, ge=0, le=LARGEST_COUNT)
     canary_clients: int = Field(default=0, ge=0, le=10_000)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
     threats: tuple[str, ...] = Field(default=("server/1",), min_length=1)

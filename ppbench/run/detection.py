@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, tree_map
-from ppbench.federation.acting import Acting, Before, agreed
+from ppbench.federation.acting import Acting, Before, matching_params
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Transcript
@@ -63,7 +63,7 @@ def _population(
         server = replace(fed.parties.server, params=params)
         ctx = fed.context(f"detection-{model}", fed.round + 1, 0, SERVER)
         before = Before(plan, fed.defense, server, tuple(sorted(fed.shards)), acting.target, acting.public)
-        sent = agreed(acting.craft(before, fed.seeds.generator("acting", "detection", model)).params, params)
+        sent = matching_params(acting.craft(before, fed.seeds.generator("acting", "detection", model)).params, params)
         for found, weights in ((honest, params), (crafted, sent)):
             _, message = fed.defense.broadcast(replace(ctx, plan=plan), replace(server, params=weights))
             for client in clients:

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
-from ppbench.nets.held import Held
+from ppbench.nets.held import HeldNetwork
 from ppbench.nets.net import Net
 from ppbench.run.handed import described, tensor_of
 
@@ -31,13 +31,13 @@ class Names:
     state: tuple[str, ...]
 
     @staticmethod
-    def of(module: Module, network: Held) -> Names:
+    def of(module: Module, network: HeldNetwork) -> Names:
         """Return the names of a user's module."""
         parameters = tuple(name for name, _ in module.named_parameters())
         return Names(tuple(network.names.values()), parameters, tuple(module.state_dict()))
 
 
-def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
+def read_gradient(gradient: Gradient, module: Module, network: HeldNetwork) -> Params:
     """Return somebody's gradient by our names of its parameters, float32 and dense; UsageError: it is none of these.
 
     None stands for the gradient of a parameter that the network does not use; entries of frozen parameters and buffers
@@ -112,7 +112,7 @@ def _check_frozen(values: Mapping[str, Any], names: Names) -> None:
             raise UsageError(f"The gradient has {name!r}, which is no trained parameter of the model (frozen); {fix}.")
 
 
-def _check_unused(lacking: Sequence[str], network: Held) -> None:
+def _check_unused(lacking: Sequence[str], network: HeldNetwork) -> None:
     """Refuse None for a parameter that the network's output depends on (UsageError)."""
     net, spec = network.spec.net, network.spec
     used = _used(net, spec.start) if lacking else set()

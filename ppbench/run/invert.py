@@ -31,7 +31,7 @@ from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
-from ppbench.nets.held import explained, held, unwrapped
+from ppbench.nets.held import explaining_failures, held_network, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
@@ -96,7 +96,7 @@ def invert(
     """
     check_real(model)
     module = unwrapped(model)
-    network = held(module, shape_of(shape), range_of(data_range))
+    network = held_network(module, shape_of(shape), range_of(data_range))
     asked = _asked(labels, batch, network.spec)
     plan = _plan(network.spec, asked.batch, range_of(data_range), training)
     check_batch(plan, min(asked.batch, plan.local.batch))
@@ -109,7 +109,7 @@ def invert(
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
     chosen = _chosen(attack, parameters, view, asked.challenge)
-    with guard("attacks", chosen.name), explained(network):
+    with guard("attacks", chosen.name), explaining_failures(network):
         guess = _answer(chosen, view, asked.challenge, seeds)
         answer = _told(chosen, view, guess, scale)
         control = _planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None

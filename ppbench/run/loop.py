@@ -22,7 +22,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
@@ -92,7 +92,7 @@ def federate(
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
     pairs, ends = shards_of(shards), range_of(data_range)
     check_real(model)
-    spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
+    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
     check_range(data, ends)
     config = configure(defense=defense.name, clients=len(data), **training)

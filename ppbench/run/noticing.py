@@ -16,7 +16,7 @@ from ppbench.adversary.replay import replayed
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, moved, tree_map
 from ppbench.federation.contract import Defense
-from ppbench.federation.drive import context
+from ppbench.federation.drive import party_context
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.messages import Model
@@ -62,7 +62,9 @@ def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data])
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:
             continue
         (slot,), scale = evidence.unit, as_gradient(transcript.plan, fed.round + 1)
-        draws = context(fed.seeds, transcript.plan, session_of(slot.probe), fed.round + 1, steps[slot], slot.client)
+        draws = party_context(
+            fed.seeds, transcript.plan, session_of(slot.probe), fed.round + 1, steps[slot], slot.client
+        )
         plain = _undefended(draws, evidence.params, moved(data[slot], fed.device))
         apart = {name: scale * value - plain[name].double() for name, value in evidence.observed.items()}
         found.append(_norm(apart) / max(_norm(plain), 1e-30))

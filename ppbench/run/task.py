@@ -16,7 +16,7 @@ from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
-from ppbench.federation.drive import choose
+from ppbench.federation.drive import chosen_backend
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.metrics.perceptual import Network
@@ -148,7 +148,7 @@ def _check_room(dataset: Dataset, config: EvaluateConfig) -> None:
 def check_clients(defense: Defense, plan: Plan, config: EvaluateConfig, examples: int) -> None:
     """Refuse clients that compute at once, with `examples` each, and that memory cannot hold (UsageError)."""
     device = torch.device(config.device)
-    backend = choose(config.backend if defense.mappable else "loop", device, plan)
+    backend = chosen_backend(config.backend if defense.mappable else "loop", device, plan)
     clients = plan.clients if backend == "vmap" and plan.schedule == "parallel" else 1
     what = f"A client of defense {defense.name!r}" if clients == 1 else f"{clients} clients of defense {defense.name!r}"
     right = "use a smaller model" if clients == 1 else "use fewer clients, a smaller model, or --schedule round_robin"

@@ -18,7 +18,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, because, listed
 from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.seals import packed, unpacked
-from ppbench.federation.bounds import MANY
+from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.task.dataset import Dataset, existing
 from ppbench.task.images import LABELS, decode, image_dataset, join, stack
 from ppbench.task.labels import class_numbers, classes_of, empty_classes
@@ -124,9 +124,9 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     try:
         with pq.ParquetFile(path) as file:
             image, label = _columns(file.schema_arrow, path)
-            if file.metadata.num_rows > MANY:
+            if file.metadata.num_rows > LARGEST_COUNT:
                 rows = f"{file.metadata.num_rows:,}"
-                raise UsageError(f"{path} says that it has {rows} rows; images of a file end at {MANY:,}.")
+                raise UsageError(f"{path} says that it has {rows} rows; images of a file end at {LARGEST_COUNT:,}.")
             for batch in file.iter_batches(columns=[image, label]):
                 for cell in batch.column(image).to_pylist():
                     arrays.append(_image(cell, f"row {len(arrays)} of {path}"))

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.baffle_sketch import Directions, Equations, sketches
 from ppbench.attacks.label.recovery import read_labels
-from ppbench.federation.bounds import Held
+from ppbench.federation.bounds import InMemoryCount
 from ppbench.federation.evidence import simulation
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
@@ -59,7 +59,7 @@ class BaffleHistogram(Attack):
     labels are read as `label_recovery` does.
     """
 
-    candidates: Held = 20
+    candidates: InMemoryCount = 20
 
     name: ClassVar[str] = "baffle_histogram"
     kind: ClassVar[Kind] = "label"

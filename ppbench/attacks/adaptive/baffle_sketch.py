@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import chunks, step_seeds
-from ppbench.defenses.baffle.messages import answers
+from ppbench.defenses.baffle.messages import answers_by_slot
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.cohort import cohorts
 from ppbench.federation.evidence import Evidence, Mappable, Shared, Simulate
@@ -120,7 +120,7 @@ def sketches(view: View) -> list[Sketch]:
     defense = view.defense
     if not isinstance(defense, Baffle):
         return []
-    found, drawn = answers(view), Drawn()
+    found, drawn = answers_by_slot(view), Drawn()
     if defense.level == "epoch":
         return _steps(view, defense, found, drawn)
     summed = defense.sums and not colludes(view.threat)
@@ -132,7 +132,7 @@ def sketches(view: View) -> list[Sketch]:
 def _sketch(view: View, defense: Baffle, sent: Sequence[Sequence[Exchange]], drawn: Drawn) -> Sketch:
     unit, rounds = tuple(exchanges[0].slot for exchanges in sent), []
     for exchanges in zip(*sent, strict=False):  # by round
-        params = exchanges[0].asked.params
+        params = exchanges[0].request.params
         seed, s = defense.sketch(*exchanges, view=view)
         where = next(iter(params.values())).device  # sums in a ring are on the CPU
         entries = sum(value.numel() for value in params.values())
@@ -159,11 +159,11 @@ def _steps(view: View, defense: Baffle, found: dict[Slot, list[Exchange]], drawn
         if e.unit[0] not in found:  # a colluder's own
             continue
         exchange = found[e.unit[0]][0]
-        params, layout = exchange.asked.params, Layout.of(exchange.asked.params)
+        params, layout = exchange.request.params, Layout.of(exchange.request.params)
         total = steps * layout.pack(e.observed).double()
         if steps * defense.count >= len(total) or (steps > 1 and len(e.unit) > 1) or not bool(total.isfinite().all()):
             continue
-        seeds = step_seeds(int(exchange.asked.seed), steps).tolist()
+        seeds = step_seeds(int(exchange.request.seed), steps).tolist()
         maps = [drawn.at(seed, len(total), defense.count) for seed in seeds]
         slopes = coordinates(maps, total)
         estimates = [z.transposed(s) / z.count for z, s in zip(maps, slopes, strict=True)]

@@ -17,7 +17,7 @@ from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import Settings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
-from ppbench.federation.bounds import Count, NonNegative, Whole
+from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
@@ -43,8 +43,8 @@ class AdaptiveDP(Attack):
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """
 
-    budget: Count = 1800
-    restarts: Whole = 2
+    budget: PositiveInt = 1800
+    restarts: NonNegativeInt = 2
     roughness: NonNegative = 0.3
     box: NonNegative = 100.0
 

@@ -16,7 +16,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.adaptive.inversion import invert
 from ppbench.defenses.encrypted.sums import EncryptedSums
-from ppbench.federation.bounds import whole
+from ppbench.federation.bounds import whole_number
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import TARGET, View, colludes
 from ppbench.federation.wire import Slot
@@ -31,7 +31,7 @@ class AdaptiveEncrypted(AdaptiveDP):
     server of "collusion/1" their states; 0: all of them.
     """
 
-    colluders: Annotated[int, whole(0, 10_000)] = 0
+    colluders: Annotated[int, whole_number(0, 10_000)] = 0
 
     name: ClassVar[str] = "adaptive_encrypted"
     version: ClassVar[str] = "1"

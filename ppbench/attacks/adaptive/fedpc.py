@@ -28,7 +28,7 @@ from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.federation.bounds import Whole
+from ppbench.federation.bounds import NonNegativeInt
 from ppbench.federation.evidence import Evidence, Mappable, simulation
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -103,7 +103,7 @@ class AdaptiveFedPC(FedAvgInversion):
 
     budget: int = 1200
     restarts: int = 0
-    sign_budget: Whole = 150
+    sign_budget: NonNegativeInt = 150
 
     name: ClassVar[str] = "adaptive_fedpc"
     version: ClassVar[str] = "3"

@@ -18,7 +18,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.label.multisets import greedy_multiset
 from ppbench.attacks.label.recovery import LabelRecovery, read_labels, single_label, typical_means
 from ppbench.base.tree import Params, finite
-from ppbench.defenses.fedpc.evidence import before, model_of, signs, uploads
+from ppbench.defenses.fedpc.evidence import command_answers, previous_model, round_model, step_signs
 from ppbench.defenses.fedpc.messages import Ternary
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import Evidence
@@ -71,13 +71,13 @@ class Told:
 def known_signs(view: View, defense: FedPC) -> dict[Slot, list[Told]]:
     """Return, by slot, what the ternaries tell in each round in which they tell any sign."""
     found: dict[Slot, list[Told]] = {}
-    for exchange in uploads(view):
-        params = model_of(view, exchange.slot.probe, exchange.round)
-        known = signs(view, exchange) if isinstance(exchange.answer, Ternary) else None
+    for exchange in command_answers(view):
+        params = round_model(view, exchange.slot.probe, exchange.round)
+        known = step_signs(view, exchange) if isinstance(exchange.answer, Ternary) else None
         if params is None or known is None or not finite(known):
             continue
         if any(bool((v != 0).any()) for v in known.values()):
-            older = before(view, exchange) or {}
+            older = previous_model(view, exchange) or {}
             bounds = {n: defense.beta * (params[n] - v).abs() for n, v in older.items()}
             found.setdefault(exchange.slot, []).append(Told(exchange.round, known, params, bounds))
     return found

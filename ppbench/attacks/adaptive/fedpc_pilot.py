@@ -22,7 +22,7 @@ from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.attacks.reconstruction.steps import by_rank
 from ppbench.base.tree import Params
-from ppbench.defenses.fedpc.evidence import model_of, uploads
+from ppbench.defenses.fedpc.evidence import command_answers, round_model
 from ppbench.defenses.fedpc.messages import Weights
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import Evidence, simulation
@@ -57,8 +57,8 @@ def observed_pilots(view: View) -> dict[Slot, Observed]:
     """Return each slot's first upload of a model, with one object for equal broadcasts."""
     found: dict[Slot, Observed] = {}
     models: list[Params] = []
-    for exchange in uploads(view):
-        slot, last = exchange.slot, model_of(view, exchange.slot.probe, exchange.round)
+    for exchange in command_answers(view):
+        slot, last = exchange.slot, round_model(view, exchange.slot.probe, exchange.round)
         if isinstance(exchange.answer, Weights) and slot not in found and last is not None:
             same = (m for m in models if all(torch.equal(m[name], value) for name, value in last.items()))
             params = next(same, last)

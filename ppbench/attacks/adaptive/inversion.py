@@ -27,7 +27,7 @@ from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
 from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import Net
-from ppbench.nets.walk import traced
+from ppbench.nets.walk import traced_features
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""
@@ -115,7 +115,7 @@ def _kinked(net: Net) -> bool:
     if any(isinstance(layer, KINKED) for layer in layers):
         return True
     try:
-        graph = traced(net).graph
+        graph = traced_features(net).graph
     except UsageError:  # it cannot be told
         return False
     return any(node.op in ("call_function", "call_method") and node.target in KINKS for node in graph.nodes)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Surrogates
 from ppbench.federation.plan import Plan
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
 STEPS = 30
 """Reweightings of the location of the head's columns."""
@@ -133,7 +133,7 @@ def sources(plan: Plan) -> dict[str, Tensor | None]:
     whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the network's.
     """
     found: dict[str, Tensor | None] = {}
-    for name, factor in channels(plan.spec, "affine").factors.items():
+    for name, factor in channels_of(plan.spec, "affine").factors.items():
         if factor.out is None:
             continue
         raw = None if factor.inp is None else torch.from_numpy(np.asarray(factor.inp == 0))
@@ -171,9 +171,9 @@ def exact_moments(plan: Plan, found: Surrogates, params: Params, directions: Ten
     alpha = 1 + sum of features; sigma's own head bias is d mean alpha, with directions d [m, C].
     """
     error, square = found.g[HEAD_WEIGHT].double().sum(1), inner(plan, found.beta, params)
-    if masked_bias and HEAD_BIAS in params:
-        error = error + found.g[HEAD_BIAS].double()
-        mean = (found.sigma[HEAD_BIAS].double() * directions).sum() / directions.square().sum()
+    if masked_bias and HEAD_BIAS_NAME in params:
+        error = error + found.g[HEAD_BIAS_NAME].double()
+        mean = (found.sigma[HEAD_BIAS_NAME].double() * directions).sum() / directions.square().sum()
         square = square + mean
     return Moments(square, directions @ error, torch.full((len(directions),), torch.nan, dtype=torch.float64))
 

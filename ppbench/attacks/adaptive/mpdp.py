@@ -21,18 +21,18 @@ from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable, sent_share
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels, Factor
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
 CHANNELS = 2
 """Combinations of the Psi_i that a batch is matched with; each costs a backward pass, and they are long vectors."""
@@ -58,7 +58,7 @@ class AdaptiveMPDP(Attack):
     what factor a client clipped follows from the same identities, or is simulated (`mpdp_labels.sent_share`).
     """
 
-    budget: Count = 1800
+    budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
     version: ClassVar[str] = "3"
@@ -75,17 +75,17 @@ class AdaptiveMPDP(Attack):
             return view.defense.evidence(view)
         shelf, found = Exact(view, defense), []
         if isinstance(defense, MPDPH):
-            return [shelf.channels(tuple(e.slot for e in unit), unit[0].asked, mean) for unit, mean in readable(view)]
+            return [shelf.channels(tuple(e.slot for e in unit), unit[0].request, mean) for unit, mean in readable(view)]
         silent = defense.noise_variance(view.plan, None) == 0
         for exchange in exchanges(view):
             vector = len(exchange.answer.sigma[HEAD_WEIGHT]) == view.plan.spec.classes
             if silent:
                 found.append(shelf.gradient(exchange, exchange.answer.g))
             elif view.plan.local.batch == 1 and vector:
-                exact = rebuilt(view.plan, exchange.answer, exchange.asked.params)
+                exact = rebuilt(view.plan, exchange.answer, exchange.request.params)
                 found.append(shelf.gradient(exchange, exact))
             else:
-                found.append(shelf.channels((exchange.slot,), exchange.asked, exchange.answer))
+                found.append(shelf.channels((exchange.slot,), exchange.request, exchange.answer))
         return found
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
@@ -120,7 +120,7 @@ class Exact:
 
     def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
         """Return weights, and what was sent of the gradient there, less the mask that the head's columns show."""
-        params, along = exchange.asked.params, directions(exchange.answer, exchange.asked.direction)
+        params, along = exchange.request.params, directions(exchange.answer, exchange.request.direction)
         found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
         r = found @ along
         exact = combine(tree_map(lambda t: t.double(), replace(exchange.answer, g=g)), found, r @ r)
@@ -141,7 +141,7 @@ class Exact:
         between = {n: torch.where(value == 0, 1.0, value) for n, value in between.items()}  # no server sends zeros
         ones = {n: torch.ones_like(value) for n, value in odd.items()}
         params, factor = (fold(self.expansion, {**tree, **between}) for tree in (odd, ones))
-        free = channels(self.view.plan.spec)
+        free = channels_of(self.view.plan.spec)
         units = free.multipliers(canonical_scales(free, params).to(weights[HEAD_WEIGHT].device))
         params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
         self.folded.append((perturbed, params, factor))
@@ -160,7 +160,7 @@ class Exact:
         sizes, bound, clips = (_norm(phi), _norm(mixed)), self.defense.bound, self.defense.clip == "seen"
 
         def named(found: Surrogates) -> Params:
-            factor = (1 / norm(found.g).clamp(min=bound)).to(found.g[HEAD_WEIGHT]) if clips else 1 / bound
+            factor = (1 / tree_norm(found.g).clamp(min=bound)).to(found.g[HEAD_WEIGHT]) if clips else 1 / bound
             psi = {f"psi/{n}": value * factor / (sizes[1] * units[n].to(value)) for n, value in found.sigma.items()}
             return {**{n: v * factor / (sizes[0] * units[n].to(v)) for n, v in found.beta.items()}, **psi}
 

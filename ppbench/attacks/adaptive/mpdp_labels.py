@@ -20,7 +20,7 @@ from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
 from ppbench.attacks.label.multisets import greedy_multiset
 from ppbench.attacks.label.recovery import LabelRecovery, Reader
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, outputs, whole_cohorts
@@ -50,10 +50,10 @@ def sent_share(view: View, exchange: Exchange) -> float | None:
     if not defense.shrinks:
         return 1 / defense.bound
     if view.plan.local.batch == 1 and len(upload.sigma[HEAD_WEIGHT]) == view.plan.spec.classes:
-        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
+        moments = noiseless_moments(view.plan, upload, exchange.request.params)
         return float(moments.labels.sum() ** 2 / moments.square)
     silent = defense.clip == "seen" and defense.noise_variance(view.plan, None) == 0
-    return 1 / defense.bound if silent and float(norm(upload.g)) < 1 - ROUNDING else None
+    return 1 / defense.bound if silent and float(tree_norm(upload.g)) < 1 - ROUNDING else None
 
 
 def only_label(moments: Moments, along: Tensor, share: float | None, usual: float) -> Tensor:
@@ -94,9 +94,9 @@ def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
     if view.plan.local.batch != 1 or not isinstance(view.defense, ModelPerturbation) or view.defense.sums:
         return known
     for (exchange,), upload in readable(view):
-        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
-        along = directions(upload, exchange.asked.direction)
-        share, usual = sent_share(view, exchange), usual_alpha(view, exchange.asked.params)
+        moments = noiseless_moments(view.plan, upload, exchange.request.params)
+        along = directions(upload, exchange.request.direction)
+        share, usual = sent_share(view, exchange), usual_alpha(view, exchange.request.params)
         known[(exchange.slot,)] = only_label(moments, along, share, usual)
     return known
 
@@ -128,7 +128,7 @@ def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
     """Return by unit sum alpha_n ybar_n / sum alpha_n [C] float64, exact zeros where absent; one row of sigma: none."""
     found = {}
     for unit, upload in readable(view):
-        params = unit[0].asked.params
+        params = unit[0].request.params
         if len(upload.sigma[HEAD_WEIGHT]) != view.plan.spec.classes:
             continue
         moments = noiseless_moments(view.plan, upload, params)

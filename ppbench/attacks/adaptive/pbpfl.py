@@ -20,9 +20,9 @@ from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.extended import PBPFLExt
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates, exchanges
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Surrogates, exchanges
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Shared, Simulate
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -37,7 +37,7 @@ class AdaptivePBPFLExt(Attack):
     Masks of independent families leave the mean gradient of the cohort, which is then inverted as it is.
     """
 
-    budget: Count = 1800
+    budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_pbpfl_ext"
     version: ClassVar[str] = "2"
@@ -81,7 +81,7 @@ def bare_differences(view: View) -> list[Evidence]:
     sent, found = exchanges(view), []
 
     def simulations(plan: Plan, params: Params) -> Simulate:
-        direction: Tensor = next(e.asked.direction for e in sent if e.asked.params is params)
+        direction: Tensor = next(e.request.direction for e in sent if e.request.params is params)
         return surrogate_simulation(plan.net, params, direction[None], defense.bias_masked, differences)
 
     shared = Shared(view.plan, simulations)
@@ -92,7 +92,7 @@ def bare_differences(view: View) -> list[Evidence]:
         share = float(server.counts[exchange.slot.client]) / float(server.counts.sum())
         bare = differences(exchange.answer)
         observed = {n: secagg.from_ring(value, defense.fraction_bits) / share for n, value in bare.items()}
-        found.append(Evidence((exchange.slot,), observed, shared.at(exchange.asked.params), channel="difference"))
+        found.append(Evidence((exchange.slot,), observed, shared.at(exchange.request.params), channel="difference"))
     return found
 
 
@@ -124,14 +124,14 @@ class Single:
     @staticmethod
     def of(view: View, bare: Evidence) -> Single:
         """Read one of `bare_differences`."""
-        asked = next(e.asked for e in exchanges(view) if (e.slot,) == bare.unit)
+        asked = next(e.request for e in exchanges(view) if (e.slot,) == bare.unit)
         params = {n: v.double().cpu() for n, v in asked.params.items()}
         unit = asked.direction.double().cpu() / asked.direction.double().cpu().square().sum()
-        g = {n: -v for n, v in bare.observed.items() if n in (HEAD_WEIGHT, HEAD_BIAS)}
+        g = {n: -v for n, v in bare.observed.items() if n in (HEAD_WEIGHT, HEAD_BIAS_NAME)}
         scaled = unit @ (bare.observed[f"sigma/{HEAD_WEIGHT}"] + g[HEAD_WEIGHT])
         alpha = scaled.sum().clamp(min=0).sqrt()
-        if HEAD_BIAS in g:
-            alpha = unit @ (bare.observed[f"sigma/{HEAD_BIAS}"] + g[HEAD_BIAS])
+        if HEAD_BIAS_NAME in g:
+            alpha = unit @ (bare.observed[f"sigma/{HEAD_BIAS_NAME}"] + g[HEAD_BIAS_NAME])
         features = scaled / alpha
         error = g[HEAD_WEIGHT] @ features / features.square().sum()
         y = view.plan.net.head(params, features) - error

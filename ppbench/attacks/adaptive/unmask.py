@@ -31,7 +31,7 @@ from ppbench.base.tree import moved, tree_map
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.extended import PBPFLExt
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Perturbed, Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.view import View
 
@@ -69,8 +69,8 @@ class Broadcast:
         params = dict(self.message.params)
         masked = query(self.view, self.message, x)
         params[HEAD_WEIGHT] = torch.ones_like(params[HEAD_WEIGHT])
-        if HEAD_BIAS in params:
-            params[HEAD_BIAS] = torch.full_like(params[HEAD_BIAS], float(self.masked_bias))
+        if HEAD_BIAS_NAME in params:
+            params[HEAD_BIAS_NAME] = torch.full_like(params[HEAD_BIAS_NAME], float(self.masked_bias))
         return masked, query(self.view, replace(self.message, params=params), x)[:, 0]
 
     def without(self, coefficients: Tensor, x: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ def moments(broadcast: Broadcast) -> list[Moments]:
         moved(e.answer, torch.device("cpu"))
         for e in view.exchanges()
         if isinstance(e.answer, Surrogates)
-        and isinstance(e.asked, Perturbed)
-        and torch.equal(e.asked.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
+        and isinstance(e.request, Perturbed)
+        and torch.equal(e.request.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
     ]
     for one in readable(view, uploads):
         if isinstance(view.defense, ModelPerturbation):

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.membership.base import Asked, MembershipAttack, coins, log_probabilities
-from ppbench.federation.bounds import Count, Held, NonNegative, whole
+from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt, whole_number
 from ppbench.federation.plan import Plan
 
 Floats = NDArray[np.float64]
-Seeds = Annotated[int, whole(3, 1000)]
+Seeds = Annotated[int, whole_number(3, 1000)]
 LARGE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""
 FAR = 10.0
@@ -67,10 +67,10 @@ class OutputClassifier(MembershipAttack):
         "Baluta et al., Membership Inference Attacks and Generalization: A Causal Perspective, CCS 2022"
     )
 
-    hidden: Held = 64
+    hidden: InMemoryCount = 64
     decay: NonNegative = 1e-2
     seeds: Seeds = 3
-    steps: Count = 200
+    steps: PositiveInt = 200
 
     def suits(self, plan: Plan) -> bool:
         """Return whether outputs are a few numbers an example, not maps."""

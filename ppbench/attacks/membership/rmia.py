@@ -19,7 +19,7 @@ from ppbench.attacks.membership.base import (
     target_outputs,
 )
 from ppbench.attacks.membership.lira import averaged, strengths
-from ppbench.federation.bounds import Positive, Share
+from ppbench.federation.bounds import Positive, UnitInterval
 from ppbench.federation.view import View
 
 TIE = 1e-9
@@ -78,7 +78,7 @@ class RMIA(AuditAttack):
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
     gamma: Positive = 1.0
-    a: Share = 0.3
+    a: UnitInterval = 0.3
     online: bool = True
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:

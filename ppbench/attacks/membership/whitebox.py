@@ -19,7 +19,7 @@ from ppbench.attacks.membership.base import FLOOR, Asked, AuditAttack
 from ppbench.attacks.membership.network import OutputClassifier, Seeds, signals
 from ppbench.attacks.membership.update_cosine import RIDGE, example_gradients, rounds_of, update_coefficients
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count, Held, NonNegative
+from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -77,11 +77,11 @@ class WhiteBox(AuditAttack):
     audit: ClassVar = "rounds"
     reference: ClassVar[str] = "Nasr, Shokri and Houmansadr, Comprehensive Privacy Analysis of Deep Learning, S&P 2019"
 
-    rounds: Count = 5
-    hidden: Held = 64
+    rounds: PositiveInt = 5
+    hidden: InMemoryCount = 64
     decay: NonNegative = 0.1
     seeds: Seeds = 3
-    steps: Count = 100
+    steps: PositiveInt = 100
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the features [Q, F] float64 of candidates; F = 0 where no upload can be read.

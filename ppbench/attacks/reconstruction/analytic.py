@@ -21,7 +21,7 @@ from ppbench.attacks.label.recovery import read_labels
 from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -162,7 +162,7 @@ class AnalyticInversion(Attack):
         "Boenisch et al., When the Curious Abandon Honesty: Federated Learning Is Not Private, EuroS&P 2023"
     )
 
-    budget: Count = 2000
+    budget: PositiveInt = 2000
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer on the flattened input."""

@@ -21,7 +21,7 @@ from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, groups
-from ppbench.federation.bounds import Count, Held, NonNegative, OpenShare, Positive, Whole
+from ppbench.federation.bounds import InMemoryCount, NonNegative, NonNegativeInt, OpenShare, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -117,16 +117,16 @@ class DLG(ImageSearch):
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
 
     label: Label = "joint"
-    budget: Count = 1800
+    budget: PositiveInt = 1800
     stop: Positive = 1e-10
     absolute: bool = False
-    restarts: Whole = 2
+    restarts: NonNegativeInt = 2
     hopeless: NonNegative = 0.9
-    patience: Whole = 100
+    patience: NonNegativeInt = 100
     progress: OpenShare = 0.01
     dtype: Literal["float32", "float64"] = "float32"
-    history: Held = 150
-    slots: Held = 32
+    history: InMemoryCount = 150
+    slots: InMemoryCount = 32
 
     @property
     def settings(self) -> Settings:

@@ -28,7 +28,7 @@ from ppbench.attacks.reconstruction.features.images import (
 )
 from ppbench.attacks.reconstruction.search import starts
 from ppbench.base.tree import Params, finite, tree_map
-from ppbench.federation.bounds import Count, Held, NonNegative, Positive
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -64,10 +64,10 @@ class FeatureInversion(Attack):
             it (noise, a pruned gradient) the image from the features alone is the guess.
     """
 
-    restarts: Held = 30
-    inversion_budget: Count = 400
+    restarts: InMemoryCount = 30
+    inversion_budget: PositiveInt = 400
     inversion_tv: NonNegative = 0.003
-    joint_budget: Count = 2500
+    joint_budget: PositiveInt = 2500
     joint_tv: NonNegative = 0.03
     joint_stop: Positive = 1e-8
     consistency: NonNegative = 10.0

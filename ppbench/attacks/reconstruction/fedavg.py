@@ -21,7 +21,7 @@ from ppbench.attacks.reconstruction.search.starts import Label, Victim
 from ppbench.attacks.reconstruction.steps import by_rank
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local, Plan
@@ -164,7 +164,7 @@ class FedAvgInversion(DLG):
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 
     label: Label = "inferred"
-    budget: Count = 600
+    budget: PositiveInt = 600
     restarts: int = 1
     tv: NonNegative = 0.001
 

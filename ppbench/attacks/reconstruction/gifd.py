@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.search.problem import Problem, Space, Value
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import moved
-from ppbench.federation.bounds import Count, NonNegative, Positive, Seed, Share
+from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.records.scores import Scalar
@@ -60,14 +60,14 @@ class GIFD(IG):
 
     method: Method = "gifd"
     generator: str = ""
-    steps: Count = 4000
-    seed: Seed = 0
+    steps: PositiveInt = 4000
+    seed: RandomSeed = 0
     rho: NonNegative = 0.5
     lr: Positive = 0.01
     tv: NonNegative = 0.6
-    latent: Share = 0.05
-    last: Share = 0.7
-    pixels: Share = 0.05
+    latent: UnitInterval = 0.05
+    last: UnitInterval = 0.7
+    pixels: UnitInterval = 0.05
     map_lr: Positive = 0.2
     weight_lr: Positive = 1e-3
     signed: bool = False
@@ -192,7 +192,7 @@ class GIAS(GIFD):
     reference: ClassVar[str] = "Jeon et al., Gradient Inversion with Generative Image Prior, NeurIPS 2021"
 
     method: Method = "gias"
-    latent: Share = 0.3
+    latent: UnitInterval = 0.3
 
 
 def fitting(made: Generator, plan: Plan, path: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
-from ppbench.federation.bounds import Count, Held, NonNegative, Positive
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.plan import Plan
 
 REACH = 2
@@ -72,8 +72,8 @@ class GradInversion(Inversion):
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021"
 
-    budget: Count = 1200
-    tries: Held = 4
+    budget: PositiveInt = 1200
+    tries: InMemoryCount = 4
     lr: Positive = 0.05
     tv: NonNegative = 1.0
     fading: bool = True

@@ -14,7 +14,7 @@ from ppbench.attacks.reconstruction.search.descent import Descent, Evaluate, Sch
 from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.problem import Objective, Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Starts, Victim, batches, draw, groups
-from ppbench.federation.bounds import Held, NonNegative, Positive
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
@@ -35,11 +35,11 @@ class Inversion(ImageSearch):
         compile: whether the objective goes through torch.compile: slow to warm up, and no faster on a LeNet.
     """
 
-    tries: Held = 1
+    tries: InMemoryCount = 1
     lr: Positive = 0.1
     tv: NonNegative = 1e-4
     fading: bool = False
-    slots: Held = 32
+    slots: InMemoryCount = 32
     compile: bool = False
 
     def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:

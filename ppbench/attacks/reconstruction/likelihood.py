@@ -20,7 +20,7 @@ from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended
 from ppbench.attacks.reconstruction.masked import tried_labels
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
-from ppbench.federation.bounds import Count, NonNegative, Positive
+from ppbench.federation.bounds import NonNegative, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.plan import Noise
 from ppbench.federation.view import View
@@ -51,7 +51,7 @@ class Likelihood(Inversion):
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
-    budget: Count = 600
+    budget: PositiveInt = 600
     lr: Positive = 0.05
     tv: NonNegative = 0.1
     fading: bool = True

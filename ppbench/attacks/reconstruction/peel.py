@@ -23,7 +23,7 @@ from ppbench.attacks.reconstruction.peeling.traced import Block, Chain, chain_of
 from ppbench.attacks.reconstruction.search.starts import posed, usable
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -41,7 +41,7 @@ class Peel(Attack):
         budget: gradient evaluations a victim; half of them for the image, the rest for the layers behind.
     """
 
-    budget: Count = 2000
+    budget: PositiveInt = 2000
 
     name: ClassVar[str] = "peel"
     kind: ClassVar[Kind] = "reconstruction"

@@ -18,7 +18,7 @@ from ppbench.attacks.reconstruction.search.problem import discrepancy
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.separation import Separation, separate
 from ppbench.base.tree import Params, finite
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 
@@ -76,7 +76,7 @@ class Spear(AnalyticInversion):
         "Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024"
     )
 
-    draws: Count = 100_000
+    draws: PositiveInt = 100_000
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer, on the flattened input, and a ReLU."""

@@ -18,7 +18,7 @@ from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.attacks.reconstruction.search.starts import Starts, Victim
 from ppbench.attacks.reconstruction.spear import Spear, arranged, batch_mismatch, separated, tapped
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
 
@@ -66,7 +66,7 @@ class SpearFeatures(Spear):
     name: ClassVar[str] = "spear_features"
     standard: ClassVar[bool] = False
 
-    budget: Count = 1000
+    budget: PositiveInt = 1000
     tv: NonNegative = 1e-4
 
     def suits(self, plan: Plan) -> bool:

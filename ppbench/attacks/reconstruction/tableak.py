@@ -24,7 +24,7 @@ from ppbench.attacks.reconstruction.search.descent import Schedule, descend
 from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
-from ppbench.federation.bounds import Count, Held, NonNegative, Positive, Share
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt, UnitInterval
 from ppbench.federation.plan import Columns, Plan
 
 EXACT = 1e-10
@@ -117,12 +117,12 @@ class TabLeak(Inversion):
     reference: ClassVar[str] = "Vero et al., TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023"
 
     start: Start = "normal"
-    budget: Count = 6000
-    tries: Held = 8
+    budget: PositiveInt = 6000
+    tries: InMemoryCount = 8
     lr: Positive = 0.06
     tv: NonNegative = 0.0
-    slots: Held = 32
-    settle: Share = 0.2
+    slots: InMemoryCount = 32
+    settle: UnitInterval = 0.2
 
     def suits(self, plan: Plan) -> bool:
         """Return whether inputs are table rows of which it is public how they are encoded."""

@@ -9,7 +9,7 @@ from typing import Any
 from ppbench.base.errors import count_of
 from ppbench.base.make import made
 from ppbench.base.registry import load
-from ppbench.federation.claim import Claim, Conditions, Need, Scalar, allowed
+from ppbench.federation.claim import Claim, Conditions, Need, ParameterValue, allowed
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.frame import TRAINED, Frame, Key, network
 
@@ -129,7 +129,7 @@ def equations(pairs: Conditions) -> list[str]:
     return [f"{name}={' or '.join(map(_word, allowed(value)))}" for name, value in pairs]
 
 
-def _word(value: Scalar | None) -> str:
+def _word(value: ParameterValue | None) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

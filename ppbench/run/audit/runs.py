@@ -27,7 +27,7 @@ from ppbench.base.seals import packed, seal, unpacked, unsealed
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
 from ppbench.base.version import __version__
-from ppbench.federation.drive import choose
+from ppbench.federation.drive import chosen_backend
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
 from ppbench.records.schema import Strict
@@ -215,7 +215,7 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
 def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
     """Return the peak memory of a client's computation, None where round 1 is out of range, and the runs at once."""
     kind = "cuda" if fed.device.type == "cuda" else "cpu"
-    if choose(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
+    if chosen_backend(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
         try:
             return peak_memory(client_of(fed)), 1
         except Overflow:

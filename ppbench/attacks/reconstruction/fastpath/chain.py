@@ -28,7 +28,7 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
 )
 from ppbench.attacks.reconstruction.fastpath.traces import TRACES
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import FLOOR, POWERS, Measure
+from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
 
 
@@ -166,7 +166,7 @@ class ChainObjective:
         weights: Sequence[Params] | None,
         batch: int,
         measure: Measure = "squares",
-        floor: float = FLOOR,
+        floor: float = EXPLAINED_FLOOR,
     ) -> None:
         self.output, self.measure, self.floor = OUTPUTS[loss], measure, floor
         factor, layers = measure in ("squares", "cosine"), [step for step in steps if isinstance(step, Affine)]

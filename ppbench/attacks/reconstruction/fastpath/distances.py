@@ -17,7 +17,7 @@ from torch import Tensor
 from ppbench.attacks.reconstruction.fastpath.affine import Affine, Change, Direction, Memo, Outer
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import TINY, bounded, inverse_root
+from ppbench.federation.evidence import SMALLEST_SQUARE, inverse_root, softsign
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
 """Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
@@ -89,7 +89,7 @@ def target(
     alike = weight is None or weight[0].numel() == 1
     if factor and batch == 1 and not isinstance(layer, Convolution) and bias is not None and alike:
         left = bias[:, :, None]
-        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=TINY)[:, None, None]
+        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=SMALLEST_SQUARE)[:, None, None]
         if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
             return Target(Outer(left, right), bias, weight, bias_weight, size)
     return Target(rows, bias, weight, bias_weight, size)
@@ -212,7 +212,7 @@ def tensors(gaps: Sequence[Gap], power: float, bound: bool, floor: float) -> tup
     else:
         mean = (seen * apart**power).sum(0) / count
         total = mean ** (1 / power)
-        scales = iter(seen * total / mean.clamp(min=TINY) * apart ** (power - 1) / count)
+        scales = iter(seen * total / mean.clamp(min=SMALLEST_SQUARE) * apart ** (power - 1) / count)
     directions = []
     for gap, some in zip(gaps, parts, strict=True):
         rows, *bias = [next(scales).view(-1, *[1] * (angle.slope.dim() - 1)) * angle.slope for angle in some]
@@ -242,7 +242,7 @@ def _angle(s: Tensor, o: Tensor, weight: Tensor | None, bound: bool) -> Angle:
 def _bounded(value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the visible entries of each victim's tensor `bounded`, as rows, and the slope."""
     rows = (value if weight is None else value * (weight > 0)).flatten(1)
-    return bounded(rows, typical(rows))
+    return softsign(rows, typical(rows))
 
 
 def typical(rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -201,7 +201,7 @@ class ImageSearch(Attack):
 
     start: Start = "grey"
     label: Label = "inferred"
-    budget: Count = 300
+    budget: PositiveInt = 300
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge, a start image without usable evidence; UsageError as `check`."""
