@@ -17,8 +17,8 @@ from ppbench.federation.messages import Hello, Update
 from ppbench.federation.plan import Batch
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.findings import Finding, NotAsked, Untold, ask, ask_all
-from ppbench.testing.scene import Trial
+from ppbench.testing.findings import Finding, Inconclusive, NotAsked, ask, ask_all
+from ppbench.testing.scene import DefenseTrial
 from ppbench.testing.tradeoff import direction
 
 
@@ -212,7 +212,7 @@ def test_input_that_cannot_be_used_is_refused():
         check_defense(DP, only=("resume",))
     with pytest.raises(UsageError, match="is no defense"):
         check_defense(int)
-    misspelt = Trial(DP(), (("sgima", 0),))
+    misspelt = DefenseTrial(DP(), (("sgima", 0),))
     assert ask("off", DEFENSE_PROPERTIES["off_level_equals_none"], misspelt).outcome == "fails"
 
 
@@ -225,9 +225,9 @@ def test_findings_keep_apart_what_fails_and_what_cannot_be_told():
 
         return question
 
-    found = ask_all(0, {"a": asking(None), "b": asking(Untold("too few")), "c": asking(NotAsked("no"))}, (), {})
-    assert [f.outcome for f in found] == ["fails", "untold", "not asked"]
-    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: untold (too few)"
+    found = ask_all(0, {"a": asking(None), "b": asking(Inconclusive("too few")), "c": asking(NotAsked("no"))}, (), {})
+    assert [f.outcome for f in found] == ["fails", "inconclusive", "not asked"]
+    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: inconclusive (too few)"
 
 
 def test_a_difference_counts_only_where_seeds_agree():

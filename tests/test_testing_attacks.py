@@ -23,7 +23,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.acting import Sent
 from ppbench.federation.view import THREATS
 from ppbench.testing import check_attack
-from ppbench.testing.attacks import ATTACK_PROPERTIES, ONCE, duels
+from ppbench.testing.attacks import ATTACK_PROPERTIES, UNDEFENDED_ONLY, duels
 from ppbench.testing.records import pool
 from ppbench.testing.scene import base_plan, shards_for
 
@@ -157,7 +157,7 @@ def test_a_planted_fault_is_named(attack, name, words):
 def test_every_property_has_a_fault_that_it_finds():
     names = {name for _, name, _ in FAULTS}
     variants = {f"keeps_form_and_budget_{threat}" for threat in THREATS} | {"survives_black_images"}
-    variants |= {name for name in ONCE if name.startswith(("tosses_coins_", "knows_no_member_of_"))}
+    variants |= {name for name in UNDEFENDED_ONLY if name.startswith(("tosses_coins_", "knows_no_member_of_"))}
     variants |= {f"answers_{bad}" for bad in ("nan", "inf", "huge", "absent")}
     asked = {name for questions in ATTACK_PROPERTIES.values() for name in questions}
     assert asked - variants <= names

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.guard import told, within
+from ppbench.base.guard import error_text, within
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Context
 
@@ -39,7 +39,7 @@ def running(framework: str, who: str, *seed: int) -> Iterator[None]:
     except BaseException as cause:
         # What Flower raises to end an app is no Exception in its older versions.
         if isinstance(cause, Exception) or within(type(cause).__module__, framework):
-            raise ProtocolError(f"{who} raised {told(cause)}.") from cause
+            raise ProtocolError(f"{who} raised {error_text(cause)}.") from cause
         raise
     finally:
         log.setLevel(level)

@@ -1,4 +1,4 @@
-"""What a plugin's class must declare: read from the annotations of the contract that it subclasses."""
+"""Checks of a plugin's class against the annotations of the contract that it subclasses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MISSING = object()
 
 @cache
 def _declarations(base: type) -> dict[str, TypeAdapter[Any]]:
-    """Return what checks each class attribute that a contract annotates as ClassVar."""
+    """Return a validator for each class attribute that the contract `base` annotates as ClassVar, by name."""
     loose = ConfigDict(arbitrary_types_allowed=True)
     hints = get_type_hints(base, include_extras=True)
     kept = {name: get_args(hint)[0] for name, hint in hints.items() if get_origin(hint) is ClassVar}
@@ -26,13 +26,13 @@ def _declarations(base: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _checkable(hint: Any) -> Any:
-    return type if get_origin(hint) is type else hint  # pydantic asks metaclasses of strangers; the contract does
+    return type if get_origin(hint) is type else hint  # pydantic would call foreign metaclasses; the contract does not
 
 
 def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
-    """Yield what keeps `plugin` from being the subclass of `base` that records call `name`; the first is to be told.
+    """Yield why `plugin` is not the subclass of `base` that records call `name`; report the first.
 
-    Its name is its own: a subclass of another plugin does other things, and would be kept under the other's name.
+    The class must set `name` itself: with an inherited name its results would be recorded as another plugin's.
     """
     if not isinstance(plugin, type):
         yield f"is no class; its entry point must name a subclass of ppbench's {base.__name__}, as module:Class"
@@ -59,7 +59,7 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
 
 
 def field_faults(plugin: type) -> Iterator[str]:
-    """Yield what keeps a class from being a frozen dataclass whose fields are its parameters."""
+    """Yield why a class is no frozen dataclass whose fields are its parameters."""
     if not plugin.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # of a dataclass's subclass
         yield "is no frozen dataclass; decorate it with @dataclass(frozen=True)"
     fields = {field.name for field in dataclasses.fields(plugin)}
@@ -77,14 +77,14 @@ SCALARS = "records hold str, int, float (finite), bool or None"
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether records can hold a parameter's value."""
+    """Return whether records can store this value of a parameter."""
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int)
 
 
 def word_faults(plugin: Any, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield which of the class attributes `names`, texts or tuples of texts, are empty, twice there or unprintable."""
+    """Yield faults of the class attributes `names`, texts or tuples of texts: empty, repeated or unprintable."""
     for name in names:
         value = getattr(plugin, name)
         words = [value][: len(value)] if isinstance(value, str) else list(value)
@@ -96,7 +96,7 @@ def word_faults(plugin: Any, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def call_faults(plugin: Any, *arguments: Any, **named: Any) -> Iterator[str]:
-    """Yield why a function plugin cannot be called with such arguments."""
+    """Yield why a function plugin cannot be called with these arguments."""
     if not callable(plugin):
         yield f"is a {type(plugin).__name__}, which cannot be called; its entry point must name a function"
         return

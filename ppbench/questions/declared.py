@@ -1,4 +1,4 @@
-"""What a question must declare: asked of every question before it is used."""
+"""Checks of every question's declarations before it is used."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ppbench.records.scores import Score, word_of
 
 
 def faults(plugin: Any, name: str) -> Iterator[str]:
-    """Yield what keeps a class from being the question called `name`: the first fault makes others meaningless."""
+    """Yield why a class is not the question `name`; after the first fault others may be meaningless."""
     yield from class_faults(plugin, Question, name)
     yield from word_faults(plugin, ("title", "source"))
     if not (isinstance(plugin.score, type) and issubclass(plugin.score, Score)):
         yield f"declares score = {plugin.score!r}; it must be a subclass of ppbench's Score"
     yield from _word_faults(plugin, name)
     for what in ("follows", "board"):
-        if (asked := getattr(plugin, what)) and asked not in plugins("questions"):
-            yield f"declares {what} = {asked!r}, which is no question that is installed"
+        if (other := getattr(plugin, what)) and other not in plugins("questions"):
+            yield f"declares {what} = {other!r}, which is no question that is installed"
     if not plugin.figures and plugin.headline is Question.headline:
         yield "declares no figures; name its metrics with their titles, the headline first"
     if plugin.metrics is Question.metrics:
@@ -31,7 +31,7 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
 
 
 def _word_faults(plugin: type[Question], name: str) -> Iterator[str]:
-    """Yield why records could not tell its scores by their word."""
+    """Yield why records could not identify its scores by their `kind`."""
     word = plugin.score.model_fields["kind"].default
     if not isinstance(word, str) or not word:
         yield "has scores without a word; set kind: Literal['word'] = 'word' in their class"

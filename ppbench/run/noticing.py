@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from ppbench.adversary.replay import replayed
+from ppbench.adversary.replay import replayed_evidence
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, moved, tree_map
 from ppbench.federation.contract import Defense
@@ -58,7 +58,7 @@ def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data])
     """Return the median relative distance of clients' updates from undefended ones, None where none can be read."""
     view, found = transcript.view("server/1"), []
     steps = {exchange.slot: exchange.step for exchange in reversed([*view.exchanges()])}
-    for evidence in replayed(view):
+    for evidence in replayed_evidence(view):
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:
             continue
         (slot,), scale = evidence.unit, as_gradient(transcript.plan, fed.round + 1)

@@ -1,4 +1,4 @@
-"""Images as files in one folder a class, and the classes in one folder a domain where they come from several."""
+"""Image files in one folder per class, and for several domains the class folders in one folder per domain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, count_of, listed, shown
 from ppbench.task.dataset import Dataset, existing
-from ppbench.task.images import decode, image_dataset, join, stack
+from ppbench.task.images import decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out
 
 Part = tuple[Tensor, Tensor]  # x uint8 [N, C, H, W], y int64 [N]
@@ -47,7 +47,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     parts = [part for own in layout for part in own]
     classes = _class_names(parts)
     x, y = zip(*(_read(part, classes) for part in parts), strict=True)
-    images = iter(zip(join(x, [str(part) for part in parts]), y, strict=True))
+    images = iter(zip(join_images(x, [str(part) for part in parts]), y, strict=True))
     halves = [_halves([next(images) for _ in own], seed) for own in layout]
     train, domain = _joined([train for train, _ in halves])
     test, test_domain = _joined([test for _, test in halves])
@@ -65,7 +65,7 @@ def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None
 
 
 def _passed_over(sources: Sequence[Path], layout: Sequence[Sequence[Path]]) -> str:
-    """Return a remark on what is no image by its suffix, and on folders beside train and test, "" where nothing is."""
+    """Return a remark on files without an image suffix and on folders beside train and test, "" if there are none."""
     homes = [home for parts in layout for part in parts for home in _folders(part)]
     inner = [path for home in homes for path in home.iterdir() if path.suffix.lower() not in SUFFIXES]
     odd = [path for path in inner if path.is_file() and not _junk(path)]
@@ -82,7 +82,7 @@ def _passed_over(sources: Sequence[Path], layout: Sequence[Sequence[Path]]) -> s
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Return [train, test] of `folder`, or `folder` itself if it has neither; raises UsageError if it has one."""
+    """Return [train, test] of `folder`, or [folder] if it has neither; UsageError: it has only one."""
     parts = [folder / "train", folder / "test"]
     there = [part for part in parts if part.is_dir()]
     if len(there) == 1:
@@ -107,13 +107,13 @@ def _joined(sources: list[Part]) -> tuple[Part, Tensor]:
     return whole, torch.arange(len(sources)).repeat_interleave(count)
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the image files in `folder`, by `SUFFIXES`, in the order of their names; hidden ones are left out."""
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files in `folder`, by `SUFFIXES`, sorted by name, without hidden files."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not _junk(path))
 
 
 def _junk(path: Path) -> bool:
-    """Return whether a path is what systems and archivers leave behind."""
+    """Return whether a path is hidden, or left behind by an operating system or archiver."""
     return path.name.startswith(".") or path.name.lower() in _LEFT_BEHIND
 
 
@@ -129,7 +129,7 @@ def _class_names(parents: list[Path]) -> list[str]:
     for parent in parents:
         if not _folders(parent):
             raise UsageError(f"The folder {parent} has no class folders; it must hold one folder of images a class.")
-        if loose := files(parent):
+        if loose := image_files(parent):
             raise UsageError(f"The image {loose[0]} lies beside class folders; put it into that of its class.")
     return sorted({path.name for parent in parents for path in _folders(parent)})
 
@@ -138,7 +138,7 @@ def _read(parent: Path, classes: list[str]) -> Part:
     paths: list[Path] = []
     labels: list[int] = []
     for folder in _folders(parent):
-        images, inner = files(folder), [path for path in _folders(folder) if files(path)]
+        images, inner = image_files(folder), [path for path in _folders(folder) if image_files(path)]
         if inner:
             right = (
                 "move them up"
@@ -150,5 +150,5 @@ def _read(parent: Path, classes: list[str]) -> Part:
             raise UsageError(f"The class folder {folder} has no image ({', '.join(SUFFIXES)}); fill or remove it.")
         paths += images
         labels += [classes.index(folder.name)] * len(images)
-    arrays = [decode(path, str(path)) for path in paths]
-    return stack(arrays, [str(path) for path in paths]), torch.tensor(labels)
+    arrays = [decode_image(path, str(path)) for path in paths]
+    return stack_images(arrays, [str(path) for path in paths]), torch.tensor(labels)

@@ -1,4 +1,4 @@
-"""Synthetic images with masks: discs, rectangles and triangles on a textured ground."""
+"""Synthetic images with masks: discs, rectangles and triangles on a textured background."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ppbench.task.segmentation import masked_dataset
 
 COUNT, SIDE = 240, 32
 GRAIN = 8
-"""Pixels between the knots of the ground's texture."""
-CONTRAST = (0.25, 0.5)
+"""Pixels between the knots of the background's texture."""
+OBJECT_CONTRAST = (0.25, 0.5)
 """Least and largest difference of an object's brightness from the middle of the range, in units of the range."""
 NOISE = 0.06
 """Standard deviation of the noise on every pixel and channel, in units of the range."""
@@ -47,7 +47,7 @@ def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
     for _ in range(generator.integers(1, 4)):
         inside = _object(generator)
         side = generator.choice((-1.0, 1.0))
-        color = 0.5 + side * generator.uniform(*CONTRAST, size=3)
+        color = 0.5 + side * generator.uniform(*OBJECT_CONTRAST, size=3)
         image[:, inside] = color[:, None]
         mask |= inside
     image += generator.normal(0.0, NOISE, image.shape)
@@ -64,7 +64,7 @@ def _texture(generator: np.random.Generator) -> Floats:
 
 
 def _object(generator: np.random.Generator) -> Bools:
-    """Return the pixels [SIDE, SIDE] of a disc, a rectangle or a triangle that lies within the image."""
+    """Return the pixels [SIDE, SIDE] of a disc, a rectangle or a triangle within the image."""
     down, right = np.mgrid[:SIDE, :SIDE].astype(np.float64)
     radius = generator.uniform(4, 9)
     center = generator.uniform(radius, SIDE - 1 - radius, size=2)
