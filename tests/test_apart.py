@@ -296,10 +296,10 @@ LIES = {
     "nothing": (lambda work: 3, r"without an answer \(with exit code 3\)"),
     "killed": (lambda work: -9, r"without an answer \(killed by SIGKILL\)"),
     "late": (lambda work: confine.EXPIRED, "gave no answer in"),
-    "no list": (told({"x": torch.zeros(1)}), "something else than a list of guesses"),
-    "no guesses": (told([1, 2]), "something else than a list of guesses"),
-    "few fields": (told([[None, None]]), "fields are not"),
-    "a word for images": (told([["x", *[None] * (FIELDS - 1)]]), "fields are not"),
+    "no list": (told({"x": torch.zeros(1)}), "something other than a list of guesses"),
+    "no guesses": (told([1, 2]), "something other than a list of guesses"),
+    "few fields": (told([[None, None]]), "other fields than"),
+    "a word for images": (told([["x", *[None] * (FIELDS - 1)]]), "other fields than"),
 }
 
 

@@ -178,7 +178,7 @@ def package(source, **changes):
     ("old", "new", "right"),
     [
         ('    name: ClassVar[str] = "bad_0"', "    pass", "has no name of its own"),
-        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; give both the same"),
+        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; make them equal"),
         ('"bad_0"', '"bad_0"\n    roles: ClassVar = ()', "roles = (); it must name something"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_sound_plugin_is_admitted_and_a_control_of_a_stranger_is_not(tmp_path)
         assert registry.load("defenses", "bad_0").name == "bad_0" and blame.stranger("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
     stranger = registry.Plugin("defenses", "none", entry.value, "x", entry)
-    assert next(registry._faults(stranger, object)).startswith("has a name that means something else")
+    assert next(registry._faults(stranger, object)).startswith("has a name with another meaning")
 
 
 def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainings(tmp_path):

@@ -100,7 +100,7 @@ def test_a_limit_that_breaks_fails_the_test_before_its_body(tried, tmp_path):
         ("only={'kind': ['membership']}, max_asr=0.9", "pass", "failed",  # one round: nobody's members are found
          "*harness fault, no fault of 'dp': *is NOT shown to find members*"),
         ("only={'kind': ['reconstruction', 'label']}, max_asr=0.9", "pass", "failed",
-         "*max_asr=0.9 was asked, but no finished cell has such a figure*"),
+         "*max_asr=0.9 was requested, but no finished cell has such a figure*"),
         ("at=10", "ppbench.compare()", "skipped", "*no baseline to compare with; give --ppbench-baseline DIR*"),
     ],
 )  # fmt: skip

@@ -61,7 +61,7 @@ DAMAGES = {
     "another accuracy": ("trained.json", changed, "digest differs"),
     "another training's": ("server.safetensors", strange, "digest differs"),
     "a lost client": ("client0.safetensors", lambda path: path.unlink(), "cannot be read"),
-    "of before": ("trained.json", older, "before there were digests"),
+    "of before": ("trained.json", older, "older than digests"),
     "no object": ("trained.json", lambda path: path.write_text("[" * 100_000), "damaged"),
 }
 

@@ -93,7 +93,7 @@ class IsolatedAttack(Attack):
         answer = self._call("crafted", write, device=str(where), **_named(before.plan, before.defense))
         sent = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
         if not _is_params(sent[0]) or not (sent[1] is None or _is_params(sent[1])):
-            raise PluginError(f"{plugins('attacks')[self.name].words} sends something else than weights by name.")
+            raise PluginError(f"{plugins('attacks')[self.name].words} sends something other than weights by name.")
         return Sent(*tree.moved(sent, where))
 
     def evidence(self, view: View) -> list[Evidence]:
@@ -112,7 +112,7 @@ class IsolatedAttack(Attack):
         reads = bool(load("questions", self.kind).reads)
         answer = self._call("run", write, device=device, evidence=reads, **_named(view.plan, view.defense))
         if not isinstance(answer, list) or not all(isinstance(one, list) for one in answer):
-            raise PluginError(f"{plugins('attacks')[self.name].words} answers something else than a list of guesses.")
+            raise PluginError(f"{plugins('attacks')[self.name].words} answers something other than a list of guesses.")
         return [self._guess(one) for one in answer]
 
     def _guess(self, fields: list[Any]) -> Guess:
@@ -120,15 +120,15 @@ class IsolatedAttack(Attack):
         values = dict(zip(names, fields, strict=False))
         if len(fields) != len(names) or not all(_GUESS.get(name, _is_tensor)(part) for name, part in values.items()):
             raise PluginError(
-                f"{plugins('attacks')[self.name].words} answers a guess whose fields are not as `Guess`'s."
+                f"{plugins('attacks')[self.name].words} answers a guess with other fields than `Guess`."
             )
         return Guess(**{**values, "path": tuple(map(tuple, values["path"])), "others": tuple(values["others"])})
 
-    def _call(self, hook: Hook, write: Callable[[Path], object], **more: Any) -> Any:
+    def _call(self, hook: Hook, write: Callable[[Path], object], **options: Any) -> Any:
         ask = HookCall(hook=hook, attack=self.name, parameters=dataclasses.asdict(self),
-                  device=more.pop("device", "cpu"), evidence=more.pop("evidence", False),
+                  device=options.pop("device", "cpu"), evidence=options.pop("evidence", False),
                   threads=torch.get_num_threads(), tf32=tf32_allowed())  # fmt: skip
-        reply, answer = isolated_answer(ask, write, _files({**self.user_parameters, **more}))
+        reply, answer = isolated_answer(ask, write, _files({**self.user_parameters, **options}))
         if reply.unread:
             raise NothingRead
         return answer
@@ -171,8 +171,8 @@ _GUESS: Mapping[str, Callable[[object], bool]] = {
 
 def _named(plan: Plan, defense: Mechanism) -> dict[str, Scalar]:
     """Return the network's options and the defense's parameters, which may name files that the attack needs."""
-    own = {f"defense.{name}": value for name, value in dataclasses.asdict(defense).items()}
-    return {**{f"model.{name}": value for name, value in dict(plan.spec.options).items()}, **own}
+    of_defense = {f"defense.{name}": value for name, value in dataclasses.asdict(defense).items()}
+    return {**{f"model.{name}": value for name, value in dict(plan.spec.options).items()}, **of_defense}
 
 
 def _files(values: Mapping[str, Scalar]) -> list[Path]:
@@ -190,17 +190,19 @@ def isolated_attack(name: str, user_parameters: tuple[tuple[str, Scalar], ...] =
     """
     reply = remembered(HookCall(hook="describe", attack=name, parameters=dict(user_parameters)))
     if reply.facts is None:
-        raise PluginError(f"{plugins('attacks')[name].words} does not say what it is.")
+        raise PluginError(f"{plugins('attacks')[name].words} does not declare itself.")
     return _standing(name, reply.facts.setting, reply.facts, dict(user_parameters))
 
 
 def _standing(
     name: str, setting: AttackSetting, facts: AttackFacts, user_parameters: Mapping[str, Scalar]
 ) -> IsolatedAttack:
-    odd = [key for key in setting.values if not key.isidentifier() or iskeyword(key) or hasattr(IsolatedAttack, key)]
-    if odd:
+    reserved = [
+        key for key in setting.values if not key.isidentifier() or iskeyword(key) or hasattr(IsolatedAttack, key)
+    ]
+    if reserved:
         raise PluginError(
-            f"{plugins('attacks')[name].words} has the parameter {shown(odd[0])}; call it something else."
+            f"{plugins('attacks')[name].words} has the parameter {shown(reserved[0])}; call it something else."
         )
     declared = {key: getattr(facts, key) for key in get_annotations(Attack) if key in AttackFacts.model_fields}
     space = {
@@ -210,8 +212,10 @@ def _standing(
         "user_parameters": user_parameters,
     }
     fields = [(key, Any, dataclasses.field(default=value)) for key, value in setting.values.items()]
-    made = dataclasses.make_dataclass("Standing", fields, bases=(IsolatedAttack,), namespace=space, frozen=True)
-    stand_in: IsolatedAttack = made()
+    stand_in_class = dataclasses.make_dataclass(
+        "Standing", fields, bases=(IsolatedAttack,), namespace=space, frozen=True
+    )
+    stand_in: IsolatedAttack = stand_in_class()
     return stand_in
 
 

@@ -62,7 +62,7 @@ def isolated_answer(ask: HookCall, write: Callable[[Path], object], files: Seque
     write: writes the input into a folder; files: what else the process may read. Raises UsageError: the attack refuses
     the input; PluginError: it ended without an answer, took too long, or its answer is malformed.
     """
-    words, seconds = plugins("attacks")[ask.attack].words, LONG if ask.hook in ("run", "crafted") else SHORT
+    title, seconds = plugins("attacks")[ask.attack].words, LONG if ask.hook in ("run", "crafted") else SHORT
     with contextlib.closing(_box(tuple(files), ask.device)) as box:
         write(box.home)
         (box.home / "ask.json").write_text(ask.model_dump_json())
@@ -71,12 +71,12 @@ def isolated_answer(ask: HookCall, write: Callable[[Path], object], files: Seque
                 _spares.append(_Box(box.files, box.device))
         ended = box.process.ask(seconds)
         if ended == EXPIRED:
-            raise PluginError(f"{words} gave no answer in {seconds:,.0f} s, isolated.")
-        reply = _reply(box.work / "answer.json", words, ended)
+            raise PluginError(f"{title} gave no answer in {seconds:,.0f} s, isolated.")
+        reply = _reply(box.work / "answer.json", title, ended)
         if reply.refused:
             raise (PluginError if reply.plugin else UsageError)(reply.refused)
         tensors = box.work / "answer.safetensors"
-        return reply, _tree(tensors, words) if kind_of(tensors, follow=False) is not None else None
+        return reply, _tree(tensors, title) if kind_of(tensors, follow=False) is not None else None
 
 
 class _Box:
@@ -122,26 +122,26 @@ def end_spares() -> None:
 Finalize(None, end_spares, exitpriority=10)
 
 
-def _reply(path: Path, words: str, ended: int) -> Reply:
+def _reply(path: Path, title: str, ended: int) -> Reply:
     try:
         return Reply.model_validate_json(_taken(path, 4 << 20))
     except FileNotFoundError:
         how = f"killed by {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
-        raise PluginError(f"{words} ended its process without an answer ({how}), isolated.") from None
+        raise PluginError(f"{title} ended its process without an answer ({how}), isolated.") from None
     except (OSError, ValueError, RecursionError) as cause:
-        raise PluginError(f"{words} answers what cannot be read, isolated ({because(cause)}).") from cause
+        raise PluginError(f"{title} answers what cannot be read, isolated ({because(cause)}).") from cause
 
 
-def _tree(path: Path, words: str) -> Any:
+def _tree(path: Path, title: str) -> Any:
     try:
         return tree.unpacked(_taken(path, LARGEST_ANSWER))
     except (OSError, UsageError) as cause:
-        raise PluginError(f"{words} answers tensors that cannot be read, isolated ({because(cause)}).") from cause
+        raise PluginError(f"{title} answers tensors that cannot be read, isolated ({because(cause)}).") from cause
 
 
-def _taken(path: Path, most: int) -> bytes:
+def _taken(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file of `most` bytes or fewer; OSError for anything else."""
     size = path.lstat().st_size
-    if size > most:
+    if size > limit:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes", str(path))
     return read_regular(path)

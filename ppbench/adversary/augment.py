@@ -20,7 +20,7 @@ def augmentations(x: Tensor, count: int) -> Tensor:
     repeated. Other records are not augmented: A = 1. Raises UsageError for a count below 1.
     """
     if count < 1:
-        raise UsageError(f"{count} augmentations were asked for; expected 1 (the record itself) or more.")
+        raise UsageError(f"{count} augmentations were requested; expected 1 (the record itself) or more.")
     if x.dim() != 4:
         return x[None].clone()
     copies = []

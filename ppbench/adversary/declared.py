@@ -25,9 +25,9 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
         yield f"answers the question {plugin.kind!r}, which is not installed; known are {known}"
     if plugin.targets is not None and not plugin.targets:
         yield "declares targets without any; name the defenses it is built for, or set None for all"
-    for what, known_words in (("threats", tuple(THREATS)), ("probes", PROBE_KINDS)):
-        if strange := [word for word in getattr(plugin, what) if word not in known_words]:
-            yield f"declares {what} with {shown(strange[0], 60)}; known are {', '.join(known_words)}"
+    for attribute, known_words in (("threats", tuple(THREATS)), ("probes", PROBE_KINDS)):
+        if unknown_words := [word for word in getattr(plugin, attribute) if word not in known_words]:
+            yield f"declares {attribute} with {shown(unknown_words[0], 60)}; known are {', '.join(known_words)}"
     yield from acting_faults(plugin)
 
 
@@ -48,17 +48,17 @@ def attack_answer_faults(attack: Attack, plan: Plan, defenses: Iterable[str]) ->
 
 def static_answer_faults(attack: Attack, defenses: Iterable[str]) -> Iterator[str]:
     """Yield which answers that do not depend on a plan break the contract."""
-    for what, answer in (
+    for call, answer in (
         ("needs_public", attack.needs_public),
         *((f"knows({name!r})", attack.knows(name)) for name in defenses),
     ):
         if not isinstance(answer, bool):
-            yield f"answers {shown(answer, 60)} to {what}; it must be True or False"
+            yield f"answers {shown(answer, 60)} to {call}; it must be True or False"
     parameters = attack.parameters()
     if not isinstance(parameters, Mapping) or not all(
         isinstance(n, str) and is_scalar(v) for n, v in parameters.items()
     ):
-        yield f"answers {shown(parameters, 60)} to parameters(); names and values are asked for, and {SCALARS}"
+        yield f"answers {shown(parameters, 60)} to parameters(); it must be a mapping from names to values; {SCALARS}"
     variants = attack.variants()
     if not isinstance(variants, Sequence) or not variants or any(type(one) is not type(attack) for one in variants):
         yield f"answers {shown(variants, 60)} to variants(); it must be one or more {type(attack).__name__}"

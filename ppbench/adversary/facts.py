@@ -58,8 +58,8 @@ class AttackFacts(Strict):
     @field_validator("threats")
     @classmethod
     def _known(cls, threats: tuple[str, ...]) -> tuple[str, ...]:
-        if strange := [threat for threat in threats if threat not in THREATS]:
-            raise ValueError(f"no threat model is called {strange[0][:40]!r}")
+        if unknown_threats := [threat for threat in threats if threat not in THREATS]:
+            raise ValueError(f"no threat model is called {unknown_threats[0][:40]!r}")
         return threats
 
 

@@ -43,8 +43,8 @@ def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
 
 def _rows(value: Tensor, width: int) -> Iterator[bytes]:
     """Return the float32 bytes of each `width` consecutive values."""
-    whole = value.detach().cpu().float().contiguous().numpy().tobytes()
-    return (whole[start : start + 4 * width] for start in range(0, len(whole), 4 * width))
+    data = value.detach().cpu().float().contiguous().numpy().tobytes()
+    return (data[start : start + 4 * width] for start in range(0, len(data), 4 * width))
 
 
 def _walk(root: object) -> Iterator[tuple[str, object]]:

@@ -103,12 +103,12 @@ class ObservedRound:
                 return {name: server.params[name].double() - end for name, end in ends.items()}
             except Exception as cause:  # a third-party server may refuse in any way
                 raise RuntimeError(f"{type(cause).__name__}: {cause}") from cause
-            known = {client: by_step.get((step, client)) for client in request.out}
-            if not all(e is None or _same(request.out[client], e.asked) for client, e in known.items()):
+            by_client = {client: by_step.get((step, client)) for client in request.out}
+            if not all(e is None or _same(request.out[client], e.asked) for client, e in by_client.items()):
                 return None
             answers = {
                 client: e.answer if client in kept else tree_map(torch.zeros_like, e.answer)
-                for client, e in known.items()
+                for client, e in by_client.items()
                 if e is not None
             }
         return None
@@ -162,10 +162,10 @@ def _rounds(view: View) -> Iterator[ObservedRound]:
 def _turns(view: View, begun: Begun, exchanges: Sequence[Exchange]) -> Iterator[ObservedRound]:
     """Yield each client's turn as a round that begins with the server's state at that time."""
     for client in sorted({exchange.slot.client for exchange in exchanges}):
-        own = [exchange for exchange in exchanges if exchange.slot.client == client]
-        first, state = own[0].step, view.state_at(own[0], SERVER)
+        turn = [exchange for exchange in exchanges if exchange.slot.client == client]
+        first, state = turn[0].step, view.state_at(turn[0], SERVER)
         if isinstance(state, Server):
-            yield ObservedRound(view, replace(begun, server=state), [replace(e, step=e.step - first) for e in own])
+            yield ObservedRound(view, replace(begun, server=state), [replace(e, step=e.step - first) for e in turn])
 
 
 def _readings(observed: ObservedRound, total: Params | None, shares: Sequence[float]) -> list[list[Reading]]:
@@ -194,13 +194,13 @@ def _add_up(parts: Sequence[Params | None], shares: Sequence[float], total: Para
     return _alike(total, mean)
 
 
-def _alike(one: Params, other: Params | None) -> bool:
+def _alike(change: Params, other_change: Params | None) -> bool:
     """Return whether two changes of the weights are equal, up to rounding."""
-    return other is not None and _size(_minus(one, other)) <= SAME_UPDATE * _size(one)
+    return other_change is not None and _size(_minus(change, other_change)) <= SAME_UPDATE * _size(change)
 
 
-def _minus(one: Params, other: Params) -> Params:
-    return {name: value - other[name] for name, value in one.items()}
+def _minus(update: Params, subtrahend: Params) -> Params:
+    return {name: value - subtrahend[name] for name, value in update.items()}
 
 
 def _fresh(server: Server, dtype: torch.dtype | None) -> Server:

@@ -124,14 +124,14 @@ def choose_victims(
         raise UsageError(f"{count:,} victims cannot be drawn from {available:,} examples; use fewer --victims.")
     slots, units = probed_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
     data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
-    mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
-    return Victims(data, units, tuple((s.probe, data[s]) for s in mine), batch)
+    own_slots = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
+    return Victims(data, units, tuple((s.probe, data[s]) for s in own_slots), batch)
 
 
-def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
+def _batch(shard: Data, slot: Slot, number: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
     """Return the examples of a slot: the batch number `place` of its client."""
     draws = ("victims", batch, slot.client) if skip is None else ("victims apart", slot.client)
-    order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + place * batch
+    order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + number * batch
     pick = order[start : start + batch].to(shard.x.device)
     if len(pick) < batch:
         raise UsageError(
@@ -172,7 +172,7 @@ def choose_candidates(
     """Draw up to `count` members (data of all clients but the adversary) and as many test records; balanced halves."""
     others = [c for c in sorted(shards) if c != adversary]
     if not others:
-        raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")
+        raise UsageError("Membership needs the records of other clients; use at least 2 clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()
     y = torch.cat([shards[c].y for c in others]).cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2

@@ -45,8 +45,8 @@ class Bars:
     def expect(self, phase: str, steps: int) -> None:
         """Show a bar of `steps`, or add `steps` to the bar of this phase."""
         if phase in self._tasks:
-            before = self._bars.tasks[self._tasks[phase]].total or 0
-            self._bars.update(self._tasks[phase], total=before + steps)
+            total = self._bars.tasks[self._tasks[phase]].total or 0
+            self._bars.update(self._tasks[phase], total=total + steps)
         elif steps:
             unit = "rounds" if phase == "training" else "cells"
             self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
@@ -60,8 +60,8 @@ class Bars:
         """Count a finished cell; the bar shows how many are not complete, and `about`, the last cell."""
         self._ended[status] += 1
         counts = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
-        words = ", ".join(word for word in (*counts, about) if word)
-        self._bars.update(self._tasks["attacking"], unit=f"cells ({words})" if words else "cells")
+        details = ", ".join(word for word in (*counts, about) if word)
+        self._bars.update(self._tasks["attacking"], unit=f"cells ({details})" if details else "cells")
 
     def ready(self, records: Sequence[object]) -> None:
         """Take the records of the first answer. Nothing is shown here; callers that can read records use `say`."""

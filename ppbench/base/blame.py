@@ -25,14 +25,14 @@ def guard(group: PluginGroup | None = None, name: str = "") -> Iterator[None]:
         if culprit is None:
             raise
         where = place(error, culprit.root)
-        at = f" ({where})" if where else " in ppbench's own code, on what it gave"
+        at = f" ({where})" if where else " in ppbench's own code, on its result"
         raise PluginError(f"{culprit.words} raised {error_text(error)}{at}.") from error
 
 
 def _culprit(error: BaseException, group: PluginGroup | None, name: str) -> Plugin | None:
     # A ProtocolError is the fault of the third-party plugin, if there is one; an Overflow means that training diverged.
-    own = type(error).__module__.partition(".")[0] == PACKAGE and type(error) is not ProtocolError
-    if own or isinstance(error, KeyboardInterrupt | GeneratorExit):
+    ours = type(error).__module__.partition(".")[0] == PACKAGE and type(error) is not ProtocolError
+    if ours or isinstance(error, KeyboardInterrupt | GeneratorExit):
         return None
     stack = frames(error)
     if not isinstance(error, Exception) and (not stack or within(module_of(stack[0]), PACKAGE)):

@@ -60,8 +60,8 @@ class Confinement:
     @property
     def words(self) -> str:
         """The confinement in words: "in a process of its own, kept from your files, the network and ..."."""
-        named = {"your files": self.files, "the network": self.network, "other processes": self.processes}
-        kept, exposed = ([name for name, confined in named.items() if confined is side] for side in (True, False))
+        access = {"your files": self.files, "the network": self.network, "other processes": self.processes}
+        kept, exposed = ([name for name, confined in access.items() if confined is side] for side in (True, False))
         words = "in a process of its own"
         if kept:
             words += f", kept from {_and(kept)}"
@@ -87,8 +87,8 @@ def _tried(walls: bool) -> Confinement | None:
         canary, work = home / "canary", home / "work"
         canary.write_text("truth")
         work.mkdir()
-        words = [str(canary), str(listener.getsockname()[1]), str(os.getpid()), str(work)]
-        command = [sys.executable, "-I", "-S", "-c", _PROBE, *words]
+        arguments = [str(canary), str(listener.getsockname()[1]), str(os.getpid()), str(work)]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *arguments]
         _ended(_started([*(_wall((), work, "cpu") if walls else ()), *command], work), 30)
         try:
             return Confinement(**json.loads(read_regular(work / "found.json")))
@@ -102,16 +102,18 @@ class WaitingProcess:
     It ends with the thread that started it.
     """
 
-    def __init__(self, target: str, words: Sequence[str], read: Sequence[Path], work: Path, device: str) -> None:
-        """Start a process for `target` ("module:function") with the arguments `words`.
+    def __init__(
+        self, target: str, arguments: Sequence[str], readable: Sequence[Path], work: Path, device: str
+    ) -> None:
+        """Start a process for `target` ("module:function") with `arguments`.
 
-        read: files and folders that it may read besides Python and packages; work: its working folder, empty at the
+        readable: files and folders that it may read besides Python and packages; work: its working folder, empty at the
         start, the only one that it may write. device: as torch names it; unless it is "cpu", accelerators are visible.
         """
         module, _, function = target.partition(":")
         script = f"import sys; from {module} import {function}; sys.stdin.readline() and {function}(*sys.argv[1:])"
-        walls = _wall(read, work, device) if walled() else []
-        self._process = _started([*walls, sys.executable, "-c", script, *words], work)
+        walls = _wall(readable, work, device) if walled() else []
+        self._process = _started([*walls, sys.executable, "-c", script, *arguments], work)
 
     def ask(self, seconds: float) -> int:
         """Start the call and return the exit code of the process, `EXPIRED` if it was killed after `seconds`."""
@@ -138,11 +140,13 @@ def _tried_walls() -> bool:
 
 
 def _started(command: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
-    here = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    here |= {"HOME": str(work), "TMPDIR": str(work), "USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}
-    here["PYTHONPATH"] = os.pathsep.join(str(path) for path in _paths())
-    ask, none = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=work, env=here, stdin=ask, stdout=none, stderr=none, start_new_session=True)
+    environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    environment |= {"HOME": str(work), "TMPDIR": str(work), "USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in _paths())
+    pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(
+        command, cwd=work, env=environment, stdin=pipe, stdout=devnull, stderr=devnull, start_new_session=True
+    )
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> int:
@@ -164,16 +168,16 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wall(read: Sequence[Path], work: Path, device: str) -> list[str]:
-    """Return the bubblewrap arguments that leave a command only Python, packages, `read` and `work`."""
-    words = [_bwrap() or "", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for path in (*map(Path, _SYSTEM), *_python(), *read):
-        words += ["--ro-bind-try", str(path), str(path)]
+def _wall(readable: Sequence[Path], work: Path, device: str) -> list[str]:
+    """Return the bubblewrap arguments that leave a command only Python, packages, `readable` and `work`."""
+    arguments = [_bwrap() or "", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in (*map(Path, _SYSTEM), *_python(), *readable):
+        arguments += ["--ro-bind-try", str(path), str(path)]
     if device != "cpu":
         for device_path in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri")):
-            words += ["--dev-bind-try", str(device_path), str(device_path)]
-    return [*words, "--bind", str(work), str(work), "--chdir", str(work), "--"]
+            arguments += ["--dev-bind-try", str(device_path), str(device_path)]
+    return [*arguments, "--bind", str(work), str(work), "--chdir", str(work), "--"]
 
 
 def _paths() -> list[Path]:
@@ -190,8 +194,8 @@ def _python() -> tuple[Path, ...]:
     homes = {Path(text) for text in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     paths = dict.fromkeys([*sorted(homes), Path(sys.executable).resolve().parent])
     for path in _paths():
-        whole = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
-        paths |= dict.fromkeys([path] if whole or path.is_file() else _modules(path))
+        visible = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
+        paths |= dict.fromkeys([path] if visible or path.is_file() else _modules(path))
     roots = {PACKAGE, *(plugin.root for plugin in all_known())}
     for spec in map(_spec, sorted(roots - {""})):
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]

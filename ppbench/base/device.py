@@ -19,13 +19,13 @@ from ppbench.base.machine import memory
 
 def check_device(word: str) -> None:
     """Raise UsageError if torch cannot compute on the device `word` here."""
-    right = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
+    advice = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
     if word == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"Device 'cuda' was asked for, but torch finds no GPU; use {right}.")
+        raise UsageError(f"Device 'cuda' was asked for, but torch finds no GPU; use {advice}.")
     try:
         torch.ones(1, device=word).item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as cause:  # torch raises any of them
-        raise UsageError(f"Device {shown(word)} cannot be used ({because(cause)}); use {right}.") from cause
+        raise UsageError(f"Device {shown(word)} cannot be used ({because(cause)}); use {advice}.") from cause
 
 
 def device_name(word: str | torch.device) -> str:

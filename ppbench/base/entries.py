@@ -67,8 +67,8 @@ def _check_version(installed: str) -> None:
         versions = (
             f"{DISTRIBUTION} is installed as version {one_line(installed, 40)}, and the code in {HOME} is {__version__}"
         )
-        right = "install it again, or uninstall the other one"
-        warnings.warn(f"{versions}: the plugins are those of the installed one; {right}.", stacklevel=4)
+        advice = "install it again, or uninstall the other one"
+        warnings.warn(f"{versions}: the plugins are those of the installed one; {advice}.", stacklevel=4)
 
 
 def _raw(group: str) -> Iterable[metadata.EntryPoint]:

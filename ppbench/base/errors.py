@@ -39,8 +39,8 @@ def shown(value: object, most: int = SHOWN_CHARACTERS) -> str:
     Only the ends of a long text are read, and of a long list only its length, so that inputs of any size cost little.
     """
     if isinstance(value, str):
-        whole = value if len(value) <= 4 * most else value[: 2 * most] + value[-2 * most :]
-        text = repr(whole)  # escapes control characters and surrogates
+        excerpt = value if len(value) <= 4 * most else value[: 2 * most] + value[-2 * most :]
+        text = repr(excerpt)  # escapes control characters and surrogates
     elif isinstance(value, bool | int | float | None):
         text = repr(value) if not isinstance(value, int) or value.bit_length() < 4 * most else "a very large number"
     elif isinstance(value, list | tuple | dict | set):
@@ -99,10 +99,10 @@ class Overflow(ProtocolError):
 def one_line(text: object, most: int = 300) -> str:
     """Return third-party text (whose `str` may raise) as one printable line, cut in the middle to `most` characters."""
     try:
-        words = " ".join(str(text).split())
+        line = " ".join(str(text).split())
     except Exception:  # noqa: BLE001 - a third-party class
         return "(its words cannot be read)"
-    return _cut(plain(words), most)
+    return _cut(plain(line), most)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], known_are: str = "known are") -> UsageError:
@@ -119,11 +119,11 @@ def unknown(kind: str, name: str, known: Iterable[str], known_are: str = "known 
 def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
     """Return up to `most` of `names` that resemble `name`, the nearest first; case and punctuation do not count."""
     forms: dict[str, list[str]] = {}
-    for one in names:
-        forms.setdefault(_folded(one), []).append(one)
+    for known_name in names:
+        forms.setdefault(_folded(known_name), []).append(known_name)
     form = _folded(name[:SHOWN_CHARACTERS])
     close = [form] if form in forms else difflib.get_close_matches(form, forms, n=most, cutoff=0.5)
-    return [one for form in close for one in forms[form]][:most]
+    return [known_name for form in close for known_name in forms[form]][:most]
 
 
 def _folded(name: str) -> str:

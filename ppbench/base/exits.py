@@ -25,11 +25,11 @@ class Exit(IntEnum):
 
 
 MEANINGS: Mapping[Exit, str] = {
-    Exit.OK: "all that was asked for is there and complete, and nothing speaks against it",
+    Exit.OK: "everything requested is there and complete, and nothing contradicts it",
     Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); what does not hold "
     "(`submit`); records that cannot be read (`leaderboard`); "
     "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
-    Exit.USAGE: "input that cannot be used, also a broken plugin that was asked for, a broken installation, or a "
+    Exit.USAGE: "input that cannot be used, also a broken plugin that was named, a broken installation, or a "
     "machine without memory, files or processes for it; one sentence says what is right",
     Exit.CONTROLS: "a control failed, changed or did not run, or nothing could have been found: conclude nothing; it "
     "goes before 1",
@@ -63,8 +63,8 @@ def stopping() -> Iterator[list[int]]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for one in handlers:
-            signal.signal(one, signal.SIG_DFL)
+        for signal_number in handlers:
+            signal.signal(signal_number, signal.SIG_DFL)
         raise Stopped(number)
 
     for number in handlers:
@@ -85,8 +85,8 @@ def held_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -128,9 +128,9 @@ def _write_through(path: Path, data: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NONBLOCK", 0))  # a pipe without reader: ENXIO
     os.set_blocking(handle, True)
     with open(handle, "wb", buffering=0) as file:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
 
 
 def _replace(path: Path, data: bytes) -> None:

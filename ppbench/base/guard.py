@@ -37,22 +37,22 @@ def restored_process() -> Iterator[None]:
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT came in the block: a module may raise KeyboardInterrupt itself."""
-    seen: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    received: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield lambda: True
         return
 
     def noted(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        before(number, frame)
+        received.append(number)
+        handler(number, frame)
 
     signal.signal(signal.SIGINT, noted)
     try:
-        yield lambda: bool(seen)
+        yield lambda: bool(received)
     finally:
         if signal.getsignal(signal.SIGINT) is noted:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
 
 def frames(error: BaseException) -> list[FrameType]:
@@ -88,8 +88,8 @@ def within(module: str, root: str) -> bool:
 
 def error_text(error: BaseException) -> str:
     """Return an error as "ZeroDivisionError: division by zero"; without a message the class alone."""
-    name, words = one_line(type.__dict__["__name__"].__get__(type(error)), 80), one_line(error)
-    return f"{name}: {words}" if words else name
+    name, message = one_line(type.__dict__["__name__"].__get__(type(error)), 80), one_line(error)
+    return f"{name}: {message}" if message else name
 
 
 def place(error: BaseException, root: str) -> str:

@@ -45,8 +45,8 @@ def fault() -> str:
     infos = sorted(HOME.parent.glob("ppbench_fl-*.dist-info"))
     if len(infos) > 1:
         versions = " and ".join(info.stem.partition("-")[2] for info in infos)
-        again = f"pip uninstall {DISTRIBUTION} until none is left, then install it again"
-        return f"Two versions of {DISTRIBUTION}, {versions}, are installed over one another in {HOME.parent}; {again}."
+        advice = f"pip uninstall {DISTRIBUTION} until none is left, then install it again"
+        return f"Two versions of {DISTRIBUTION}, {versions}, are installed over one another in {HOME.parent}; {advice}."
     changed = [path for info in infos for path in _changed(info / "RECORD")]
     if missing := [path for path in changed if not path.exists()]:
         return _damaged(missing)
@@ -110,11 +110,11 @@ def _owns(dist: metadata.Distribution, paths: Sequence[Path]) -> bool:
 
 
 def _source(dist: metadata.Distribution) -> PipSource:
-    noted = json.loads(dist.read_text("direct_url.json") or "{}")
-    url, vcs = str(noted.get("url", "")), noted.get("vcs_info")
+    origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    url, vcs = str(origin.get("url", "")), origin.get("vcs_info")
     if vcs:
         return PipSource(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
-    if noted.get("dir_info", {}).get("editable"):
+    if origin.get("dir_info", {}).get("editable"):
         return PipSource(unquote(urlsplit(url).path), editable=True)
     return PipSource(url)
 
@@ -127,9 +127,9 @@ def _again() -> str:
         source = PipSource("")
     if source.target.startswith("file:") and not os.path.exists(unquote(urlsplit(source.target).path)):
         source = PipSource("")
-    what = f"{DISTRIBUTION} @ {source.target}" if source.target else DISTRIBUTION
-    what = f"-e {shlex.quote(source.target)}" if source.editable else shlex.quote(what)
-    return f"pip install --force-reinstall --no-deps {what}"
+    requirement = f"{DISTRIBUTION} @ {source.target}" if source.target else DISTRIBUTION
+    requirement = f"-e {shlex.quote(source.target)}" if source.editable else shlex.quote(requirement)
+    return f"pip install --force-reinstall --no-deps {requirement}"
 
 
 def _damaged(missing: Sequence[Path]) -> str:
@@ -151,9 +151,9 @@ def _overwritten(paths: Sequence[Path]) -> str:
 def _shadowed(init: Path) -> str:
     owners = _owners([init])
     whose = f", of the distribution {_titles(owners)}," if owners else ""
-    right = _uninstall(owners) if owners else "rename it, or take its folder off the path"
+    advice = _uninstall(owners) if owners else "rename it, or take its folder off the path"
     ours = f"that of {DISTRIBUTION} in {HOME}"
-    return f"Python imports the package ppbench from {init}{whose} and not {ours}; repair it: {right}"
+    return f"Python imports the package ppbench from {init}{whose} and not {ours}; repair it: {advice}"
 
 
 def _titles(dists: Sequence[metadata.Distribution]) -> str:

@@ -63,11 +63,11 @@ def _taken(handle: int, folder: Path) -> bool:
 
 def _holder(handle: int) -> str:
     """Return in words which process holds the lock of an open folder, as far as the system reports it."""
-    about = os.fstat(handle)
-    place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    status = os.fstat(handle)
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
-        process = next(words[4] for line in lines if "->" not in (words := line.split()) and place in words)
+        process = next(fields[4] for line in lines if "->" not in (fields := line.split()) and inode in fields)
         command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (OSError, StopIteration, IndexError):
         return "another process"

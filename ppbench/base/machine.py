@@ -15,13 +15,13 @@ GIB = 2**30
 def memory() -> float:
     """Return the bytes of memory that this process may use: the machine's, or its container's if that is less."""
     try:
-        whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        physical = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
         return float("inf")  # this system does not report it
     try:
-        return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return min(physical, float(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
-        return whole
+        return physical
 
 
 def check_room(size: float, what: str, right: str, room: float | None = None) -> None:

@@ -49,26 +49,30 @@ def made(
     a `base` with parameters that records can store.
     """
     kind, factory, plugin = GROUP_NOUNS[group], load(group, name), find(group, name)
-    words = plugin.words if plugin is not None else shown(name)
+    title = plugin.words if plugin is not None else shown(name)
     known = [field.name for field in dataclasses.fields(factory)]
     for key in parameters:
         if key not in known:
             raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
-    if odd := [key for key, value in parameters.items() if isinstance(value, float) and not math.isfinite(value)]:
-        raise UsageError(f"The {kind} {name!r} refuses {odd[0]}={shown(parameters[odd[0]])}: it must be finite.")
+    if not_finite := [
+        key for key, value in parameters.items() if isinstance(value, float) and not math.isfinite(value)
+    ]:
+        raise UsageError(
+            f"The {kind} {name!r} refuses {not_finite[0]}={shown(parameters[not_finite[0]])}: it must be finite."
+        )
     with guard(group, name):
         instance, refusal = _made(factory, parameters)
         values = {} if refusal else {key: getattr(instance, key) for key in known}
     if refusal is not None:
         first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        what = f"{where}={shown(first['input'])}" if where else "its parameters"
-        why = because(ValueError(first["msg"].lower()))
-        raise UsageError(f"The {kind} {name!r} refuses {what}: {why}.") from refusal
+        parameter = f"{where}={shown(first['input'])}" if where else "its parameters"
+        reason = because(ValueError(first["msg"].lower()))
+        raise UsageError(f"The {kind} {name!r} refuses {parameter}: {reason}.") from refusal
     _check_booleans(kind, name, parameters, values)
     if not isinstance(instance, base):
-        raise PluginError(f"{words} makes a {type(instance).__name__}, no {base.__name__}.")
-    if strange := [key for key, value in values.items() if not is_scalar(value)]:
-        value_shown = shown(values[strange[0]], 60)
-        raise PluginError(f"{words} has the parameter {strange[0]}={value_shown}; {SCALARS}.")
+        raise PluginError(f"{title} makes a {type(instance).__name__}, no {base.__name__}.")
+    if no_scalars := [key for key, value in values.items() if not is_scalar(value)]:
+        value = shown(values[no_scalars[0]], 60)
+        raise PluginError(f"{title} has the parameter {no_scalars[0]}={value}; {SCALARS}.")
     return instance

@@ -110,12 +110,12 @@ class Plugin:
                 if isinstance(cause, Stopped) or (isinstance(cause, KeyboardInterrupt) and interrupted()):
                     raise
                 where = place(cause, self.root)
-                right = "repair or uninstall that package"
+                advice = "repair or uninstall that package"
                 if self.distribution == ADDRESSED:
-                    right = "name what can be imported from here, as MODULE:NAME"
+                    advice = "name what can be imported from here, as MODULE:NAME"
                 return (
                     None,
-                    f"{self.words} cannot be imported: {error_text(cause)}{f' ({where})' if where else ''}; {right}.",
+                    f"{self.words} cannot be imported: {error_text(cause)}{f' ({where})' if where else ''}; {advice}.",
                 )
 
     @cached_property
@@ -164,9 +164,9 @@ def _stranger_faults(plugin: Plugin) -> Iterator[str]:
     if plugin.twin:
         yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
     if not PLUGIN_NAME.fullmatch(plugin.name):
-        yield "has a name that no plugin may have; take up to 64 letters, digits, _ and -"
+        yield "has a name that no plugin may have; use up to 64 letters, digits, _ and -"
     if plugin.name in RESERVED.get(plugin.group, ()):
-        yield "has a name that means something else; take another"
+        yield "has a name with another meaning; use another name"
     if plugin.root == PACKAGE or plugin.root in sys.stdlib_module_names:
         yield f"points into {plugin.root!r}, which is not that package's; point to a class of its own"
 
@@ -187,8 +187,8 @@ def plugins(group: PluginGroup) -> dict[str, Plugin]:
             continue
         kept = by_name[entry.name]
         if kept.ours:
-            about = f"{GROUP_NOUNS[group]} {entry.name!r} is provided by {other.distribution} and by {dist}"
-            warnings.warn(f"{about}; {kept.distribution}'s is used", stacklevel=2)
+            claim = f"{GROUP_NOUNS[group]} {entry.name!r} is provided by {other.distribution} and by {dist}"
+            warnings.warn(f"{claim}; {kept.distribution}'s is used", stacklevel=2)
         else:
             by_name[entry.name] = Plugin(group, kept.name, kept.target, kept.distribution, kept.entry, dist)
     return dict(sorted(by_name.items()))
@@ -200,12 +200,12 @@ def find(group: PluginGroup, name: str) -> Plugin | None:
     A defense at an address is known only after `admit`: records name defenses, and may come from anybody.
     """
     name = canonical(name) if group == "defenses" else name
-    known = plugins(group).get(name) or _addressed.get((group, name))
-    if known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
+    plugin_known = plugins(group).get(name) or _addressed.get((group, name))
+    if plugin_known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
         return _at_address(group, name, name)
     adapter, argument = _adapter(group, name)
-    if known is not None or adapter is None or not argument.startswith(STOCK_PREFIX):
-        return known
+    if plugin_known is not None or adapter is None or not argument.startswith(STOCK_PREFIX):
+        return plugin_known
     entry = metadata.EntryPoint(name, adapter.target, "")
     plugin = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
     return _addressed.setdefault((group, name), plugin)
@@ -246,8 +246,8 @@ def admit(defense: str) -> None:
 
 def _adapter(group: PluginGroup, name: str) -> tuple[Plugin | None, str]:
     """Return the adapter in a defense's name, None if there is none, and the part of the name after it."""
-    before, colon, argument = name.partition(":")
-    return (plugins("adapters").get(before) if colon and group == "defenses" else None), argument
+    prefix, colon, argument = name.partition(":")
+    return (plugins("adapters").get(prefix) if colon and group == "defenses" else None), argument
 
 
 def _at_address(group: PluginGroup, name: str, address: str, adapter: str = "") -> Plugin:

@@ -36,8 +36,8 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 def packed_with_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return tensors on CPU as the bytes of a safetensors file with their digest, for `unpacked_with_digest`."""
-    whole = {name: value.contiguous() for name, value in sorted(tensors.items())}
-    return _settled(save(whole, {**(metadata or {}), DIGEST_ENTRY: digest_of(whole)}))
+    contiguous = {name: value.contiguous() for name, value in sorted(tensors.items())}
+    return _settled(save(contiguous, {**(metadata or {}), DIGEST_ENTRY: digest_of(contiguous)}))
 
 
 def _settled(data: bytes) -> bytes:
@@ -84,17 +84,17 @@ def unsealed(path: Path, files: bool = True) -> Any:
     try:
         content = json.loads(read_regular(path))
         body = {"about": content["about"], "files": dict(content["files"])}
-        whole = content["sha256"] == _body_digest(body)
+        intact = content["sha256"] == _body_digest(body)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise UsageError(f"{path} is damaged, or of before there were digests ({type(cause).__name__})") from cause
-    if not whole:
+        raise UsageError(f"{path} is damaged, or older than digests ({type(cause).__name__})") from cause
+    if not intact:
         raise UsageError(f"{path} is damaged: its digest differs")
     for name, stated in body["files"].items() if files else ():
         try:
-            own = _file_digest(path.parent / Path(name).name)
+            computed = _file_digest(path.parent / Path(name).name)
         except OSError as cause:
             raise UsageError(f"{path.parent / Path(name).name} cannot be read ({cause.strerror})") from cause
-        if own != stated:
+        if computed != stated:
             raise UsageError(f"{path.parent / Path(name).name} is damaged: its digest differs")
     return body["about"]
 

@@ -39,8 +39,8 @@ class Seeds:
         With a secret, the whole state is drawn from it: torch keeps 32 bits of a seed, which one core can try in an
         hour against published noise, and known noise can be subtracted.
         """
-        made = torch.Generator().manual_seed(self.seed(role, *index))
-        return made.set_state(_filled(made.get_state(), self._text(role, *index))) if self.salt else made
+        generator = torch.Generator().manual_seed(self.seed(role, *index))
+        return generator.set_state(_filled(generator.get_state(), self._text(role, *index))) if self.salt else generator
 
     def _text(self, role: str, *index: int | str) -> bytes:
         return "/".join([str(self.master), *filter(None, [self.salt]), role, *map(str, index)]).encode()

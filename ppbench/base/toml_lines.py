@@ -49,10 +49,10 @@ class TomlFile:
 
     def place(self, loc: Loc) -> str:
         """Return the place of the value at `loc`: "FILE, line 12, key defense.2"."""
-        known = self._known(loc)
-        line = next((self._lines[known[:n]] for n in range(len(known), 0, -1) if known[:n] in self._lines), 1)
-        named = [str(part + 1) if isinstance(part, int) else str(part) for part in known or loc]
-        return f"{self.path}, line {line}" + (f", key {'.'.join(named)}" if named else "")
+        existing = self._known(loc)
+        line = next((self._lines[existing[:n]] for n in range(len(existing), 0, -1) if existing[:n] in self._lines), 1)
+        keys = [str(part + 1) if isinstance(part, int) else str(part) for part in existing or loc]
+        return f"{self.path}, line {line}" + (f", key {'.'.join(keys)}" if keys else "")
 
     def _known(self, loc: Loc) -> Loc:
         """Return the part of `loc` that is in the file: validators append names of their own."""
@@ -89,8 +89,8 @@ def _indexed(names: list[str], count: Counter[str]) -> Loc:
     place: list[str | int] = []
     for n, name in enumerate(names, start=1):
         place.append(name)
-        if (seen := count[".".join(names[:n])]) > 0:
-            place.append(seen - 1)
+        if (number := count[".".join(names[:n])]) > 0:
+            place.append(number - 1)
     return tuple(place)
 
 
@@ -99,7 +99,7 @@ def toml_file(path: Path, what: str) -> TomlFile:
     try:
         if path.stat().st_size > LARGEST_TOML:
             raise UsageError(
-                f"{path} has more than {LARGEST_TOML:,} bytes, so it is no {what}; give a TOML file of one."
+                f"{path} has more than {LARGEST_TOML:,} bytes, so it is no {what}; give a TOML file."
             )
         text = path.read_text(encoding="utf-8")
         return TomlFile(path, text, tomllib.loads(text))

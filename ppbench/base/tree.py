@@ -43,18 +43,20 @@ def node(cls: type[T]) -> type[T]:
 
     torch's pytree registration is private, so this is the only place that touches it.
     """
-    made = dataclass(frozen=True)(cls)
-    names = [field.name for field in fields(made)]  # type: ignore[arg-type]  # a dataclass since the line above
+    node_class = dataclass(frozen=True)(cls)
+    names = [field.name for field in fields(node_class)]  # type: ignore[arg-type]  # a dataclass since the line above
 
     def flatten(value: Any) -> tuple[list[Any], None]:
         return [getattr(value, name) for name in names], None
 
     def unflatten(children: Any, _: None) -> Any:
-        return made(*children)
+        return node_class(*children)
 
-    pytree.register_pytree_node(made, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
-    _NODES[f"{cls.__module__}.{cls.__qualname__}"], _FIELDS[made] = made, tuple(names)
-    return made
+    pytree.register_pytree_node(
+        node_class, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+    )
+    _NODES[f"{cls.__module__}.{cls.__qualname__}"], _FIELDS[node_class] = node_class, tuple(names)
+    return node_class
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: T) -> T:
@@ -78,9 +80,9 @@ def _mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 def _refilled(tree: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a copy of `tree`, which may be a subclass of dict such as OrderedDict, with other values."""
-    made = copy.copy(tree)
-    made.update(values)
-    return made
+    copied = copy.copy(tree)
+    copied.update(values)
+    return copied
 
 
 def leaves(tree: Tree) -> list[Tensor]:
@@ -92,8 +94,8 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 def filled(tree: T, values: Iterable[Tensor]) -> T:
     """Return `tree` with other tensors, as `leaves` orders them."""
-    left = iter(values)
-    return tree_map(lambda _: next(left), tree)
+    remaining = iter(values)
+    return tree_map(lambda _: next(remaining), tree)
 
 
 def _collect(tree: Tree, tensors: list[Tensor]) -> None:
@@ -190,14 +192,14 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
 
 def save(tree: Tree, path: Path) -> None:
     """Write `tree` to the safetensors file `path`, its structure as metadata."""
-    tensors, about = _flat(tree)
-    save_file(tensors, path, metadata=about)
+    tensors, metadata = _flat(tree)
+    save_file(tensors, path, metadata=metadata)
 
 
 def packed(tree: Tree) -> bytes:
     """Return the bytes that `save` writes."""
-    tensors, about = _flat(tree)
-    return bytes_of(tensors, metadata=about)
+    tensors, metadata = _flat(tree)
+    return bytes_of(tensors, metadata=metadata)
 
 
 def _flat(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -225,7 +227,7 @@ def load(path: Path) -> Tree:
         # Clones are aligned as fresh tensors are: kernels round differently off the 64-byte grid.
         return decode(structure, {name: value.clone() for name, value in load_file(path).items()})
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
-        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause
+        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it, and it is made again.") from cause
 
 
 LARGEST_HEADER = 1 << 24

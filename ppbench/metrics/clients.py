@@ -42,8 +42,8 @@ def two_gaussians(mu: float, sigma: float, delta: float = DELTA) -> float:
     out, inside = stats.norm.logpdf(x), stats.norm.logpdf(x, mu, sigma)
 
     def lost(p: NDArray[np.float64], q: NDArray[np.float64], epsilon: float) -> float:
-        kept = -np.expm1(np.minimum(epsilon - (p - q), 0.0))
-        return float((np.exp(p) * kept * cell).sum())
+        share = -np.expm1(np.minimum(epsilon - (p - q), 0.0))
+        return float((np.exp(p) * share * cell).sum())
 
     low, high = 0.0, MOST_CLIENT_EPSILON
     for _ in range(BISECTIONS):
@@ -61,8 +61,8 @@ def deviation_near_one(values: NDArray[np.float64]) -> float:
     The plain estimate is off by a tenth for 50 values, which alone gives an epsilon above 1; only a significant
     difference from the absent canaries' deviation of 1 may count.
     """
-    free, square = len(values) - 1, float(values.var(ddof=1))
-    low, high = (math.sqrt(free * square / stats.chi2.ppf(tail, free)) for tail in (0.995, 0.005))
+    freedom, variance = len(values) - 1, float(values.var(ddof=1))
+    low, high = (math.sqrt(freedom * variance / stats.chi2.ppf(tail, freedom)) for tail in (0.995, 0.005))
     return min(max(1.0, low), high)
 
 

@@ -11,10 +11,10 @@ from scipy import stats
 
 def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
     """Return for each true label whether a guessed label matches it, compared as multisets."""
-    left, hits = Counter(guess), []
+    remaining, hits = Counter(guess), []
     for label in truth:
-        hits.append(left[label] > 0)
-        left[label] -= 1
+        hits.append(remaining[label] > 0)
+        remaining[label] -= 1
     return hits
 
 

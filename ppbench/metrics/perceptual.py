@@ -78,7 +78,7 @@ class Network:
     @torch.no_grad()
     def features(self, images: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         """Return the last convolution's output of images [N, C, H, W], after its ReLU, flat: [N, D] float64."""
-        parts = [_last(self.model, _prepared(some, data_range)).flatten(1) for some in images.split(_BLOCK)]
+        parts = [_last(self.model, _prepared(block, data_range)).flatten(1) for block in images.split(_BLOCK)]
         return torch.cat(parts)
 
 
@@ -123,10 +123,10 @@ def weights_file(weights: str | None) -> Path | None:
         if name:
             try:
                 path = Path(name).expanduser()
-                there = kind_of(path) == "file"
+                exists = kind_of(path) == "file"
             except (OSError, RuntimeError) as cause:  # a name too long, a folder that is closed, a home of nobody
                 raise UsageError(f"The file that {source} names cannot be read ({because(cause)}).") from cause
-            if not there:
+            if not exists:
                 raise UsageError(f"There is no file {path}, which {source} names; give a file of AlexNet's weights.")
             return path
     cached = sorted((Path(torch.hub.get_dir()) / "checkpoints").glob("alexnet-owt-*.pth"))

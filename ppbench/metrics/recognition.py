@@ -73,8 +73,8 @@ class Gallery:
         """
         if guess.shape != truth.shape or guess.shape[1:] != self.x.shape[1:]:
             raise ValueError(f"reconstructions {tuple(guess.shape)} of {tuple(truth.shape)} in {tuple(self.x.shape)}")
-        guessed, own = (_directions(x, self.data_range) for x in (guess, truth))
-        ranks, read = self._pixels.judge(guessed, own, classes)
+        guessed, true = (_directions(x, self.data_range) for x in (guess, truth))
+        ranks, read = self._pixels.judge(guessed, true, classes)
         if self._features is None or self.network is None:
             return [Recognized(*one) for one in zip(ranks, read, strict=True)]
         guessed_features, true_features = (
@@ -119,9 +119,9 @@ def gallery_of(
     """Return the first `LARGEST_GALLERY` in `order` of held-out images x [N, C, H, W], y [N, classes]; None: none."""
     if x.dim() != 4 or not len(x):
         return None
-    some = order[:LARGEST_GALLERY]
-    classes = y[some].argmax(1).cpu() if classified else None
-    return Gallery(x[some].cpu(), classes, data_range, network)
+    chosen = order[:LARGEST_GALLERY]
+    classes = y[chosen].argmax(1).cpu() if classified else None
+    return Gallery(x[chosen].cpu(), classes, data_range, network)
 
 
 def _directions(images: Tensor, data_range: tuple[float, float]) -> Tensor:

@@ -113,15 +113,15 @@ class Question:
     # -- challenges and scores -----------------------------------------------------------------------------------------
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return the challenges about probed clients. UsageError: the question is not about them."""
-        raise UsageError(f"Question {self.name!r} is not asked about probed clients; leave its attacks out.")
+        raise UsageError(f"Question {self.name!r} is not about probed clients; leave its attacks out.")
 
     def of_model(self, model: TargetModel) -> Inquiry:
         """Return the challenges about a model. UsageError: the question is not about models."""
-        raise UsageError(f"Question {self.name!r} is not asked about models; leave its attacks out.")
+        raise UsageError(f"Question {self.name!r} is not about models; leave its attacks out.")
 
     def of_audit(self, audit: FinishedAudit) -> Inquiry:
         """Return the challenges of an audit. UsageError: the question is not for audits."""
-        raise UsageError(f"Question {self.name!r} is not asked about audits; leave its attacks out.")
+        raise UsageError(f"Question {self.name!r} is not for audits; leave its attacks out.")
 
     def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
         """Yield faults in the form of an answer, for the conformance battery of attacks. Default: nothing."""
@@ -188,19 +188,21 @@ class Question:
 
     def _sentence(self, place: str, records: Sequence[Record], defense: str) -> str:
         name = self.headline(records[0].config)
-        mine, none = (best([r for r in records if r.config.defense.id == who], name) for who in (defense, "none"))
-        if mine is None:
+        defended, none = (
+            best([r for r in records if r.config.defense.id == name_of], name) for name_of in (defense, "none")
+        )
+        if defended is None:
             return f"{self.title} [{place}]: no attack came to a figure."
-        metric, control = mine.metric(name), mine.config.defense.control
+        metric, control = defended.metric(name), defended.config.defense.control
         assert metric is not None
         ends = "" if metric.low is None or metric.high is None else f" [{metric.low:.3g}, {metric.high:.3g}]"
-        at = mine.config.attack.id + ("" if control is None else f", {control.name}={control.value:g}")
+        at = defended.config.attack.id + ("" if control is None else f", {control.name}={control.value:g}")
         other = None if none is None or defense == "none" else none.metric(name)
-        beside = "" if other is None else f", undefended {other.value:.3g}"
+        undefended = "" if other is None else f", undefended {other.value:.3g}"
         chance = "" if metric.chance is None else f", chance {metric.chance:.3g}"
-        most = "at least" if metric.higher_is_safer else "at most"
+        bound = "at least" if metric.higher_is_safer else "at most"
         title = dict(self.figures).get(name, name)
-        return f"{self.title} [{place}]: {title} {most} {metric.value:.3g}{ends} ({at}{beside}{chance})."
+        return f"{self.title} [{place}]: {title} {bound} {metric.value:.3g}{ends} ({at}{undefended}{chance})."
 
 
 def _place_of(config: CellConfig) -> str:
@@ -231,8 +233,8 @@ def question_of(name: str) -> Question:
     if name not in plugins("questions"):
         return MissingQuestion(name)
     with guard("questions", name):
-        made: Question = load("questions", name)()
-    return made
+        question: Question = load("questions", name)()
+    return question
 
 
 def question_for(record: Figured) -> Question:

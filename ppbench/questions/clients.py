@@ -72,15 +72,15 @@ class Clients(Question):
         """Return a sentence for each estimate of a defense."""
         sentences = []
         for record in records:
-            mine, null = (record.metric(name) for name, _ in self.figures)
-            if record.config.defense.id != defense or mine is None or mine.value is None:
+            estimate, null = (record.metric(name) for name, _ in self.figures)
+            if record.config.defense.id != defense or estimate is None or estimate.value is None:
                 continue
             control = record.config.defense.control
             at = "" if control is None else f", {control.name}={control.value:g}"
-            beside = "" if null is None or null.value is None else f"; absent canaries give {null.value:.2g}"
+            null_words = "" if null is None or null.value is None else f"; absent canaries give {null.value:.2g}"
             sentences.append(
-                f"Epsilon of a client to who holds the model, estimated from {mine.n} canary clients{at}: "
-                f"{mine.value:.3g} [{mine.low:.3g}, {mine.high:.3g}]{beside}. An estimate, no bound."
+                f"Epsilon of a client against an adversary with the model, from {estimate.n} canary clients{at}: "
+                f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]{null_words}. An estimate, no bound."
             )
         return sentences
 

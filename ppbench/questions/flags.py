@@ -66,21 +66,21 @@ def _blind(scores: Sequence[ImageScore], pictures: bool) -> Flag | None:
     blind = [score.blind for score in scores if score.blind is not None]
     if not blind:
         return None
-    mine, theirs = median(score.decibels for score in scores), median(blind)
-    if mine > theirs + BLIND_MARGIN:
+    achieved, blind_median = median(score.decibels for score in scores), median(blind)
+    if achieved > blind_median + BLIND_MARGIN:
         return None
-    detail = f"median {mine:.1f} dB, a mean or grey image gives {theirs:.1f} dB"
-    return Flag(code="blind_as_good", severity="warning" if pictures and mine > SUCCESS else "info", detail=detail)
+    detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
+    return Flag(code="blind_as_good", severity="warning" if pictures and achieved > SUCCESS else "info", detail=detail)
 
 
 def _gap(scores: Sequence[ImageScore]) -> Flag | None:
     oracle = [score.oracle for score in scores if score.oracle is not None]
     if not oracle:
         return None
-    mine, theirs = median(score.decibels for score in scores), median(oracle)
-    if theirs - mine <= ORACLE_GAP:
+    achieved, oracle_median = median(score.decibels for score in scores), median(oracle)
+    if oracle_median - achieved <= ORACLE_GAP:
         return None
-    detail = f"median {mine:.1f} dB, an oracle's choice among the same reconstructions {theirs:.1f} dB"
+    detail = f"median {achieved:.1f} dB, an oracle's choice among the same reconstructions {oracle_median:.1f} dB"
     return Flag(code="oracle_gap", severity="warning", detail=detail)
 
 

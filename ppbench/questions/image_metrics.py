@@ -171,11 +171,11 @@ def _over_all(name: str, pick: Pick, statistic: Statistic, safer: bool, reason: 
 
 def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tuple[str, Make]:
     """Return the median of a diagnostic over the victims that have it; it describes evidence, not success."""
-    _, whole = _over_all(name, pick, "median", safer)
+    _, over_all = _over_all(name, pick, "median", safer)
 
     def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         known = [score for score in scores if pick(score) is not None]
-        return whole(known, classes, seed) if known else metric_of(name, unsupported(len(scores), reason), True)
+        return over_all(known, classes, seed) if known else metric_of(name, unsupported(len(scores), reason), True)
 
     return name, make
 

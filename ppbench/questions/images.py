@@ -210,8 +210,8 @@ def _paths(guess: Guess, truth: Data, data_range: DataRange) -> list[tuple[int, 
 
 def _oracle(guess: Guess, images: Tensor, truth: Data, data_range: DataRange) -> list[float]:
     """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions."""
-    mine = _decibels(images, truth, data_range)
-    return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
+    answered = _decibels(images, truth, data_range)
+    return max([answered, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 
 
 def blind_decibels(mean: Tensor, original: Tensor, data_range: DataRange) -> float:

@@ -40,8 +40,8 @@ class Scored:
         """The images to store beside a record: matched images with their originals; None if answers are no images."""
         if self.guess is None or self.truth is None or self.guess.dim() != 4:
             return None
-        seen = {"guess": self.guess, "truth": self.truth}
-        return seen if self.blind is None else {**seen, "blind": self.blind.unsqueeze(0)}
+        images = {"guess": self.guess, "truth": self.truth}
+        return images if self.blind is None else {**images, "blind": self.blind.unsqueeze(0)}
 
 
 @dataclass(frozen=True)

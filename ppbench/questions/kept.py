@@ -38,9 +38,9 @@ def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: Image
 
     Checked are psnr, rmse, rmse_raw, ssim, mse and blind of each image, and the matching of each unit's images.
     """
-    right = (len(scores), *config.model.shape)
-    if images.truth.shape != right:
-        yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {right}"
+    expected = (len(scores), *config.model.shape)
+    if images.truth.shape != expected:
+        yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {expected}"
         return
     yield from _odd_figures(scores, images)
     yield from _unmatched(scores, images)
@@ -50,13 +50,14 @@ def _odd_figures(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
     sentences: dict[str, list[str]] = {}
     for score, figures in zip(scores, _figures(images), strict=True):
         for name, computed in figures.items():
-            stated = getattr(score, name)
+            recorded = getattr(score, name)
             if not (
-                same_figure(stated, computed) or (stated is None and name in ("mse", "blind") and score.blind is None)
+                same_figure(recorded, computed)
+                or (recorded is None and name in ("mse", "blind") and score.blind is None)
             ):
                 where = ".".join(map(str, score.place))
                 sentences.setdefault(name, []).append(
-                    f"{name} of victim {where} is {stated}, its images give {computed}"
+                    f"{name} of victim {where} is {recorded}, its images give {computed}"
                 )
     for about_figure in sentences.values():
         yield about_figure[0] + (f" (and {len(about_figure) - 1} more)" if len(about_figure) > 1 else "")
@@ -75,11 +76,11 @@ def _figures(images: Images) -> Iterator[Mapping[str, float | None]]:
         yield {**asdict(image_figures(guess, truth, IMAGE_RANGE)), **blind}
 
 
-def same_figure(stated: float | None, computed: float | None) -> bool:
+def same_figure(recorded: float | None, computed: float | None) -> bool:
     """Return whether two figures are both null, or equal up to rounding."""
-    if stated is None or computed is None:
-        return stated is computed
-    return isclose(stated, computed, rel_tol=FIGURE_TOLERANCE, abs_tol=FIGURE_TOLERANCE)
+    if recorded is None or computed is None:
+        return recorded is computed
+    return isclose(recorded, computed, rel_tol=FIGURE_TOLERANCE, abs_tol=FIGURE_TOLERANCE)
 
 
 def _unmatched(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
@@ -89,8 +90,8 @@ def _unmatched(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
     from ppbench.metrics.image import match
 
     units: dict[tuple[int, ...], list[int]] = {}
-    for place, score in enumerate(scores):
-        units.setdefault(score.unit, []).append(place)
+    for index, score in enumerate(scores):
+        units.setdefault(score.unit, []).append(index)
     for unit, places in units.items():
         guess, truth = images.guess[places], images.truth[places]
         order = match(torch.from_numpy(guess), torch.from_numpy(truth), IMAGE_RANGE) if len(places) > 1 else [0]
@@ -126,11 +127,11 @@ def _odd_flags(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Fla
     measured = any(score.blind is not None for score in scores)
     raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, pictures) if measured else ()))
     expected = {flag.code: flag for flag in raised}
-    stated = {flag.code: flag for flag in flags if flag.code in RECOMPUTED}
-    for code in sorted({*expected} | {*stated}):
-        if code not in stated:
+    recorded = {flag.code: flag for flag in flags if flag.code in RECOMPUTED}
+    for code in sorted({*expected} | {*recorded}):
+        if code not in recorded:
             yield f"flag {code} is missing, which its scores raise: {expected[code].detail}"
         elif code not in expected:
             yield f"flag {code} is there, which its scores do not raise"
-        elif stated[code] != expected[code]:
-            yield f"flag {code} says {stated[code].detail!r}, the scores give {expected[code].detail!r}"
+        elif recorded[code] != expected[code]:
+            yield f"flag {code} says {recorded[code].detail!r}, the scores give {expected[code].detail!r}"

@@ -79,8 +79,8 @@ def mislabelled(guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]
 
     labels, count = guess.y, len(challenge.unit) * challenge.batch
     if labels is None or tuple(labels.shape) != (count,) or labels.dtype != torch.int64:
-        seen = "nothing" if labels is None else f"{labels.dtype} {tuple(labels.shape)}"
-        yield f"the guess y is {seen}; it must be int64 of shape ({count},)"
+        form = "nothing" if labels is None else f"{labels.dtype} {tuple(labels.shape)}"
+        yield f"the guess y is {form}; it must be int64 of shape ({count},)"
     elif not 0 <= int(labels.min()) <= int(labels.max()) < plan.spec.classes:
         yield f"the guess y {labels.tolist()} names classes that do not exist"
 
@@ -93,6 +93,6 @@ def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
         hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
         for index, hit in enumerate(hits):
             slot = unit[index // victims.batch]
-            place, cohort = index % victims.batch, len(unit) > 1
-            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=place, label=hit, cohort=cohort))
+            position, cohort = index % victims.batch, len(unit) > 1
+            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=position, label=hit, cohort=cohort))
     return Scored(scores)

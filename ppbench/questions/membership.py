@@ -180,8 +180,8 @@ def _figures(scores: Sequence[MemberScore], seed: int, prefix: str, pooled: bool
     by_half, metrics = halves(scores), []
     if not prefix:
         silent = any(score.decision is None for score in scores)
-        whole = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
-        metrics.append(metric_of("asr", whole or asr(by_half, seed_of(seed, "asr")), False))
+        no_asr = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
+        metrics.append(metric_of("asr", no_asr or asr(by_half, seed_of(seed, "asr")), False))
     metrics.append(_auc(f"{prefix}auc", by_half, seed))
     return metrics + [
         metric_of(f"{prefix}{name}", tpr_at(by_half, rate, pooled), False) for name, rate in FPR_METRICS.items()

@@ -59,7 +59,7 @@ def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) 
     matching of B classes gets `multiset_chance` right, or the commonest class.
     """
     units = successes_of(name, scores)
-    reidentifies, sizes = name.startswith(REIDENTIFIED), {unit: len(some) for unit, some in units.items()}
+    reidentifies, sizes = name.startswith(REIDENTIFIED), {unit: len(victims) for unit, victims in units.items()}
     measured = [(s.recognition, sizes[s.unit]) for s in scores if s.recognition is not None]
     blind = [
         size / (recognition.gallery + size)
@@ -75,9 +75,9 @@ def successes_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.
     """Return, by unit, which victims the metric `name` counts as successes; one without a figure is none."""
     of, units = RECOGNITION_METRICS[name], dict[Hashable, list[bool]]()
     for score in scores:
-        seen = None if score.recognition is None else of(score.recognition)
-        units.setdefault(score.unit, []).append(seen == 0 if name.startswith(REIDENTIFIED) else bool(seen))
-    return {unit: np.array(some, dtype=np.bool_) for unit, some in units.items()}
+        value = None if score.recognition is None else of(score.recognition)
+        units.setdefault(score.unit, []).append(value == 0 if name.startswith(REIDENTIFIED) else bool(value))
+    return {unit: np.array(successes, dtype=np.bool_) for unit, successes in units.items()}
 
 
 def is_reidentified(score: Any) -> bool:

@@ -72,10 +72,10 @@ class Reconstruction(Question):
         """Yield faults of the images, float32 without autograd history, and of labels if there are any."""
         import torch
 
-        right = (len(challenge.unit) * challenge.batch, *plan.spec.shape)
-        if guess.x is None or tuple(guess.x.shape) != right or guess.x.dtype != torch.float32:
-            seen = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
-            yield f"the guess x is {seen}; it must be float32 of shape {right}"
+        expected = (len(challenge.unit) * challenge.batch, *plan.spec.shape)
+        if guess.x is None or tuple(guess.x.shape) != expected or guess.x.dtype != torch.float32:
+            form = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
+            yield f"the guess x is {form}; it must be float32 of shape {expected}"
         elif guess.x.requires_grad:
             yield "the guess x drags its autograd history along; detach it"
         if guess.y is not None:

@@ -55,8 +55,8 @@ class Tracing(Question):
         victims = probe.victims
         slots = tuple(slot for unit in victims.units for slot in unit)
         images = [g.x for g in probe.answers if g.x is not None]
-        whole = len(images) == len(victims.units)
-        rebuilt = torch.cat(images) if whole else torch.full((0, *probe.view.plan.spec.shape), 0.0)
+        complete = len(images) == len(victims.units)
+        rebuilt = torch.cat(images) if complete else torch.full((0, *probe.view.plan.spec.shape), 0.0)
         queries, owners = victims.queries(probe.seeds)
         challenge = Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)
         return Inquiry([challenge], lambda guesses: score_traces(owners, guesses[0]), victims.digest())

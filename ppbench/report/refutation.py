@@ -14,7 +14,7 @@ from ppbench.report.controls import widened
 from ppbench.report.worst import attack_of
 
 SHARES = ("label_accuracy", "batch_asr", "asr")
-"""Shares of right answers, beside the `LOOKED` ones, that a guarantee bounds."""
+"""Shares of right answers, beside the `RECOGNITION_METRICS`, that a guarantee bounds."""
 
 
 @dataclass(frozen=True)

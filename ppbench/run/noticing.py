@@ -34,8 +34,9 @@ OTHER = 0.1
 def noticed(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -> tuple[Flag, ...]:
     """Return a flag where the server's steps are those of no defense in training, and others in the probes.
 
-    Distances are medians over clients, of the update that the server's own code reads (`replayed`) to what a client
-    without a defense computes of the same examples, weights and draws; nothing is said where it reads no single client.
+    Distances are medians over clients, of the update that the server's own code reads (`replayed_evidence`) to what a
+    client without a defense computes of the same examples, weights and draws; nothing is said where it reads no single
+    client.
     """
     probe = distance(fed, probed, victims)
     if probe is None or probe <= OTHER:

@@ -60,6 +60,6 @@ def _typed(column: pd.Series, category: bool, options: CsvOptions, path: Path) -
     numbers = {text: options.form.read(text) for text in counts}
     if None not in numbers.values():
         return texts.map(numbers).astype(np.float64)
-    if words := doubt(str(column.name), counts, options.form):
-        raise UsageError(f"The column {shown(column.name)} of {path} {words}.")
+    if reason := doubt(str(column.name), counts, options.form):
+        raise UsageError(f"The column {shown(column.name)} of {path} {reason}.")
     return texts

@@ -53,27 +53,27 @@ def options_of(query: str) -> CsvOptions:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as cause:
         raise UsageError(f"The csv options {shown(query)} are malformed; write '{CSV_FORM}'.") from cause
-    stated = dict(pairs)
+    values = dict(pairs)
     for name, _ in pairs:
         if name not in OPTION_NAMES:
             raise unknown("csv option", name, OPTION_NAMES)
-    if len(stated) < len(pairs):
+    if len(values) < len(pairs):
         raise UsageError(f"The csv options {shown(query)} name one option twice; write each once, lists with commas.")
-    task = stated.get("task", "classification")
+    task = values.get("task", "classification")
     if task not in get_args(CsvTask):
         raise unknown("csv task", task, get_args(CsvTask))
     options = CsvOptions(
-        target=stated["target"].strip() if "target" in stated else None,
+        target=values["target"].strip() if "target" in values else None,
         task=cast(CsvTask, task),
-        split=_shares(stated.get("split")),
-        sep=_character("sep", stated["sep"]) if "sep" in stated else None,
-        encoding=_encoding(stated["encoding"]) if "encoding" in stated else None,
-        header=_line(stated["header"]) if "header" in stated else None,
-        decimal=_character("decimal", stated["decimal"]) if "decimal" in stated else None,
-        thousands=_character("thousands", stated["thousands"]) if "thousands" in stated else "",
-        na=tuple(mark.strip() for mark in stated["na"].split(",")) if "na" in stated else None,
-        categories=stated.get("categories", ""),
-        drop=stated.get("drop", ""),
+        split=_shares(values.get("split")),
+        sep=_character("sep", values["sep"]) if "sep" in values else None,
+        encoding=_encoding(values["encoding"]) if "encoding" in values else None,
+        header=_line(values["header"]) if "header" in values else None,
+        decimal=_character("decimal", values["decimal"]) if "decimal" in values else None,
+        thousands=_character("thousands", values["thousands"]) if "thousands" in values else "",
+        na=tuple(mark.strip() for mark in values["na"].split(",")) if "na" in values else None,
+        categories=values.get("categories", ""),
+        drop=values.get("drop", ""),
     )
     for name, mark in (("decimal", options.form.decimal), ("thousands", options.thousands)):
         if mark.isalnum() or mark in ("+", "-", '"') or (name == "thousands" and mark == options.form.decimal):

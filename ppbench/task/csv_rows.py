@@ -75,7 +75,7 @@ def _read(path: Path, options: CsvOptions, layout: _Layout) -> pd.DataFrame:
     import pandas as pd
 
     dropped, texts = (named_columns(text, layout.names) for text in (options.drop, options.categories))
-    kept = [name for name in layout.names if name not in dropped]
+    columns = [name for name in layout.names if name not in dropped]
     with _opened(path, options) as file:
         rows = _checked(_body(file, path, layout.lines), layout, path, {*texts, *dropped})
     if options.decimal is None and not options.thousands:
@@ -88,11 +88,11 @@ def _read(path: Path, options: CsvOptions, layout: _Layout) -> pd.DataFrame:
             sep=layout.sep,
             header=None,
             names=layout.names,
-            usecols=kept,
+            usecols=columns,
             low_memory=False,
             skipinitialspace=True,
             na_values=list(options.na or ()),
-            dtype={name: str for name in kept if name in texts or options.form != NumberForm()},
+            dtype={name: str for name in columns if name in texts or options.form != NumberForm()},
         )
 
 
@@ -125,10 +125,10 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
 
 def _body(file: IO[str], path: Path, lines: int) -> Iterator[str]:
     """Return an iterator over the physical lines after the first `lines`."""
-    every = _lines(file, path)
+    all_lines = _lines(file, path)
     for _ in range(lines):
-        next(every, "")
-    return every
+        next(all_lines, "")
+    return all_lines
 
 
 def _layout(file: IO[str], path: Path, options: CsvOptions) -> _Layout:
@@ -167,12 +167,13 @@ def _layout(file: IO[str], path: Path, options: CsvOptions) -> _Layout:
 def _separator(lines: Sequence[str], path: Path) -> str:
     """Return the one separator that splits all lines into equally many fields, else the best of the first line."""
     widths = {sep: [len(row) for row in csv.reader(lines, delimiter=sep) if row] for sep in _SEPARATORS}
-    alike = [sep for sep, some in widths.items() if len({*some}) == 1 and some[0] > 1]
-    if len(alike) > 1:
+    consistent = [sep for sep, counts in widths.items() if len({*counts}) == 1 and counts[0] > 1]
+    if len(consistent) > 1:
         raise UsageError(
-            f"{path} may be separated by {shown(alike[0])} or by {shown(alike[1])}; say by which, as 'sep={alike[1]}'."
+            f"{path} may be separated by {shown(consistent[0])} or by {shown(consistent[1])}; say by which, as "
+            f"'sep={consistent[1]}'."
         )
-    return alike[0] if alike else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
+    return consistent[0] if consistent else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
 
 
 def _check_header(names: Sequence[str], named: Sequence[str], options: CsvOptions, path: Path) -> None:
@@ -206,7 +207,7 @@ def _check_names(frame: pd.DataFrame, path: Path) -> None:
                 )
 
 
-def _checked(lines: Iterator[str], layout: _Layout, path: Path, free: Collection[str]) -> list[list[str]]:
+def _checked(lines: Iterator[str], layout: _Layout, path: Path, unchecked: Collection[str]) -> list[list[str]]:
     """Return the first rows. UsageError: a row is not as long as the header, or a column not in `free` has "0123"."""
     reader = csv.reader(lines, delimiter=layout.sep, skipinitialspace=True)
     width = len(layout.names)
@@ -219,12 +220,12 @@ def _checked(lines: Iterator[str], layout: _Layout, path: Path, free: Collection
             continue
         if len(rows) < _SEEN:
             rows.append(row)
-        for place, field in enumerate(row):
+        for index, field in enumerate(row):
             if "00" <= field < "0:" and field.strip().isdecimal():  # a zero, and a digit
-                codes.setdefault(place, field.strip())
-    for place, code in codes.items():
-        name = layout.names[place]
-        if name not in free:
+                codes.setdefault(index, field.strip())
+    for index, code in codes.items():
+        name = layout.names[index]
+        if name not in unchecked:
             raise UsageError(
                 f"The column {shown(name)} of {path} holds {shown(code)}, which begins with a zero as codes do; write "
                 f"'categories={option(name)}' to take each for a category, 'drop={option(name)}' to leave it out, or "
@@ -242,13 +243,13 @@ def _uneven(fields: int, layout: _Layout, line: int, path: Path) -> UsageError:
     )
 
 
-def _check_points(rows: Sequence[Sequence[str]], layout: _Layout, path: Path, free: Collection[str]) -> None:
+def _check_points(rows: Sequence[Sequence[str]], layout: _Layout, path: Path, unchecked: Collection[str]) -> None:
     """Refuse columns of numbers whose points seem to separate thousands, but would be read as decimal points."""
-    for place, name in enumerate(layout.names):
-        example = "" if name in free else points_group({row[place].strip() for row in rows} - {""})
+    for index, name in enumerate(layout.names):
+        example = "" if name in unchecked else points_group({row[index].strip() for row in rows} - {""})
         if example:
             raise UsageError(
-                f"The column {shown(name)} of {path} holds numbers such as {shown(example)} beside whole ones below "
+                f"The column {shown(name)} of {path} holds numbers such as {shown(example)} beside whole numbers below "
                 "1000, as where points stand between thousands; write 'decimal=,&thousands=.' if they do, or "
                 "'decimal=.' if not."
             )

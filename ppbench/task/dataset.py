@@ -106,8 +106,8 @@ class Dataset:
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        known = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
-        update_digest(digest, *(part for part in known if part is not None))
+        tensors = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
+        update_digest(digest, *(part for part in tensors if part is not None))
         return digest.hexdigest()
 
 
@@ -130,12 +130,12 @@ def existing(name: str, argument: str) -> Path:
         path = Path(argument).expanduser()
         if path.stat() and (path.is_file() or path.is_dir()):
             return path
-        why = "it is neither a file nor a folder"
+        reason = "it is neither a file nor a folder"
     except FileNotFoundError:
-        why = f"there is no {path.absolute()}"
+        reason = f"there is no {path.absolute()}"
     except (OSError, ValueError, RuntimeError) as cause:  # too long, not allowed, a zero byte, a home of nobody
-        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
-    raise UsageError(f"The data set {shown(f'{name}:{argument}')} does not exist: {why}.")
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+    raise UsageError(f"The data set {shown(f'{name}:{argument}')} does not exist: {reason}.")
 
 
 def check_content(dataset: Dataset) -> None:
@@ -146,8 +146,8 @@ def check_content(dataset: Dataset) -> None:
     if dataset.kind != "image":
         return
     for split in (dataset.train, dataset.test):
-        for some in split.x.split(1024):  # the first images of nearly all data sets decide
-            rows = some.flatten(2)
+        for images in split.x.split(1024):  # the first images of nearly all data sets decide
+            rows = images.flatten(2)
             if bool((rows.amax(2) != rows.amin(2)).any()):
                 return
     raise UsageError(f"Every image of data set {dataset.name!r} is of one color; there is nothing in them to find.")
@@ -157,7 +157,7 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     where = f"the {part} part of data set {dataset.name!r}"
     if len(split.y) == 0:
         raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
-    dtype, width, right = {
+    dtype, width, expected_targets = {
         "classification": (torch.int64, (), "int64 with one axis"),
         "regression": (torch.float32, (1,), "float32 [N, 1], the targets of a regression"),
         "segmentation": (torch.float32, (1, *dataset.shape[1:]), "float32 [N, 1, H, W], the masks of the images"),
@@ -165,7 +165,7 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     if split.x.dtype not in (torch.uint8, torch.float32) or (split.y.dtype, split.y.shape[1:]) != (dtype, width):
         raise UsageError(
             f"The tensors of {where} are x {split.x.dtype} and y {split.y.dtype} {tuple(split.y.shape)}; "
-            f"x must be uint8 or float32, and y {right}."
+            f"x must be uint8 or float32, and y {expected_targets}."
         )
     expected = (len(split.y), *dataset.shape)
     if tuple(split.x.shape) != expected or split.classes != dataset.classes:
@@ -178,15 +178,15 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
 
 
 def _check_targets(dataset: Dataset, split: Split, where: str) -> None:
-    wrong, right = _wrong_targets(dataset, split.y)
+    wrong, expected = _wrong_targets(dataset, split.y)
     if wrong.any():
         place = wrong.nonzero()[0]
         value = split.y[tuple(place)].item()
-        raise UsageError(f"Example {int(place[0])} of {where} has label {value}; {right}.")
+        raise UsageError(f"Example {int(place[0])} of {where} has label {value}; {expected}.")
     domain = split.domain
     if domain is not None and (domain.dtype != torch.int64 or domain.shape != split.y.shape[:1] or (domain < 0).any()):
         form = f"{domain.dtype} {tuple(domain.shape)}"
-        raise UsageError(f"The domains of {where} are {form}; they must be int64 >= 0, one an example.")
+        raise UsageError(f"The domains of {where} are {form}; they must be int64 >= 0, one per example.")
 
 
 def _wrong_targets(dataset: Dataset, y: Tensor) -> tuple[Tensor, str]:
@@ -205,10 +205,10 @@ def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
         return
     rows = split.x.flatten(1)
     low, high = dataset.data_range
-    bad, what = ~rows.isfinite().all(1), "not finite in single precision"
+    bad, fault = ~rows.isfinite().all(1), "not finite in single precision"
     if dataset.kind == "image" and not bad.any():
-        bad, what = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
+        bad, fault = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
     if bad.any():
         raise UsageError(
-            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is {what}; clean the data first."
+            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is {fault}; clean the data first."
         )

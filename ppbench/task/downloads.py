@@ -81,13 +81,13 @@ def _part(source: DownloadedSet, root: Path, *, train: bool) -> tuple[Tensor, Te
     if source.axes == "NHW":
         _check_legacy(root / source.folder)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
-        made = factory(str(root), download=True, **part)
-    x = torch.as_tensor(made.data)
+        dataset = factory(str(root), download=True, **part)
+    x = torch.as_tensor(dataset.data)
     if source.axes == "NHW":
         x = x[:, None]
     elif source.axes == "NHWC":
         x = x.permute(0, 3, 1, 2)
-    labels = made.labels if source.factory == "SVHN" else made.targets
+    labels = dataset.labels if source.factory == "SVHN" else dataset.targets
     return x.contiguous(), torch.as_tensor(labels, dtype=torch.int64)
 
 

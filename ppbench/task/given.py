@@ -30,7 +30,7 @@ _PARTS = ("train", "test")
 _INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
 _BRIGHTEST = 2.0
 """Largest value of an image in floats: a larger one was not divided by 255, or by its white."""
-REQUIRED_FORM = "it must give (training part, test part), or a dict of train and test"
+REQUIRED_FORM = "it must return (training part, test part), or a dict of train and test"
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -39,11 +39,12 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     With splits train and test; one split is divided 80 : 20, a function of `seed`. Columns not named in the options
     are found by common names. Needs the package `datasets`. UsageError: the folder or a column cannot be used.
     """
-    place, _, query = argument.partition("?")
-    path, options = existing("hf", place), dict(parse_qsl(query, keep_blank_values=True))
-    if odd := {*options} - {"image", "label"}:
+    folder, _, query = argument.partition("?")
+    path, options = existing("hf", folder), dict(parse_qsl(query, keep_blank_values=True))
+    if unknown_options := {*options} - {"image", "label"}:
         raise UsageError(
-            f"The data set {shown('hf:' + argument)} has the option {min(odd)!r}; known are image and label."
+            f"The data set {shown('hf:' + argument)} has the option {min(unknown_options)!r}; known are image and "
+            "label."
         )
     try:
         from datasets import load_from_disk  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -52,8 +53,8 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     try:
         saved: Any = load_from_disk(str(path))
     except Exception as cause:
-        right = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
-        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {right}.") from cause
+        advice = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
+        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {advice}.") from cause
     return dataset_from(
         f"hf:{path.resolve().name}", saved if isinstance(saved, Mapping) else {"train": saved}, seed, options
     )
@@ -80,9 +81,9 @@ def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | 
             f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
             "by what is white."
         )
-    about = f"{'images' if kind == 'image' else 'rows'} of {tuple(shape)} from {low:g} to {high:g}"
+    summary = f"{'images' if kind == 'image' else 'rows'} of {tuple(shape)} from {low:g} to {high:g}"
     others = [str(part) for part in value if part not in _PARTS] if isinstance(value, Mapping) else []
-    note = f"{name}: {len(y) + len(y_test)} {about}, {classes} classes{empty_classes(y, classes)}"
+    note = f"{name}: {len(y) + len(y_test)} {summary}, {classes} classes{empty_classes(y, classes)}"
     note += f"; not read: {listed(others)}" if others else ""
     splits = Split(x, y, classes), Split(x_test, y_test, classes)
     return Dataset(name, *splits, classes, shape, (low, high), kind, notes=(note,))
@@ -105,7 +106,7 @@ def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
         array, labels = (np.asarray(_plain(name, one)) for one in part)
         if labels.ndim != 1:
             shape = f"{labels.dtype} {labels.shape}"
-            raise UsageError(f"The labels of data set {shown(name)} are {shape}; give whole numbers, one an example.")
+            raise UsageError(f"The labels of data set {shown(name)} are {shape}; give whole numbers, one per example.")
         x, y = _tensor(name, array), class_numbers(f"data set {shown(name)}", labels)
     else:
         inputs, targets = _items(name, part, columns)
@@ -149,8 +150,8 @@ def _items(name: str, part: Any, columns: Mapping[str, str]) -> tuple[list[Any],
 def _column(name: str, item: Mapping[str, Any], known: Sequence[str], named: str | None) -> str:
     chosen = next((column for column in ([named] if named else known) if column in item), None)
     if chosen is None:
-        right = f"there is no {named!r}" if named else f"none of them is called {', '.join(known[:3])} or the like"
-        raise UsageError(f"The data set {shown(name)} has the columns {one_line([*item], 120)}; {right}.")
+        reason = f"there is no {named!r}" if named else f"none of them is called {', '.join(known[:3])} or the like"
+        raise UsageError(f"The data set {shown(name)} has the columns {one_line([*item], 120)}; {reason}.")
     return chosen
 
 
@@ -173,14 +174,14 @@ def _tensor(name: str, array: NDArray[Any]) -> Tensor:
     return torch.as_tensor(np.ascontiguousarray(numbers))
 
 
-def _plain(name: str, one: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     """Return a PIL image as its `pixels`, a tensor as a NumPy array, anything else unchanged."""
-    if isinstance(one, Tensor):
-        return one.numpy(force=True) if not one.is_sparse else one.to_dense().numpy(force=True)
-    if not (hasattr(one, "mode") and hasattr(one, "convert")):
-        return one
+    if isinstance(value, Tensor):
+        return value.numpy(force=True) if not value.is_sparse else value.to_dense().numpy(force=True)
+    if not (hasattr(value, "mode") and hasattr(value, "convert")):
+        return value
     try:
-        return pixels(one, f"data set {shown(name)}")
+        return pixels(value, f"data set {shown(name)}")
     except UsageError:
         raise
     except Exception as cause:  # a damaged file makes its decoder raise anything

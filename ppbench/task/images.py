@@ -43,9 +43,9 @@ def decode_image(source: IO[bytes] | Path, where: str) -> NDArray[np.uint8]:
     except UsageError:
         raise
     except UnidentifiedImageError as cause:
-        known = ", ".join(FORMATS)
+        formats = ", ".join(FORMATS)
         raise UsageError(
-            f"The image in {where} cannot be decoded: it is none of {known}; repair or remove it."
+            f"The image in {where} cannot be decoded: it is none of {formats}; repair or remove it."
         ) from cause
     except Exception as cause:  # a damaged file makes its decoder raise anything
         raise UsageError(f"The image in {where} cannot be decoded ({because(cause)}); repair or remove it.") from cause
@@ -61,7 +61,7 @@ def pixels(image: Image.Image, where: str) -> NDArray[np.uint8]:
 
     if image.width * image.height > LARGEST_IMAGE:
         size = f"{image.width}x{image.height}"
-        raise UsageError(f"The image in {where} says that it is {size}; images end at {LARGEST_IMAGE:,} pixels.")
+        raise UsageError(f"The image in {where} claims to be {size}; images may have up to {LARGEST_IMAGE:,} pixels.")
     if image.mode not in _GREY + _COLOR:
         raise UsageError(f"The image in {where} has pixels of type {image.mode!r}; convert it to 8-bit grey or RGB.")
     if _deep(image):
@@ -123,7 +123,7 @@ def image_dataset(
     domains: of the training and of the test examples, int64 [N] each, if there are any.
     """
     x, x_test = (pad(x, (2, 2, 2, 2)) if x.shape[1:] == (1, 28, 28) else x for x in (train[0], test[0]))
-    known = domains or (None, None)
-    splits = Split(x, train[1], classes, known[0]), Split(x_test, test[1], classes, known[1])
+    known_domains = domains or (None, None)
+    splits = Split(x, train[1], classes, known_domains[0]), Split(x_test, test[1], classes, known_domains[1])
     shape = tuple(x.shape[1:])
     return Dataset(name, *splits, classes=classes, shape=shape, data_range=(0.0, 1.0), kind="image", notes=notes)

@@ -50,16 +50,16 @@ def classes_of(source: str, labels: Tensor) -> int:
     """
     used, classes = labels.unique(), int(labels.max()) + 1
     if len(used) > MANY_CLASSES and 2 * len(used) > len(labels):
-        what = (
+        fault = (
             f"has {len(used)} labels in {len(labels)} examples, as names of examples do; give the number of each class"
         )
     elif int(used[0]) > 0:
-        what = f"has labels from {int(used[0])} on; classes are numbered from 0: subtract {int(used[0])}"
+        fault = f"has labels from {int(used[0])} on; classes are numbered from 0: subtract {int(used[0])}"
     elif len(used) * _USED < classes:
-        what = f"has {len(used)} labels, the largest {classes - 1}; number the classes from 0 without gaps"
+        fault = f"has {len(used)} labels, the largest {classes - 1}; number the classes from 0 without gaps"
     else:
         return classes
-    raise UsageError(f"{source} {what}.")
+    raise UsageError(f"{source} {fault}.")
 
 
 def empty_classes(labels: Tensor, classes: int) -> str:

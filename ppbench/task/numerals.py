@@ -80,21 +80,21 @@ def doubt(name: str, counts: Mapping[str, int], form: NumberForm) -> str:
     sentence.
     """
     texts = [text for text in counts if text.lower() not in _NO_VALUE]
-    kept = f"'categories={option(name)}' to take each text for a category"
-    for why in (
+    advice = f"'categories={option(name)}' to take each text for a category"
+    for reason in (
         _numbers(texts, counts, form),
         _signed(texts, counts),
         _dates(name, texts, counts),
         _single(name, counts),
     ):
-        if why:
-            return f"{why}, or write {kept}"
+        if reason:
+            return f"{reason}, or write {advice}"
     cases = {text.casefold(): text for text in counts}
     double = next((text for text in counts if cases[text.casefold()] != text), None)
     if double is None:
         return ""
-    alike = f"{shown(double, 30)} and {shown(cases[double.casefold()], 30)}"
-    return f"holds {alike}, which differ in case alone; write one of them in the file, or write {kept}"
+    pair = f"{shown(double, 30)} and {shown(cases[double.casefold()], 30)}"
+    return f"holds {pair}, which differ in case alone; write one of them in the file, or write {advice}"
 
 
 def in_ascii(text: str) -> str:
@@ -138,19 +138,18 @@ def _numbers(texts: Sequence[str], counts: Mapping[str, int], form: NumberForm) 
     hits = {one: [text for text in texts if one.read(text) is not None] for one in dict.fromkeys((form, *_FORMS))}
     if not _most({text for some in hits.values() for text in some}, texts, counts):
         return ""
-    most = max(_rows(some, counts) for some in hits.values())
-    costs = {one: _cost(one, form) for one, some in hits.items() if _rows(some, counts) == most}
+    rows = max(_rows(some, counts) for some in hits.values())
+    costs = {one: _cost(one, form) for one, some in hits.items() if _rows(some, counts) == rows}
     best = [one for one, cost in costs.items() if cost == min(costs.values())]
-    read = hits[best[0]]
-    others = [text for text in counts if text not in read]
-    example = next((text for text in read if text not in hits[form]), read[0])
-    words = f"holds numbers written like {shown(example, 30)}"
+    numbers = hits[best[0]]
+    others = [text for text in counts if text not in numbers]
+    example = next((text for text in numbers if text not in hits[form]), numbers[0])
+    finding = f"holds numbers written like {shown(example, 30)}"
     if others:
-        beside = listed([shown(text, 20) for text in others], 60)
-        words = (
-            f"has {most} of {sum(counts.values())} entries that are numbers, as {shown(example, 30)}, others {beside}"
-        )
-    return f"{words}; {_remedy([one for one in best if one != form], example, others)}"
+        other_texts = listed([shown(text, 20) for text in others], 60)
+        entries = f"{rows} of {sum(counts.values())} entries"
+        finding = f"has {entries} that are numbers, as {shown(example, 30)}, others {other_texts}"
+    return f"{finding}; {_remedy([one for one in best if one != form], example, others)}"
 
 
 def _cost(one: NumberForm, form: NumberForm) -> tuple[bool, bool, int]:
@@ -193,5 +192,5 @@ def _single(name: str, counts: Mapping[str, int]) -> str:
     rows = sum(counts.values())
     if len(counts) <= MANY_TEXTS or 2 * len(counts) <= rows:
         return ""
-    words = f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do"
-    return f"{words}; write 'drop={option(name)}' to leave it out"
+    finding = f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do"
+    return f"{finding}; write 'drop={option(name)}' to leave it out"

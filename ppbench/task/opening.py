@@ -47,8 +47,8 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
             else:
                 dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
     except (OSError, MemoryError, RecursionError, OverflowError) as cause:
-        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
-        raise UsageError(f"The data set {shown(text)} cannot be read ({why}); give one that can.") from cause
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+        raise UsageError(f"The data set {shown(text)} cannot be read ({reason}); give one that can.") from cause
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
     if stranger("datasets", name):

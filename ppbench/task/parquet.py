@@ -51,9 +51,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         return image_dataset(name, (x[train], y[train]), (x[test], y[test]), classes, notes=note)
     shards = _shards(path)
     files = shards["train"] + shards["test"]
-    read = [_shard(file, root) for file in files]
-    images = join_images([x for x, _ in read], [str(file) for file in files])
-    labels = [y for _, y in read]
+    parts = [_shard(file, root) for file in files]
+    images = join_images([x for x, _ in parts], [str(file) for file in files])
+    labels = [y for _, y in parts]
     classes = classes_of(str(path), torch.cat(labels))
     count = len(shards["train"])
     train_part = torch.cat(images[:count]), torch.cat(labels[:count])
@@ -66,10 +66,10 @@ def _note(name: str, files: list[Path], trained: Tensor, labels: Tensor, classes
     import pyarrow.parquet as pq
 
     image, label = _columns(pq.read_schema(files[0]), files[0])
-    more = empty_classes(trained, classes)
-    beside = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
-    more += f"; not read: {listed(beside)}" if beside else ""
-    return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{more}",)
+    remark = empty_classes(trained, classes)
+    ignored = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
+    remark += f"; not read: {listed(ignored)}" if ignored else ""
+    return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{remark}",)
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
@@ -94,8 +94,8 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
     if kind_of(cache) == "file":
         try:
-            kept = unpacked_with_digest(cache)
-            return kept["x"], kept["y"]
+            tensors = unpacked_with_digest(cache)
+            return tensors["x"], tensors["y"]
         except (UsageError, KeyError) as cause:
             warnings.warn(f"{cache} is damaged ({cause}) and is made again", stacklevel=2)
     start = time.monotonic()
@@ -126,7 +126,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
             image, label = _columns(file.schema_arrow, path)
             if file.metadata.num_rows > MANY:
                 rows = f"{file.metadata.num_rows:,}"
-                raise UsageError(f"{path} says that it has {rows} rows; images of a file end at {MANY:,}.")
+                raise UsageError(f"{path} claims to have {rows} rows; a file may have up to {MANY:,} images.")
             for batch in file.iter_batches(columns=[image, label]):
                 for cell in batch.column(image).to_pylist():
                     arrays.append(_image(cell, f"row {len(arrays)} of {path}"))

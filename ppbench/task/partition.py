@@ -74,15 +74,15 @@ def _by_class(
 def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -> list[Tensor]:
     domains = domain.unique().tolist() if domain is not None else []
     if domain is None or not len(domains) <= clients:
-        known = f"{len(domains)} domains and only {clients} clients" if domains else "no domains"
+        problem = f"{len(domains)} domains and only {clients} clients" if domains else "no domains"
         raise UsageError(
-            f"The partition 'domains' cannot be made: there are {known}; take a data set with domains, such as "
+            f"The partition 'domains' cannot be made: there are {problem}; take a data set with domains, such as "
             "imagefolder:FOLDER?domains, and at least as many clients as it has domains."
         )
     shards: list[Tensor] = []
-    for place, name in enumerate(domains):
+    for number, name in enumerate(domains):
         members = (domain == name).nonzero()[:, 0]
-        group = sum(client * len(domains) // clients == place for client in range(clients))
+        group = sum(client * len(domains) // clients == number for client in range(clients))
         if group > len(members):
             raise UsageError(
                 f"Domain {name} has {len(members)} training examples, too few for its {group} of {clients} clients; "
@@ -145,11 +145,11 @@ def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[
     The test part is `hold_out` of the whole, the validation part of the rest, so 4:0:1 is `hold_out` in fifths.
     """
     train, validation, test = shares
-    left, tested = hold_out(labels, sum(shares), seed, test)
+    rest, tested = hold_out(labels, sum(shares), seed, test)
     if validation == 0:
-        return left, left[:0], tested
-    kept, held_out = hold_out(labels[left], train + validation, Seeds(seed).seed("validation"), validation)
-    return left[kept], left[held_out], tested
+        return rest, rest[:0], tested
+    kept, held_out = hold_out(labels[rest], train + validation, Seeds(seed).seed("validation"), validation)
+    return rest[kept], rest[held_out], tested
 
 
 def _concentration(argument: str) -> float:
@@ -178,6 +178,6 @@ def _fill_empty(shards: list[np.ndarray], generator: np.random.Generator) -> Non
     for client, shard in enumerate(shards):
         if len(shard) == 0:
             largest = max(range(len(shards)), key=lambda other: len(shards[other]))
-            place = int(generator.integers(len(shards[largest])))
-            shards[client] = shards[largest][place : place + 1]
-            shards[largest] = np.delete(shards[largest], place)
+            index = int(generator.integers(len(shards[largest])))
+            shards[client] = shards[largest][index : index + 1]
+            shards[largest] = np.delete(shards[largest], index)

@@ -81,16 +81,16 @@ def _dataset(table: pd.DataFrame, target: str, options: CsvOptions, seed: int, p
     )
 
 
-def _rows(rows: int, left: int) -> str:
-    without = f" ({rows - left} without a value are left out)" if left < rows else ""
-    return f"{left} rows{without}"
+def _rows(rows: int, kept: int) -> str:
+    without = f" ({rows - kept} without a value are left out)" if kept < rows else ""
+    return f"{kept} rows{without}"
 
 
 def _reading(inputs: pd.DataFrame) -> str:
     """Return in words which columns are numbers, and which are categories with their numbers of values."""
     numbers = [f"{name}{_counting(column)}" for name, column in inputs.items() if is_number(column)]
-    words = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
-    categories = [f"{name} ({count})" for name, count in words.items()]
+    value_counts = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
+    categories = [f"{name} ({count})" for name, count in value_counts.items()]
     parts = [f"numbers: {listed(numbers)}"] if numbers else []
     parts += [f"categories (values): {listed(categories, 600)}"] if categories else []
     return "; ".join(parts)
@@ -140,16 +140,16 @@ def _labels(column: pd.Series, options: CsvOptions, path: Path) -> tuple[Tensor,
 def _check_classes(name: str, values: NDArray[np.generic], rows: int, path: Path) -> None:
     """Refuse sorted distinct numbers that are no class numbers: fractions, and many with gaps or few repetitions."""
     numbers = values.astype(np.float64)
-    odd = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
+    fractions = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
     gapless = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
-    if len(odd):
-        what = f"holds numbers such as {odd[0]:.15g}, which are no classes"
+    if len(fractions):
+        fault = f"holds numbers such as {fractions[0]:.15g}, which are no classes"
     elif len(numbers) > MANY_TEXTS and (not gapless or len(numbers) * _ROWS_A_CLASS > rows):
-        what = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
+        fault = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
     else:
         return
     raise UsageError(
-        f"The target column {shown(name)} of {path} {what}; write 'task=regression' to fit them as numbers, or "
+        f"The target column {shown(name)} of {path} {fault}; write 'task=regression' to fit them as numbers, or "
         f"'categories={option(name)}' to take each for a class."
     )
 
@@ -167,10 +167,10 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is named below
         values = column.to_numpy(np.float64).astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
+    not_finite = np.flatnonzero(~np.isfinite(values))
+    if len(not_finite):
         raise UsageError(
-            f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the target column "
+            f"Row {column.index[not_finite[0]]} of {path} has {column.iloc[not_finite[0]]} in the target column "
             f"{shown(column.name)}; targets must be finite in single precision."
         )
     if values.min() == values.max():
@@ -224,8 +224,8 @@ def _encode(
         ),
     )
     fitted = np.asarray(encoder.fit_transform(inputs.iloc[train]))
-    words = inputs.iloc[train].select_dtypes(exclude="number")
-    widths = tuple(int(words[name].nunique(dropna=False)) for name in words)
+    categories = inputs.iloc[train].select_dtypes(exclude="number")
+    widths = tuple(int(categories[name].nunique(dropna=False)) for name in categories)
     columns = Columns(fitted.shape[1] - sum(widths), widths)
     _check_scales(inputs.iloc[train].select_dtypes(include="number"), fitted[:, : columns.numbers], path)
     x_test = torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)
@@ -234,8 +234,8 @@ def _encode(
 
 def _check_scales(numbers: pd.DataFrame, scaled: NDArray[np.float64], path: Path) -> None:
     """Refuse numbers that vary too little, relative to their size, to be standardized."""
-    for place, name in enumerate(numbers):
-        if numbers[name].nunique() > 1 and abs(scaled[:, place].std() - 1) > 0.01:
+    for index, name in enumerate(numbers):
+        if numbers[name].nunique() > 1 and abs(scaled[:, index].std() - 1) > 0.01:
             raise UsageError(
                 f"The numbers of the column {shown(name)} of {path} differ too little beside their size to be "
                 "standardized; subtract their mean in the file."

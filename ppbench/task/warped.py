@@ -65,8 +65,8 @@ def warped(argument: str, *, seed: int, root: Path) -> Dataset:
         raise UsageError("The data set 'warped' needs another one, whose images it warps; write 'warped:digits'.")
     inner = open_dataset(argument, seed=seed, root=root)
     if inner.kind != "image" or inner.task != "classification":
-        what = "a table" if inner.kind != "image" else "images with masks"
-        raise UsageError(f"The data set {shown(argument)} is {what}; only images with classes can be warped.")
+        content = "a table" if inner.kind != "image" else "images with masks"
+        raise UsageError(f"The data set {shown(argument)} is {content}; only images with classes can be warped.")
     secret = hashlib.pbkdf2_hmac("sha256", str(seed).encode(), b"ppbench.warped/1", STRETCH)
     parts = (_split(getattr(inner, part), inner.data_range, secret + part.encode()) for part in ("train", "test"))
     train, test = parts
@@ -75,11 +75,11 @@ def warped(argument: str, *, seed: int, root: Path) -> Dataset:
 
 def bent(x: Tensor, bend: Bend) -> Tensor:
     """Return warped images [n, C, H, W], from [0, 1]: float64, differentiable in all arguments, not clipped."""
-    way, gain, brighter, knots = _parts(bend.numbers)
-    grid = affine_grid(way, list(x.shape), align_corners=False)
-    more = interpolate(knots, size=x.shape[2:], mode="bicubic", align_corners=True)
-    there = grid_sample(x.double(), grid + more.permute(0, 2, 3, 1), padding_mode="border", align_corners=False)
-    return (there - 0.5) * gain[:, None, None, None] + 0.5 + brighter[:, None, None, None] + GRAIN * bend.grain
+    maps, gain, brighter, knots = _parts(bend.numbers)
+    grid = affine_grid(maps, list(x.shape), align_corners=False)
+    shifts = interpolate(knots, size=x.shape[2:], mode="bicubic", align_corners=True)
+    warped_x = grid_sample(x.double(), grid + shifts.permute(0, 2, 3, 1), padding_mode="border", align_corners=False)
+    return (warped_x - 0.5) * gain[:, None, None, None] + 0.5 + brighter[:, None, None, None] + GRAIN * bend.grain
 
 
 def _parts(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,12 +96,12 @@ def _split(split: Split, data_range: tuple[float, float], secret: bytes) -> Spli
     low, high = data_range
     count = max(1, TOGETHER // split.x[0].numel())
     warped_x = torch.empty_like(split.x)
-    for first, some in zip(range(0, len(split), count), split.x.split(count), strict=True):
-        whole = some.dtype == torch.uint8
-        unit = some.double() / LEVELS if whole else (some.double() - low) / (high - low)
+    for first, images in zip(range(0, len(split), count), split.x.split(count), strict=True):
+        integer = images.dtype == torch.uint8
+        unit = images.double() / LEVELS if integer else (images.double() - low) / (high - low)
         steps = (bent(unit, _drawn(unit.shape, secret, first)) * LEVELS).round().clamp(0, LEVELS)
-        out = steps if whole else (low + steps / LEVELS * (high - low)).float().clamp(low, high)
-        warped_x[first : first + len(some)] = out.to(some.dtype)
+        result = steps if integer else (low + steps / LEVELS * (high - low)).float().clamp(low, high)
+        warped_x[first : first + len(images)] = result.to(images.dtype)
     return replace(split, x=warped_x)
 
 
@@ -111,12 +111,12 @@ def _drawn(shape: torch.Size, secret: bytes, first: int) -> Bend:
     torch's generators keep 32 bits of a seed, which can all be tried.
     """
     streams = b"".join(_streams(shape, secret, first))
-    read = np.frombuffer(streams, [("numbers", "<u4", (NUMBERS,)), ("grain", "u1", shape[1:])])
-    numbers, grain = (torch.from_numpy(read[name].astype(np.float64)) for name in ("numbers", "grain"))
+    fields = np.frombuffer(streams, [("numbers", "<u4", (NUMBERS,)), ("grain", "u1", shape[1:])])
+    numbers, grain = (torch.from_numpy(fields[name].astype(np.float64)) for name in ("numbers", "grain"))
     return Bend(numbers / (2**31 - 0.5) - 1, grain / 127.5 - 1)
 
 
 def _streams(shape: torch.Size, secret: bytes, first: int) -> Iterator[bytes]:
     length = 4 * NUMBERS + math.prod(shape[1:])
-    for place in range(first, first + shape[0]):
-        yield hashlib.shake_256(secret + place.to_bytes(8, "big")).digest(length)
+    for number in range(first, first + shape[0]):
+        yield hashlib.shake_256(secret + number.to_bytes(8, "big")).digest(length)

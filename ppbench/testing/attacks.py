@@ -26,9 +26,9 @@ def attack_declares_itself(duel: Duel) -> Iterator[str]:
     yield from unnamed(attack, attack.parameters())
     if not attack.reference:
         yield "it does not say where it comes from; set `reference: ClassVar[str]`"
-    strange = sorted(set(attack.threats) - set(THREATS))
-    if strange or not attack.threats:
-        yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
+    unknown_threats = sorted(set(attack.threats) - set(THREATS))
+    if unknown_threats or not attack.threats:
+        yield f"it can use views of {unknown_threats or 'nothing'}; known threat models are {', '.join(THREATS)}"
     for fault in acting_faults(type(attack)):
         yield f"it {fault}"
 
@@ -116,9 +116,9 @@ def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
 
 def properties_in(duel: Duel) -> Properties:
     """Return the properties to check in a duel, by name."""
-    every = properties_of(duel.attack.kind)
-    once = {name: question for name, question in every.items() if duel.undefended or name not in UNDEFENDED_ONLY}
-    return {name: question for name, question in once.items() if name not in ACTING_ONLY or acts(duel.threat)}
+    properties = properties_of(duel.attack.kind)
+    chosen = {name: question for name, question in properties.items() if duel.undefended or name not in UNDEFENDED_ONLY}
+    return {name: question for name, question in chosen.items() if name not in ACTING_ONLY or acts(duel.threat)}
 
 
 def check_attack(
@@ -139,20 +139,20 @@ def check_attack(
     AssertionError: a line for each property that fails, with what happened and what is right. UsageError: no attack,
     one that needs an audit, or an unknown property.
     """
-    made = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
-    if not isinstance(made, Attack):
+    instance = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
+    if not isinstance(instance, Attack):
         raise UsageError(f"{attack!r} is no attack; give a subclass of ppbench.Attack, or an instance of one.")
-    if made.kind not in plugins("questions"):
-        raise unknown("kind of attack", made.kind, plugins("questions"))
-    if made.audit:
+    if instance.kind not in plugins("questions"):
+        raise unknown("kind of attack", instance.kind, plugins("questions"))
+    if instance.audit:
         raise UsageError(
-            f"Attack {made.name!r} needs an audit ({made.audit}), which this battery does not train; evaluate it with "
-            "ppbench.evaluate(stages=('audit',)) and look at the controls."
+            f"Attack {instance.name!r} needs an audit ({instance.audit}), which this battery does not train; evaluate "
+            "it with ppbench.evaluate(stages=('audit',)) and look at the controls."
         )
     findings = [
-        f for duel in duels(made, against) for f in _findings(replace(duel, decibels=decibels), only, skip or {})
+        f for duel in duels(instance, against) for f in _findings(replace(duel, decibels=decibels), only, skip or {})
     ]
-    raise_failures(f"Attack {getattr(made, 'name', type(made).__name__)!r}", findings)
+    raise_failures(f"Attack {getattr(instance, 'name', type(instance).__name__)!r}", findings)
     return tuple(findings)
 
 
@@ -161,8 +161,8 @@ def _findings(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> lis
     questions = properties_in(duel)
     if duel.undefended:
         return list(ask_all(duel, questions, only, skip))
-    here = [name for name in only if name in questions]
-    if only and not here:
+    applicable = [name for name in only if name in questions]
+    if only and not applicable:
         return []
-    findings = ask_all(duel, questions, here, {name: why for name, why in skip.items() if name in questions})
+    findings = ask_all(duel, questions, applicable, {name: why for name, why in skip.items() if name in questions})
     return [replace(finding, property=f"{finding.property} against {duel.defense.name}") for finding in findings]

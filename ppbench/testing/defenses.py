@@ -50,10 +50,10 @@ def check_defense(
     AssertionError: a line for each property that fails, with what happened and what is right. UsageError: no defense,
     or an unknown property.
     """
-    made = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
-    if not isinstance(made, Defense):
+    instance = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
+    if not isinstance(instance, Defense):
         raise UsageError(f"{defense!r} is no defense; give a subclass of ppbench.Defense, or an instance of one.")
-    trial = DefenseTrial(made, None if off is None else tuple(off.items()))
+    trial = DefenseTrial(instance, None if off is None else tuple(off.items()))
     findings = ask_all(trial, DEFENSE_PROPERTIES, only, skip or {})
-    raise_failures(f"Defense {getattr(made, 'name', type(made).__name__)!r}", findings)
+    raise_failures(f"Defense {getattr(instance, 'name', type(instance).__name__)!r}", findings)
     return findings

@@ -53,7 +53,7 @@ def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
     guesses = world.answers(attack)
     wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
     if wrong:
-        yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
+        yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient shows its label"
     reached = median_low(psnrs(world, guesses, attack))
     if not reached > duel.decibels:
         yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
@@ -82,8 +82,8 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
     if wrong:
         yield wrong[0]
         return
-    plain = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
-    gains = torch.tensor(psnrs(world, guesses)) - torch.tensor(psnrs(world, plain))
+    grey = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
+    gains = torch.tensor(psnrs(world, guesses)) - torch.tensor(psnrs(world, grey))
     if float(gains.mean()) >= 0.5 or float(gains.max()) >= 4:
         yield (
             f"from uploads of pure noise images come {float(gains.mean()):.1f} dB nearer than grey "
@@ -99,20 +99,20 @@ def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
     """Check that uploads independent of the data give labels by chance, see `noise_gives_chance`."""
     worlds = [(duel.quick(SOME), noise_world(duel, 24), "pure noise")]
     worlds += [(duel.quick(SOME), noise_world(duel, 96, 4), "batches of noise")] if duel.undefended else []
-    for attack, world, words in worlds:
+    for attack, world, source in worlds:
         guesses = world.answers(attack)
         wrong = list(malformed(world, guesses, attack))
-        yield from wrong[:1] or _chance_of_labels(world, guesses, words)
+        yield from wrong[:1] or _chance_of_labels(world, guesses, source)
 
 
-def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Iterator[str]:
+def _chance_of_labels(world: World, guesses: Sequence[Guess], source: str) -> Iterator[str]:
     """Yield a violation if labels are right significantly more or less often than over all pairings."""
     guessed, true = [g.y.tolist() for g in guesses if g.y is not None], world.labels
     hits = [[sum(multiset_hits(g, t)) for t in true] for g in guessed]
     chance = float(torch.tensor(hits).double().mean()) / len(true[0])
     right, trials = sum(hits[i][i] for i in range(len(hits))), len(true) * len(true[0])
     if not within_chance(right, trials, chance):
-        yield f"of {words} {right} of {trials} labels are right, where chance is {chance:.0%}; nothing tells them"
+        yield f"of {source} {right} of {trials} labels are right, where chance is {chance:.0%}; nothing reveals them"
 
 
 def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
@@ -159,10 +159,10 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
         yield from witness.violations()
         yield from malformed(world, guesses, attack)
         shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
-        most = shares * (budget * len(duel.limits) + EXTRA_EVALUATIONS)
-        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= most]
+        limit = shares * (budget * len(duel.limits) + EXTRA_EVALUATIONS)
+        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= limit]
         if duel.limits and over:
-            yield f"with a budget of {budget} a guess tells {over[0]} evaluations; 1 to {most} are right"
+            yield f"with a budget of {budget} a guess reports {over[0]} evaluations; 1 to {limit} are right"
 
 
 def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
@@ -172,7 +172,7 @@ def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
     """
     run = duel.federate()
     server, plan = run.parties.server, replace(run.plan, local=replace(run.plan.local, upload="gradient", batch=4))
-    kept = [leaf.clone() for leaf in leaves(server)]
+    state_before = [leaf.clone() for leaf in leaves(server)]
     like = {name: value.shape for name, value in server.params.items()}
     for target, public in ((None, noise_pictures()), (TARGET, None)):
         before = Before(plan, duel.defense, server, tuple(range(plan.clients)), target, public)
@@ -186,7 +186,7 @@ def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
                 yield "it sends weights that are not finite; no client trains on them"
             elif not all(torch.equal(sent[name], other[name]) for name in sent):
                 yield TWO_GUESSES
-    if not all(map(torch.equal, kept, leaves(server))):
+    if not all(map(torch.equal, state_before, leaves(server))):
         yield "it changes the server's state in place; copy before you write"
 
 
@@ -203,8 +203,8 @@ def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
 def poison_harms_no_other(duel: Duel) -> Iterator[str]:
     """Check that a NaN in one of four uploads leaves the guesses on the others as good as before."""
     attack, world = duel.quick(SOME), duel.probe(4)
-    bad = with_changed_mail(world.view, POISONS["nan"]).mail
-    mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
+    poisoned = with_changed_mail(world.view, POISONS["nan"]).mail
+    mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, poisoned, strict=True))
     clean, guesses = world.answers(attack), world.seen(replace(world.view, mail=mail)).answers(attack)
     labels = {i: y.tolist() for i in (0, 2, 3) if (y := guesses[i].y) is not None}
     if any(labels[i] != world.labels[i] for i in labels):
@@ -226,7 +226,7 @@ def answers_without_mail(duel: Duel) -> Iterator[str]:
     for view in (silenced(world.view), replace(world.view, mail=())):
         yield from malformed(world, world.seen(view).answers(attack), attack)
     if attack.run(world.view, [], seeded()) != []:
-        yield "no challenge gives a guess; give one a challenge"
+        yield "no challenge gives a guess; give one guess per challenge"
 
 
 def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
@@ -246,17 +246,17 @@ def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
 def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
     """Check that a view from disk gives the same guess bit for bit; in a fresh process if both are installed."""
     attack, world = duel.quick(12), duel.probe(2)
-    apart = question_of(attack.kind).inputs and all(
+    isolate = question_of(attack.kind).inputs and all(
         plugins(group).get(part.name) is not None and plugins(group)[part.name].entry.load() is type(part)
         for group, part in (("attacks", attack), ("defenses", duel.defense))
     )
     with registered("attacks", type(attack)), registered("defenses", type(duel.defense)), empty_folder() as home:
         world.view.save(home)
-        here = world.seen(View.load(home)).answers(attack, 7)
-        alone = partial(isolated_guesses, attack, world.view, world.challenges, 7)
-        again = alone() if apart else world.seen(View.load(home)).answers(attack, 7)
-    if [guess_content(g) for g in here] != [guess_content(g) for g in again]:
+        first = world.seen(View.load(home)).answers(attack, 7)
+        isolated = partial(isolated_guesses, attack, world.view, world.challenges, 7)
+        again = isolated() if isolate else world.seen(View.load(home)).answers(attack, 7)
+    if [guess_content(g) for g in first] != [guess_content(g) for g in again]:
         yield (
-            f"{'a fresh process' if apart else 'a second reading'} of the view on disk gives another guess; nothing "
+            f"{'a fresh process' if isolate else 'a second reading'} of the view on disk gives another guess; nothing "
             "but the view, the challenges and the generator may decide"
         )

@@ -62,11 +62,11 @@ def one_seed_one_result(trial: DefenseTrial) -> Iterator[str]:
             return
     first, again, _ = (run.parties for run in runs)
     if not same_tensors((first.server, first.clients), (again.server, again.clients)):
-        far = largest_difference((first.server, first.clients), (again.server, again.clients))
-        yield f"two runs of one seed differ (by up to {far:.2g}); draw from ctx.generator and from nothing else"
+        difference = largest_difference((first.server, first.clients), (again.server, again.clients))
+        yield f"two runs of one seed differ (by up to {difference:.2g}); draw from ctx.generator and from nothing else"
     learnt = [trial.defense.own_models(run.parties.clients) or run.parties.server.params for run in runs]
     if same_tensors(learnt[0], learnt[2]):
-        yield "two seeds give the same weights; draw from ctx.generator, which another seed makes another"
+        yield "two seeds give the same weights; draw from ctx.generator, which depends on the seed"
     if not torch.equal(before, torch.get_rng_state()):
         yield "torch's global generator has moved; draw from ctx.generator, for others rely on the global one"
 
@@ -105,8 +105,9 @@ def probes_move_nothing(trial: DefenseTrial) -> Iterator[str]:
         run.run(2)
     parties = [(run.parties.server, run.parties.clients) for run in (probed, plain)]
     if not same_tensors(*parties):
-        far = largest_difference(*parties)
-        yield f"a probe changed the training after it (by up to {far:.2g}); never change a state in place, return one"
+        difference = largest_difference(*parties)
+        amount = f"by up to {difference:.2g}"
+        yield f"a probe changed the training after it ({amount}); never change a state in place, return one"
     if probed.wire.up != plain.wire.up:
         yield "a probe changed the count of training's bytes"
 
@@ -147,7 +148,7 @@ def probes_are_steps_of_training(trial: DefenseTrial) -> Iterator[str]:
         ):
             yield (
                 f"with {upload} uploads a probe gives other bits than training does from the same state, batch and "
-                "draws; nothing may hang on the session, on how many examples there are, or on the plan's upload"
+                "draws; nothing may depend on the session, on how many examples there are, or on the plan's upload"
             )
     if not compared:
         raise NotAsked("it refuses both kinds of uploads in this federation")
@@ -220,10 +221,11 @@ def bytes_are_counted(trial: DefenseTrial) -> Iterator[str]:
     run = trial.federate()
     mail = run.probe(scene_victims(run, count=4).data).mail
     for sender in {letter.sender for letter in mail}:
-        who = "the server" if sender == SERVER else f"client {sender}"
-        loose = [text for letter in mail if letter.sender == sender for text in uncounted(letter.message)]
-        if loose:
-            yield f"{who} sends {loose[0]}, of which no byte is counted; make every leaf of a message a tensor"
+        party = "the server" if sender == SERVER else f"client {sender}"
+        uncounted_parts = [text for letter in mail if letter.sender == sender for text in uncounted(letter.message)]
+        if uncounted_parts:
+            part = uncounted_parts[0]
+            yield f"{party} sends {part}, of which no byte is counted; make every leaf of a message a tensor"
     if any(letter.nbytes != nbytes(letter.message) for letter in mail):
         yield "a letter's size is not that of its tensors"
     before = run.wire.up
@@ -232,8 +234,8 @@ def bytes_are_counted(trial: DefenseTrial) -> Iterator[str]:
         moved = not same_tensors(run.parties.server.params, initial(run.plan.spec, 1))
         if not moved and run.defense.own_models(run.parties.clients):
             raise NotAsked("its clients keep models of their own, and send nothing")
-        also = " and the model has moved all the same" if moved else ""
-        yield f"clients sent no byte in a round{also}; send updates over the wire, by `reply`"
+        moved_words = " and the model has moved all the same" if moved else ""
+        yield f"clients sent no byte in a round{moved_words}; send updates over the wire, by `reply`"
 
 
 def messages_keep_their_form(trial: DefenseTrial) -> Iterator[str]:
@@ -248,10 +250,11 @@ def messages_keep_their_form(trial: DefenseTrial) -> Iterator[str]:
             role = next((name for slot, name in roles.items() if slot.client == letter.sender), "")
             form = str([(str(leaf.dtype), leaf.dim()) for leaf in leaves(letter.message)])
             forms.setdefault((letter.step, role), set()).add(f"{type(letter.message).__name__} {form}")
-    for (step, role), seen in forms.items():
-        if len(seen) > 1:
+    for (step, role), observed_forms in forms.items():
+        if len(observed_forms) > 1:
             part = f" as {role}" if role else ""
-            yield f"in step {step} clients{part} send unlike messages ({' and '.join(sorted(seen))}); name them `roles`"
+            unlike = " and ".join(sorted(observed_forms))
+            yield f"in step {step} clients{part} send unlike messages ({unlike}); name them `roles`"
     run.run(TRAIN_ROUNDS)
     end = run.parties.server.params
     if {n: (v.shape, v.dtype) for n, v in start.items()} != {n: (v.shape, v.dtype) for n, v in end.items()}:

@@ -56,7 +56,7 @@ class RecordPool:
 
 @lru_cache
 def pool() -> RecordPool:
-    """Return two clients of `COUNT` digits and as many for the test."""
+    """Return two clients of `RECORDS` digits and as many for the test."""
     order, data = torch.randperm(3 * RECORDS, generator=seeded(1)), all_digits()
     y = torch.nn.functional.one_hot(torch.randint(0, CLASSES, (3 * RECORDS,), generator=seeded(2)), CLASSES).float()
     parts = [Data(data.x[order[i::3]].clone(), y[i::3].clone()) for i in range(3)]
@@ -123,7 +123,7 @@ def members(attack: Attack, view: View, candidates: Candidates, seed: int = 0) -
     guesses = attack.run(view, [candidates.challenge(half) for half in (0, 1)], seeded(seed))
     wrong, shape = [], (len(candidates.x),)
     if len(guesses) != 2:
-        wrong.append(f"{len(guesses)} guesses for 2 challenges; give one a challenge")
+        wrong.append(f"{len(guesses)} guesses for 2 challenges; give one per challenge")
     for guess in guesses:
         if guess.score is None or tuple(guess.score.shape) != shape or not guess.score.is_floating_point():
             wrong.append(f"the guess must have a float score of shape {shape}")
@@ -153,7 +153,7 @@ def finds_members(duel: Duel) -> Iterator[str]:
         if not (result.area > 0.9 and result.right > 0.8 * 2 * RECORDS):
             yield (
                 f"under {threat}, of a model that knows its records by heart, the AUC is {result.area:.2f} with "
-                f"{result.right} of {2 * RECORDS} decisions right; above .90 and {1.6 * RECORDS:.0f} is right"
+                f"{result.right} of {2 * RECORDS} decisions right; above 0.90 and {1.6 * RECORDS:.0f} is right"
             )
 
 
@@ -170,10 +170,10 @@ def knows_no_member_of(duel: Duel, seed: int = 0) -> Iterator[str]:
         result = members(duel.attack, _shown(duel, threat, False, seed), candidates)
         yield from result.wrong
         if abs(result.area - 0.5) > width:
-            yield f"of an untrained model the AUC is {result.area:.2f}; within {width:.2f} of .50 is chance"
+            yield f"of an untrained model the AUC is {result.area:.2f}; within {width:.2f} of 0.50 is chance"
         if not within_chance(result.right, 2 * RECORDS, 0.5):
             right = f"{result.right} of {2 * RECORDS} decisions are right"
-            yield f"of an untrained model {right}, more or less than coins are"
+            yield f"of an untrained model {right}, more or less than chance"
 
 
 def tosses_coins_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
@@ -185,12 +185,12 @@ def tosses_coins_without_a_model(duel: Duel, poison: str) -> Iterator[str]:
     first, again, other = (members(attack, view, candidates, seed) for seed in (1, 1, 2))
     yield from first.wrong
     if not within_chance(first.right, 2 * RECORDS, 0.5):
-        yield f"{first.right} of {2 * RECORDS} decisions are right on a model that says nothing; coins are right there"
+        yield f"{first.right} of {2 * RECORDS} decisions are right on an empty model; chance is right there"
     contents = [[guess_content(g) for g in result.guesses] for result in (first, again, other)]
     if contents[0] != contents[1]:
         yield TWO_GUESSES
     if poison != "huge" and contents[0] == contents[2]:  # a huge model may still tell losses apart
-        yield "two seeds give one guess about a model that says nothing; draw it from the generator"
+        yield "two seeds give one guess about an empty model; draw it from the generator"
     yield from witness.violations()
 
 
@@ -238,8 +238,8 @@ def reads_the_model(duel: Duel) -> Iterator[str]:
         result = extraction_result(duel.attack, view, plan, memorized(plan))
         if not (result.share > 0.8 and result.error < 0.5):
             yield (
-                f"under {threat} {result.share:.0%} of the masked model's decisions are told, with error "
-                f"{result.error:.2g}; more than 80 % and less than .5 is right for who knows the mask"
+                f"under {threat} {result.share:.0%} of the masked model's decisions are read, with error "
+                f"{result.error:.2g}; more than 80 % and less than 0.5 is right for an attack that knows the mask"
             )
 
 
@@ -274,7 +274,7 @@ def finds_batch_members(duel: Duel) -> Iterator[str]:
         scores = _batch_scores(duel, duel.probe(16, batch))
         area = float(roc_auc_score([s.member for s in scores], [s.score for s in scores]))
         if area < 0.9:
-            yield f"of undefended batches of {batch} it tells members with an AUC of {area:.2f}; more than .9 is right"
+            yield f"of undefended batches of {batch} it finds members with an AUC of {area:.2f}; more than 0.9 is right"
 
 
 def noise_gives_batch_members_by_chance(duel: Duel) -> Iterator[str]:
@@ -282,4 +282,4 @@ def noise_gives_batch_members_by_chance(duel: Duel) -> Iterator[str]:
     scores = _batch_scores(duel, noise_world(duel, 40))
     right = sum(s.decision == s.member for s in scores)
     if not within_chance(right, len(scores), 0.5):
-        yield f"from uploads of pure noise {right} of {len(scores)} members are told right; nothing tells them"
+        yield f"from uploads of pure noise {right} of {len(scores)} members are decided right; nothing reveals them"

@@ -81,7 +81,7 @@ def no_view_reaches_a_secret(trial: DefenseTrial, threat: str, after: int = 0) -
     transcript = run.probe(victims.data)
     view = transcript.view(threat, own=victims.own)
     if not leaves([letter.message for letter in view.mail]):
-        raise NotAsked(f"the view of {threat} holds no message that could be looked into")
+        raise NotAsked(f"the view of {threat} holds no message with tensors")
     curious = {"client/1": 0, "server/1": SERVER}.get(threat)
     knowledge = (view, view.defense.evidence(view), victims.challenges())
     leaked = leaks(knowledge, [data.x for slot, data in victims.data.items() if slot.client != curious])
@@ -117,8 +117,12 @@ def a_view_survives_the_disk(trial: DefenseTrial) -> Iterator[str]:
         yield "evidence shares `simulate` in memory only; key it by the broadcast's identity, which survives the disk"
     # Two evaluations: kernels may round the last bit differently, and a search makes that large.
     reader = replace(load("attacks", READER)(), budget=2, restarts=0)
-    mine, theirs = (reader.run(v, victims.challenges(), torch.Generator().manual_seed(0)) for v in (view, again))
-    if not all(torch.allclose(a.x, b.x, atol=1e-4, equal_nan=True) for a, b in zip(mine, theirs, strict=True)):
+    guesses, guesses_again = (
+        reader.run(v, victims.challenges(), torch.Generator().manual_seed(0)) for v in (view, again)
+    )
+    if not all(
+        torch.allclose(a.x, b.x, atol=1e-4, equal_nan=True) for a, b in zip(guesses, guesses_again, strict=True)
+    ):
         yield "an attack guesses another image on the view from disk; nothing but the view may decide"
 
 
@@ -141,10 +145,15 @@ def evidence_is_what_the_server_steps_on(trial: DefenseTrial) -> Iterator[str]:
         return
     if any(e.weight is not None and not any(bool((w > 0).any()) for w in e.weight.values()) for e in own.values()):
         yield "its evidence weighs every entry with 0, so that no attack looks at what was sent; give what is known"
-    far = max(min(largest_difference(own[unit].observed, e.observed) for e in some) for unit, some in readings.items())
-    most = max(float(leaf.abs().max()) for some in readings.values() for leaf in leaves(some[0].observed))
-    if far > STEP_TOLERANCE * most:
+    difference = max(
+        min(largest_difference(own[unit].observed, e.observed) for e in candidates)
+        for unit, candidates in readings.items()
+    )
+    largest = max(
+        float(leaf.abs().max()) for candidates in readings.values() for leaf in leaves(candidates[0].observed)
+    )
+    if difference > STEP_TOLERANCE * largest:
         yield (
-            f"its evidence differs by up to {far:.2g} from the step that its server takes on the same upload, whose "
-            f"largest entry is {most:.2g}; let `aggregate` step on what `decoded` returns"
+            f"its evidence differs by up to {difference:.2g} from the step that its server takes on the same upload, "
+            f"whose largest entry is {largest:.2g}; let `aggregate` step on what `decoded` returns"
         )

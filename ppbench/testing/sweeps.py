@@ -40,8 +40,8 @@ class Request:
     @property
     def limits(self) -> dict[FigureName, float]:
         """The limits that are set, by figure."""
-        every = {"asr": self.max_asr, "psnr": self.max_psnr, "labels": self.max_labels, "cap": self.min_cap}
-        return {cast("FigureName", figure): limit for figure, limit in every.items() if limit is not None}
+        limits = {"asr": self.max_asr, "psnr": self.max_psnr, "labels": self.max_labels, "cap": self.min_cap}
+        return {cast("FigureName", figure): limit for figure, limit in limits.items() if limit is not None}
 
     @property
     def filters(self) -> dict[str, tuple[str, ...]]:
@@ -67,8 +67,8 @@ def request_from(keywords: Mapping[str, Any]) -> Request:
             f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
             "defense as defense=..."
         )
-    words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
-    filters = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
+    lists = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
+    filters = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in lists.items())
     named = {"defense": canonical(keywords["defense"]), "suite": str(keywords.get("suite", "digits-quick"))}
     return Request(**{**keywords, **named, "only": filters})
 
@@ -94,8 +94,8 @@ class Results:
 
     def fault(self) -> str:
         """Return why this sweep is inconclusive, a control that failed or did not run; "" if all controls hold."""
-        bad = [check.sentence for check in self.swept.checks if check.ok is not True]
-        return f"harness fault, no fault of {self.request.defense!r}: {' '.join(bad)}" if bad else ""
+        failed = [check.sentence for check in self.swept.checks if check.ok is not True]
+        return f"harness fault, no fault of {self.request.defense!r}: {' '.join(failed)}" if failed else ""
 
     def failures(self) -> list[str]:
         """Return a sentence for failed cells, and for each limit that the defense breaks."""
@@ -125,12 +125,12 @@ class Results:
                 "no baseline to compare with; give --ppbench-baseline DIR or set ppbench_baseline in the ini file"
             )
         comparison = compare(Path(folder), self.out)
-        mine = {self.request.defense, *CONTROLS}
+        defenses = {self.request.defense, *CONTROLS}
         filters = {key: values for key, values in self.request.only if key != "control"}
         rows = [
             row
             for row in comparison.rows
-            if row.where.defense in mine
+            if row.where.defense in defenses
             and (row.status != "missing" or all(FILTERS[k](row.record.config) in v for k, v in filters.items()))
         ]
         return replace(comparison, rows=tuple(rows))
@@ -152,20 +152,20 @@ def run_sweep(request: Request, home: Path, workers: int | None = None) -> Resul
     _forget(home, f"{suite.id}-", out)
     engine = "inline" if workers == 1 else "local"
     swept = sweep(suite, out=out, engine=engine, workers=workers, only=request.filters)
-    own = tuple(r for r in swept.records if r.config.defense.id == request.defense)
-    figures = worst_figures(own, request.at)
-    controls = [r.config.defense.control for r in own]
+    own_records = tuple(r for r in swept.records if r.config.defense.id == request.defense)
+    figures = worst_figures(own_records, request.at)
+    controls = [r.config.defense.control for r in own_records]
     if request.at not in (None, *(control.value for control in controls if control is not None)):
         raise UsageError(
             f"pytest.mark.ppbench: at={request.at:g} is no control value of {request.defense!r} in the sweep."
         )
     judged = tuple(judge_limit(name, limit, figures.get(name)) for name, limit in request.limits.items())
-    return Results(request, swept, own, figures, judged)
+    return Results(request, swept, own_records, figures, judged)
 
 
-def _forget(home: Path, prefix: str, kept: Path) -> None:
+def _forget(home: Path, prefix: str, current: Path) -> None:
     """Delete results of the same suite by other code; only folders that ppbench made, by its marker file."""
     for old in home.glob(f"{prefix}*") if home.is_dir() else ():
         digest = old.name.removeprefix(prefix)
-        if old != kept and len(digest) == 12 and "-" not in digest and (old / "ppbench.json").is_file():
+        if old != current and len(digest) == 12 and "-" not in digest and (old / "ppbench.json").is_file():
             shutil.rmtree(old)

@@ -52,7 +52,7 @@ def traces_noise_by_chance(duel: Duel) -> Iterator[str]:
         hits += sum(o == slot.client for o, slot in zip(answers, challenge.unit, strict=False))
     if not within_chance(hits, NOISE_DRAWS * CLIENTS, 1 / CLIENTS):
         images = NOISE_DRAWS * CLIENTS
-        yield f"of noise {hits} of {images} images are traced, where chance is {NOISE_DRAWS}; nothing tells them"
+        yield f"of noise {hits} of {images} images are traced, where chance is {NOISE_DRAWS}; nothing reveals them"
 
 
 def survives_poisoned_reconstructions(duel: Duel, poison: str) -> Iterator[str]:
@@ -65,7 +65,7 @@ def survives_poisoned_reconstructions(duel: Duel, poison: str) -> Iterator[str]:
         if owner is None or tuple(owner.shape) != (CLIENTS,) or owner.dtype != torch.int64:
             yield f"{CLIENTS} images are not answered by an int64 owner of shape ({CLIENTS},)"
         elif not set(owner.tolist()) <= {-1, *range(CLIENTS)}:
-            yield f"owners {owner.tolist()} are told; clients 0 to {CLIENTS - 1}, or -1, are right"
+            yield f"owners {owner.tolist()} are answered; clients 0 to {CLIENTS - 1}, or -1, are right"
         if guess_content(first) != guess_content(again):
             yield TWO_GUESSES
     yield from witness.violations()

@@ -49,9 +49,9 @@ def off_level_equals_none(trial: DefenseTrial) -> Iterator[str]:
     With equal shards, full batches and plain SGD, so that nothing amplifies rounding.
     """
     if trial.off is None:
-        raise NotAsked("no parameters were named at which it does nothing; give off={...} where it has such a level")
+        raise NotAsked("no parameters at which it does nothing are named; give off={...} if there is such a level")
     level = with_parameters(trial.defense, dict(trial.off))
-    words = ", ".join(f"{name}={value!r}" for name, value in trial.off)
+    setting = ", ".join(f"{name}={value!r}" for name, value in trial.off)
     for upload in ("gradient", "delta"):
         local = Local("gradient", 1, SHARD, Opt("sgd", 0.1)) if upload == "gradient" else Local("delta", 2, SHARD)
         local = replace(local, opt=Opt("sgd", 0.1))
@@ -62,12 +62,12 @@ def off_level_equals_none(trial: DefenseTrial) -> Iterator[str]:
         except UsageError as refusal:
             raise NotAsked(f"it refuses the plan of the comparison ({refusal})") from refusal
         layout = Layout.of(start)
-        mine, plain = (layout.pack(end) for end in ends)
-        far = float((mine - plain).norm() / (plain - layout.pack(start)).norm())
-        if not far <= OFF_TOLERANCE:
+        defended, undefended = (layout.pack(end) for end in ends)
+        distance = float((defended - undefended).norm() / (undefended - layout.pack(start)).norm())
+        if not distance <= OFF_TOLERANCE:
             yield (
-                f"at its off level ({words}) two rounds of {upload} uploads end {far:.2g} of their length away from "
-                f"where `none` ends; at most {OFF_TOLERANCE:g} is right there"
+                f"at its off level ({setting}) two rounds of {upload} uploads end {distance:.2g} of their length away "
+                f"from where `none` ends; at most {OFF_TOLERANCE:g} is right there"
             )
 
 

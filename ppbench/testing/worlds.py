@@ -192,7 +192,7 @@ def noise_world(duel: Duel, count: int, batch: int = 1) -> World:
 def malformed(world: World, guesses: Sequence[Guess], attack: Attack) -> Iterator[str]:
     """Yield faults of guesses: one per challenge, of the documented shapes and dtypes, without autograd history."""
     if len(guesses) != len(world.challenges):
-        yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
+        yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one per challenge, in order"
         return
     for challenge, guess in zip(world.challenges, guesses, strict=True):
         yield from question_of(attack.kind).malformed(guess, challenge, world.view.plan)
@@ -225,7 +225,7 @@ class Witness:
     def violations(self) -> Iterator[str]:
         """Yield what has changed since; the global generator is restored."""
         if self._read() != self._bytes:
-            yield "it changes what it was handed; copy before you write"
+            yield "it changes its arguments; copy before you write"
         if not torch.equal(torch.get_rng_state(), self._generator):
             yield "torch's global generator has moved; draw from the generator that `run` is given"
             torch.set_rng_state(self._generator)

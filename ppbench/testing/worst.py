@@ -43,11 +43,11 @@ def judge_limit(figure: FigureName, limit: float, worst: Worst | None) -> Judged
     """Return whether a figure, without its interval, keeps its limit: a CAP at or above it, others at or below."""
     sign, name = (-1, f"min_{figure}={limit:g}") if figure == "cap" else (1, f"max_{figure}={limit:g}")
     if worst is None:
-        lacking = "was asked, but no finished cell has such a figure; add attacks that give one to the suite, or leave"
+        lacking = "was requested, but no finished cell has such a figure; add attacks that give one, or leave"
         return JudgedLimit(False, False, f"{name} {lacking} the limit out")
     kept = sign * worst.value <= sign * limit
     sure = worst.low is not None and worst.high is not None and not worst.low <= limit <= worst.high
-    doubt = "" if sure else "; undecided, for the limit lies within the interval: more victims would tell"
+    doubt = "" if sure else "; undecided, for the limit lies within the interval: use more victims"
     return JudgedLimit(kept, sure, f"the worst {figure}, {worst}, {'is within' if kept else 'breaks'} {name}{doubt}")
 
 
@@ -58,9 +58,9 @@ def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[st
     these worst cases over the whole grid. All but cap are at the control value `at`, by default over all values.
     """
     frame = frame_of(records)
-    here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
-    images = frame.of([r for r in here if question_for(r).inputs])
-    complete = [r for r in here if r.status == "complete"]
+    at_value = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
+    images = frame.of([r for r in at_value if question_for(r).inputs])
+    complete = [r for r in at_value if r.status == "complete"]
     psnr = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     figures: dict[str, Worst | None] = {
         "asr": _worst(best(complete, "asr"), "asr"),
