@@ -181,8 +181,8 @@ def test_data_sets_of_a_function() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("half", "has the parts ['validation']; it must give (training part, test part)"),
-        ("lone", "gave Items; it must give (training part, test part)"),
+        ("half", "has the parts ['validation']; it must return (training part, test part)"),
+        ("lone", "gave Items; it must return (training part, test part)"),
         ("bad_labels", "Row 0 of data set 'somebodys:bad_labels' has label 0."),
         ("uneven", "have the shapes (1, 8, 8) and (1, 9, 8); they must be of one"),
         ("unnamed", "has the columns ['picture', 'label']; none of them is called image"),

@@ -19,7 +19,7 @@ from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, Inconclusive, NotAsked, ask, ask_all
 from ppbench.testing.scene import DefenseTrial
-from ppbench.testing.tradeoff import direction
+from ppbench.testing.tradeoff import accuracy_trend
 
 
 def spoilt(name, base=Defense, **members):
@@ -232,7 +232,7 @@ def test_findings_keep_apart_what_fails_and_what_cannot_be_told():
 
 def test_a_difference_counts_only_where_seeds_agree():
     low, high = [0.1 + 0.01 * i for i in range(8)], [0.8 - 0.01 * i for i in range(8)]
-    assert direction(low, high, 3) == 1 and direction(high, low, 3) == -1
+    assert accuracy_trend(low, high, 3) == 1 and accuracy_trend(high, low, 3) == -1
     noisy = [0.8, 0.1, 0.7, 0.2, 0.9, 0.1, 0.6, 0.3]
-    assert direction(low, noisy, 3) == 0
-    assert direction([0.5] * 8, [0.5] * 8, 3) == 0
+    assert accuracy_trend(low, noisy, 3) == 0
+    assert accuracy_trend([0.5] * 8, [0.5] * 8, 3) == 0

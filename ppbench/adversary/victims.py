@@ -21,7 +21,7 @@ from ppbench.federation.view import TARGET, acts, colludes
 from ppbench.federation.wire import Slot
 
 
-def digest(*tensors: Tensor, about: str = "") -> str:
+def tensors_digest(*tensors: Tensor, about: str = "") -> str:
     """Return a hash, 16 hex digits, of tensors (values, types, shapes) and a text."""
     state = hashlib.sha256(about.encode())
     update_digest(state, *tensors)
@@ -60,7 +60,7 @@ class Victims:
     def digest(self) -> str:
         """Return the hash of all victims with their slots, in order."""
         parts = [tensor for unit in self.units for slot in unit for tensor in (self.data[slot].x, self.data[slot].y)]
-        return digest(*parts, about=str(self.units))
+        return tensors_digest(*parts, about=str(self.units))
 
     def truth(self, unit: tuple[Slot, ...]) -> Data:
         """Return the true images [U * B, *shape] and labels of a unit."""
@@ -157,7 +157,7 @@ class Candidates:
 
     def digest(self) -> str:
         """Return the hash of all candidates with their membership, in order."""
-        return digest(self.x, self.labels, self.member, self.half, about=str(self.family))
+        return tensors_digest(self.x, self.labels, self.member, self.half, about=str(self.family))
 
     def challenge(self, unknown_half: int, references: References | None = None) -> Challenge:
         """Return the challenge about one half (0 or 1); the adversary knows the other half's membership."""

@@ -26,7 +26,7 @@ AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
-class Settings:
+class FloatSettings:
     """Numerical settings of a process.
 
     Attributes:
@@ -48,7 +48,7 @@ class Settings:
 _lock = threading.Lock()
 _entered: list[bool] = []
 """Whether TF32 is allowed, for each `computing` block that is open; the last one counts."""
-_process: list[Settings] = []
+_process: list[FloatSettings] = []
 """The settings of the process before the first `computing` block; one at most."""
 
 
@@ -96,11 +96,11 @@ def _leave(mode: bool) -> None:
             _apply(_ours(_entered[-1]))
 
 
-def _ours(tf32: bool) -> Settings:
+def _ours(tf32: bool) -> FloatSettings:
     """Return ppbench's settings; TF32 is allowed on GPUs only."""
     gpu = "tf32" if tf32 else "ieee"
     operations = {key: gpu if key[0] == "cuda" else "ieee" for key in OPERATIONS} if _has_operations() else {}
-    return Settings(operations, "high" if tf32 else "highest", tf32, False, True, torch.float32)
+    return FloatSettings(operations, "high" if tf32 else "highest", tf32, False, True, torch.float32)
 
 
 # torch has two interfaces to these settings, and each may refuse to be read if the other differs. Both are set to the
@@ -109,7 +109,7 @@ def _has_operations() -> bool:
     return hasattr(torch._C, "_set_fp32_precision_setter")
 
 
-def _settings() -> Settings:
+def _settings() -> FloatSettings:
     """Return the settings of this process; reading changes them, so `_apply` must follow."""
     operations = dict[tuple[str, str], str]()
     for key in OPERATIONS if _has_operations() else ():
@@ -124,10 +124,10 @@ def _settings() -> Settings:
         except RuntimeError:  # it differs from the two operations set above
             conv = False
     cudnn = torch.backends.cudnn
-    return Settings(operations, matmul, conv, cudnn.benchmark, cudnn.deterministic, torch.get_default_dtype())
+    return FloatSettings(operations, matmul, conv, cudnn.benchmark, cudnn.deterministic, torch.get_default_dtype())
 
 
-def _apply(settings: Settings) -> None:
+def _apply(settings: FloatSettings) -> None:
     with _quiet():
         torch.backends.cudnn.allow_tf32 = settings.conv
         torch.set_float32_matmul_precision(settings.matmul)

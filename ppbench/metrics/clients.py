@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ppbench.metrics.audit import DELTA
+from ppbench.metrics.audit import BISECTIONS, DELTA
 from ppbench.metrics.intervals import Estimate, Interval, unsupported
 
 FEWEST_CANARIES = 10
@@ -23,7 +23,6 @@ MOST_CLIENT_EPSILON = 1e4
 POINTS = 20_001
 LAW_WIDTH = 12.0
 """The laws are integrated on `POINTS` points each, `LAW_WIDTH` deviations around the mean; the rest has mass 1e-32."""
-BISECTIONS = 60
 CLIENT_METHOD = "95 % interval of the mean of {} canaries, estimate of Andrew et al. 2024, no bound, delta {:g}"
 
 

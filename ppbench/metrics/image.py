@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+
+from ppbench.metrics.intervals import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,6 @@ RMSE_RAW_CAP = 1e12
 SSIM_WINDOW = 7
 """Side in pixels of SSIM's uniform window; smaller images have no SSIM."""
 
-Floats = NDArray[np.float64]
 DataRange = tuple[float, float]
 
 

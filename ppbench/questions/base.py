@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, load_all, plugins
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
     from ppbench.records.store import Images
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

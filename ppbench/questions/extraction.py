@@ -57,11 +57,11 @@ class Extraction(Question):
     def of_model(self, model: TargetModel) -> Inquiry:
         """Return one challenge about the first test inputs."""
         from ppbench.adversary.attack import Challenge
-        from ppbench.adversary.victims import digest
+        from ppbench.adversary.victims import tensors_digest
 
         queries, true = model.test.x[: model.count], model.answers
         challenge = Challenge((), 1, x=queries.clone())
-        return Inquiry([challenge], lambda guesses: score_outputs(true, guesses[0]), digest(queries))
+        return Inquiry([challenge], lambda guesses: score_outputs(true, guesses[0]), tensors_digest(queries))
 
     def metrics(self, scores: Sequence[OutputScore], terms: Terms) -> list[Metric]:
         """Return the share of queries with the true argmax, and the mean relative error of the outputs.

@@ -18,7 +18,7 @@ from ppbench.adversary.victims import Victims
 from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics.image import image_figures, match, psnr
+from ppbench.metrics.image import DataRange, image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
@@ -29,7 +29,6 @@ from ppbench.questions.recognition import Recognition
 from ppbench.questions.rows import row_accuracy
 from ppbench.records.schema import Flag
 
-DataRange = tuple[float, float]
 INEXACT = 1e-6
 """Relative discrepancy at the truth above which evidence is inexact."""
 WORSE = 10.0

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed, one_line, shown
 from ppbench.task.dataset import Dataset, InputKind, Split, existing
-from ppbench.task.images import LABEL_COLUMNS, pixels, stack_images
+from ppbench.task.images import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.labels import class_numbers, classes_of, empty_classes
 from ppbench.task.partition import hold_out
 
-Part = tuple[Tensor, Tensor]
 _PARTS = ("train", "test")
 _INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
 _BRIGHTEST = 2.0

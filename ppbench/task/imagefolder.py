@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, count_of, listed, shown
 from ppbench.task.dataset import Dataset, existing
-from ppbench.task.images import decode_image, image_dataset, join_images, stack_images
+from ppbench.task.images import Part, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out
 
-Part = tuple[Tensor, Tensor]  # x uint8 [N, C, H, W], y int64 [N]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _LEFT_BEHIND = frozenset(
     ("__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found")

@@ -18,6 +18,8 @@ from ppbench.task.dataset import Dataset, Split
 if TYPE_CHECKING:
     from PIL import Image
 
+Part = tuple[Tensor, Tensor]
+"""Inputs and int64 labels [N] of a split."""
 # Named, because Pillow would otherwise also try formats that start other programs (EPS).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 LARGEST_IMAGE = 2**24

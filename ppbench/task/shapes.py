@@ -21,8 +21,8 @@ OBJECT_CONTRAST = (0.25, 0.5)
 NOISE = 0.06
 """Standard deviation of the noise on every pixel and channel, in units of the range."""
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+_Floats = NDArray[np.float64]
+_Bools = NDArray[np.bool_]
 
 
 def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -41,7 +41,7 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     return masked_dataset("shapes", *(Split(x[index], y[index], 1) for index in parts))
 
 
-def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
+def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], _Bools]:
     image = 0.35 + 0.3 * np.stack([_texture(generator) for _ in range(3)])
     mask = np.zeros((SIDE, SIDE), dtype=bool)
     for _ in range(generator.integers(1, 4)):
@@ -54,7 +54,7 @@ def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
     return np.rint(255 * image.clip(0, 1)).astype(np.uint8), mask
 
 
-def _texture(generator: np.random.Generator) -> Floats:
+def _texture(generator: np.random.Generator) -> _Floats:
     knots = generator.uniform(size=(SIDE // GRAIN + 1,) * 2)
     place = np.arange(SIDE) / GRAIN
     base = place.astype(int)
@@ -63,7 +63,7 @@ def _texture(generator: np.random.Generator) -> Floats:
     return np.asarray(rows[:, base] * (1 - part) + rows[:, base + 1] * part)
 
 
-def _object(generator: np.random.Generator) -> Bools:
+def _object(generator: np.random.Generator) -> _Bools:
     """Return the pixels [SIDE, SIDE] of a disc, a rectangle or a triangle within the image."""
     down, right = np.mgrid[:SIDE, :SIDE].astype(np.float64)
     radius = generator.uniform(4, 9)

@@ -32,13 +32,13 @@ SHIFT, BEND = 0.04, 0.03
 BRIGHTER, GRAIN = 0.05, 0.035
 """Largest change of the brightness of the whole image, and of each pixel by itself, in units of the range."""
 KNOTS = 3
-NUMBERS = 8 + 2 * KNOTS**2
+WARP_NUMBERS = 8 + 2 * KNOTS**2
 """Parameters of a warp: turn, two scales, shear, two shifts, contrast, brightness, and the shifts of the knots."""
 LEVELS = 255
 """Steps of the range to which images are rounded, so that every processor gives the same image."""
 STRETCH = 100_000
 """Rounds of PBKDF2: the split of the inner data set is drawn by half of the seed's bits, and may reveal them."""
-TOGETHER = 1 << 20
+PIXELS_AT_ONCE = 1 << 20
 """Pixels that are warped at once."""
 
 
@@ -94,7 +94,7 @@ def _parts(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _split(split: Split, data_range: tuple[float, float], secret: bytes) -> Split:
     low, high = data_range
-    count = max(1, TOGETHER // split.x[0].numel())
+    count = max(1, PIXELS_AT_ONCE // split.x[0].numel())
     warped_x = torch.empty_like(split.x)
     for first, images in zip(range(0, len(split), count), split.x.split(count), strict=True):
         integer = images.dtype == torch.uint8
@@ -111,12 +111,12 @@ def _drawn(shape: torch.Size, secret: bytes, first: int) -> Bend:
     torch's generators keep 32 bits of a seed, which can all be tried.
     """
     streams = b"".join(_streams(shape, secret, first))
-    fields = np.frombuffer(streams, [("numbers", "<u4", (NUMBERS,)), ("grain", "u1", shape[1:])])
+    fields = np.frombuffer(streams, [("numbers", "<u4", (WARP_NUMBERS,)), ("grain", "u1", shape[1:])])
     numbers, grain = (torch.from_numpy(fields[name].astype(np.float64)) for name in ("numbers", "grain"))
     return Bend(numbers / (2**31 - 0.5) - 1, grain / 127.5 - 1)
 
 
 def _streams(shape: torch.Size, secret: bytes, first: int) -> Iterator[bytes]:
-    length = 4 * NUMBERS + math.prod(shape[1:])
+    length = 4 * WARP_NUMBERS + math.prod(shape[1:])
     for number in range(first, first + shape[0]):
         yield hashlib.shake_256(secret + number.to_bytes(8, "big")).digest(length)

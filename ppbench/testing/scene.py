@@ -27,7 +27,7 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 
-CLIENTS = 4
+SCENE_CLIENTS = 4
 SHARD = 48
 SHAPE, CLASSES = (1, 8, 8), 10
 
@@ -46,7 +46,7 @@ def all_digits() -> Data:
 
 def base_plan() -> Plan:
     """Return the default plan: DLNet of two convolutions, Adam, batches of 16."""
-    return Plan(net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}), CLIENTS, Local(batch=16))
+    return Plan(net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}), SCENE_CLIENTS, Local(batch=16))
 
 
 def plan_for(defense: Defense, plan: Plan) -> Plan:

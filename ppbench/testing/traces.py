@@ -9,7 +9,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge
 from ppbench.federation.view import View
-from ppbench.testing.scene import CLIENTS, SHAPE, TensorChange
+from ppbench.testing.scene import SCENE_CLIENTS, SHAPE, TensorChange
 from ppbench.testing.worlds import POISONS, TWO_GUESSES, Duel, Witness, guess_content, seeded, silenced, within_chance
 
 NOISE_DRAWS = 60
@@ -20,7 +20,7 @@ def tracing_question(duel: Duel, rebuilt: TensorChange, rounds: int = 1) -> tupl
 
     rebuilt: makes the reconstructions of the true images.
     """
-    world = duel.probe(CLIENTS * rounds)
+    world = duel.probe(SCENE_CLIENTS * rounds)
     truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units])
     unit = tuple(slot for unit in world.victims.units for slot in unit)
     return world.view, Challenge(unit, 1, x=truth, reconstructions=rebuilt(truth.clone()))
@@ -46,12 +46,12 @@ def traces_noise_by_chance(duel: Duel) -> Iterator[str]:
     hits, noise = 0, seeded(3)
     view, challenge = tracing_question(duel, lambda x: x)
     for _ in range(NOISE_DRAWS):
-        drawn = torch.rand(CLIENTS, *SHAPE, generator=noise)
+        drawn = torch.rand(SCENE_CLIENTS, *SHAPE, generator=noise)
         owner = duel.attack.run(view, [replace(challenge, reconstructions=drawn)], seeded())[0].owner
         answers = [] if owner is None else owner.tolist()
         hits += sum(o == slot.client for o, slot in zip(answers, challenge.unit, strict=False))
-    if not within_chance(hits, NOISE_DRAWS * CLIENTS, 1 / CLIENTS):
-        images = NOISE_DRAWS * CLIENTS
+    if not within_chance(hits, NOISE_DRAWS * SCENE_CLIENTS, 1 / SCENE_CLIENTS):
+        images = NOISE_DRAWS * SCENE_CLIENTS
         yield f"of noise {hits} of {images} images are traced, where chance is {NOISE_DRAWS}; nothing reveals them"
 
 
@@ -62,10 +62,10 @@ def survives_poisoned_reconstructions(duel: Duel, poison: str) -> Iterator[str]:
     for seen in (view, silenced(view)):
         first, again = (duel.attack.run(seen, [challenge], seeded(0))[0] for _ in range(2))
         owner = first.owner
-        if owner is None or tuple(owner.shape) != (CLIENTS,) or owner.dtype != torch.int64:
-            yield f"{CLIENTS} images are not answered by an int64 owner of shape ({CLIENTS},)"
-        elif not set(owner.tolist()) <= {-1, *range(CLIENTS)}:
-            yield f"owners {owner.tolist()} are answered; clients 0 to {CLIENTS - 1}, or -1, are right"
+        if owner is None or tuple(owner.shape) != (SCENE_CLIENTS,) or owner.dtype != torch.int64:
+            yield f"{SCENE_CLIENTS} images are not answered by an int64 owner of shape ({SCENE_CLIENTS},)"
+        elif not set(owner.tolist()) <= {-1, *range(SCENE_CLIENTS)}:
+            yield f"owners {owner.tolist()} are answered; clients 0 to {SCENE_CLIENTS - 1}, or -1, are right"
         if guess_content(first) != guess_content(again):
             yield TWO_GUESSES
     yield from witness.violations()

@@ -96,7 +96,9 @@ def control_moves_accuracy_one_way(trial: DefenseTrial) -> Iterator[str]:
     except UsageError as refusal:
         raise NotAsked(f"it refuses the federation of the comparison ({refusal})") from refusal
     ways = {
-        d for a, b in combinations(range(len(values)), 2) if (d := direction(by_value[a], by_value[b], len(values)))
+        d
+        for a, b in combinations(range(len(values)), 2)
+        if (d := accuracy_trend(by_value[a], by_value[b], len(values)))
     }
     means = ", ".join(f"{mean(f):.1%} at {v:g}" for v, f in zip(values, by_value, strict=True))
     if len(ways) == 2:
@@ -138,7 +140,7 @@ def _learning(defense: Defense) -> Plan:
     return replace(plan, local=replace(plan.local, opt=opt))
 
 
-def direction(first: Sequence[float], second: Sequence[float], values: int) -> int:
+def accuracy_trend(first: Sequence[float], second: Sequence[float], values: int) -> int:
     """Return 1 if accuracy, paired by seed, rises significantly from `first` to `second`, -1 if it falls, else 0.
 
     values: number of values whose pairs are all tested.
