@@ -141,7 +141,7 @@ FAULTS = [
     (spoilt(LossThreshold, "NoCoins", seeded=False), "tosses_coins_nan", "two seeds give one guess about an empty"),
     (AlwaysFirst, "traces_perfect_reconstructions", "of 24 perfect reconstructions 6 are traced"),
     (ReadsPlaces, "traces_noise_by_chance", "of noise 240 of 240 images are traced"),
-    (Nobody, "survives_nan", "owners [99, 99, 99, 99] are told"),
+    (Nobody, "survives_nan", "owners [99, 99, 99, 99] are answered"),
     (Zeros, "reads_the_model", "a model in the clear is answered with error "),
     (Infinite, "answers_zero", "are not answered by finite outputs"),
 ]
