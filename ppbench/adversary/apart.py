@@ -119,9 +119,7 @@ class IsolatedAttack(Attack):
         names = [field.name for field in dataclasses.fields(Guess)]
         values = dict(zip(names, fields, strict=False))
         if len(fields) != len(names) or not all(_GUESS.get(name, _is_tensor)(part) for name, part in values.items()):
-            raise PluginError(
-                f"{plugins('attacks')[self.name].words} answers a guess with other fields than `Guess`."
-            )
+            raise PluginError(f"{plugins('attacks')[self.name].words} answers a guess with other fields than `Guess`.")
         return Guess(**{**values, "path": tuple(map(tuple, values["path"])), "others": tuple(values["others"])})
 
     def _call(self, hook: Hook, write: Callable[[Path], object], **options: Any) -> Any:

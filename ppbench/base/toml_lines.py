@@ -98,9 +98,7 @@ def toml_file(path: Path, what: str) -> TomlFile:
     """Return a parsed TOML file; UsageError: it cannot be read, is too large for a `what` ("suite"), or is no TOML."""
     try:
         if path.stat().st_size > LARGEST_TOML:
-            raise UsageError(
-                f"{path} has more than {LARGEST_TOML:,} bytes, so it is no {what}; give a TOML file."
-            )
+            raise UsageError(f"{path} has more than {LARGEST_TOML:,} bytes, so it is no {what}; give a TOML file.")
         text = path.read_text(encoding="utf-8")
         return TomlFile(path, text, tomllib.loads(text))
     except OSError as cause:
