@@ -25,7 +25,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.nets.net import initial
 from ppbench.run.cost import UNDEFENDED, Client, client_of, peak_memory, relative_time
-from ppbench.testing.scene import Trial, shards_for
+from ppbench.testing.scene import DefenseTrial, shards_for
 
 KEPT = Path(__file__).parent / "results/defense_cost.json"
 DEFENSES = [name for name in load_all("defenses") if name != "none"]
@@ -54,7 +54,7 @@ class Pair:
 
 def started(defense: Defense, like: Defense) -> Federation:
     """Return a federation of `defense` in the plan, and on the shards, that `like` asks for."""
-    plan = Trial(like).plan
+    plan = DefenseTrial(like).plan
     federation = Federation(defense, plan, shards_for(like, plan), Seeds(0), backend="loop")
     federation.start(initial(plan.spec, 1))
     return federation

@@ -68,10 +68,10 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.base.registry import GROUPS, STOCK, plugins, stock_names
+    from ppbench.base.registry import PLUGIN_GROUPS, STOCK_PREFIX, plugins, stock_names
     from ppbench.base.summary import summary
 
-    for group in GROUPS:
+    for group in PLUGIN_GROUPS:
         if what.value not in (group, "all"):
             continue
         typer.echo(f"{group}:")
@@ -79,7 +79,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             origin = "" if plugin.ours else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
             for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
-                typer.echo(f"    {f'{plugin.name}:{STOCK}{own}':<34} {' or '.join(theirs)}")
+                typer.echo(f"    {f'{plugin.name}:{STOCK_PREFIX}{own}':<34} {' or '.join(theirs)}")
     if what.value in ("suites", "all"):
         from ppbench.suites import titles
 

@@ -70,7 +70,7 @@ def ppbench(request: pytest.FixtureRequest) -> Results:
 
 def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Results:
     """Return the sweep that a marker asks for; in one session the same one is made once."""
-    from ppbench.testing.sweeps import request_of, run
+    from ppbench.testing.sweeps import request_from, run_sweep
 
     if marker.args:
         first = marker.args[0]
@@ -79,10 +79,10 @@ def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Result
     suite = str(given.get("suite", ""))
     if suite.endswith(".toml"):
         given["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
-    asked = request_of(given)
+    asked = request_from(given)
     known = config.stash.setdefault(_RESULTS, {})
     if asked not in known:
-        found = run(asked, _home(config), config.getoption("--ppbench-workers"))
+        found = run_sweep(asked, _home(config), config.getoption("--ppbench-workers"))
         known[asked] = replace(found, baseline=_baseline(config))
     return known[asked]
 

@@ -34,7 +34,7 @@ from ppbench.run.config import configure
 from ppbench.run.detection import detected
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 from ppbench.testing.worlds import World, psnrs
 
 ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
@@ -43,7 +43,7 @@ SQUARED = {"loss": "squared"}
 
 def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
     """Return a started federation on all digits but 200, which are public, and these."""
-    found = digits()
+    found = all_digits()
     x, y = (part[torch.randperm(1797, generator=torch.Generator().manual_seed(0))] for part in (found.x, found.y))
     size = 1597 // clients
     shards = {c: Data(*(part[200:][c * size : (c + 1) * size].clone() for part in (x, y))) for c in range(clients)}

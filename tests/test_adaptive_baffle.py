@@ -33,7 +33,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import dealt
+from ppbench.testing.scene import digit_shards
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))
@@ -43,7 +43,7 @@ SIZES = (48, 48, 48, 40)
 
 @pytest.fixture(scope="module")
 def shards(digits: Data) -> dict[int, Data]:
-    return dealt(SIZES)
+    return digit_shards(SIZES)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels_of
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})
@@ -50,7 +50,7 @@ CLIPS = ["seen", "oracle", "none"]
 def probed(
     defense: Defense, spec: NetSpec = BARE, batch: int = 1, count: int = 8, threat: str = "server/1"
 ) -> tuple[View, Victims]:
-    x, y = digits().x.split(64), digits().y.split(64)
+    x, y = all_digits().x.split(64), all_digits().y.split(64)
     data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))

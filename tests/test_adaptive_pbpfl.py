@@ -26,7 +26,7 @@ from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.nets.walk import channels_of
-from ppbench.testing.scene import dealt
+from ppbench.testing.scene import digit_shards
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -36,7 +36,7 @@ SHARED = PBPFLExt(families="shared")
 
 
 def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> tuple[View, Victims]:
-    data = dealt((48, 48, 48, 30))
+    data = digit_shards((48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     return watched(fed, batch=batch, count=count)

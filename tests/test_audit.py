@@ -7,7 +7,7 @@ import torch
 from thief import answered_by
 
 from ppbench.adversary import inside
-from ppbench.adversary.apart import isolated
+from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.base.errors import UsageError
@@ -281,7 +281,7 @@ def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monk
     attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
     with answered_by(ask):
-        there = isolated(attack, view, challenges, 5)
+        there = isolated_guesses(attack, view, challenges, 5)
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 

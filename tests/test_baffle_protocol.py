@@ -27,7 +27,7 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits, same
+from ppbench.testing.scene import all_digits, same_tensors
 
 SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
@@ -40,7 +40,7 @@ def federation(defense, upload="gradient", opt=None, seed=0, **local):
     opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
     options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
     plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
-    whole = digits()
+    whole = all_digits()
     shards = {c: Data(whole.x[c * 48 :][:n].clone(), whole.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
     return started(defense, plan, shards, seed)
 
@@ -231,7 +231,7 @@ def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(level, lie, wor
     before = tree_map(torch.clone, run.parties.server)
     with pytest.raises(ProtocolError, match=rf"^Client 2 .*{words}"):
         run.run(2)
-    assert same(run.parties.server, before) and run.round == 1
+    assert same_tensors(run.parties.server, before) and run.round == 1
 
 
 def test_weights_out_of_range_are_a_divergence_not_a_lie():
@@ -303,7 +303,7 @@ def test_what_is_delivered_is_the_average_of_the_weights(how):
     assert float((flat(run.deliver().params) - history[-1]).abs().max()) > 1e-2
     last = federation(central_bare(k=10, ema=0.0))
     last.run(2)
-    assert same(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
+    assert same_tensors(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
 
 
 # -- what is seen ------------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, u
     for evidence in found:
         g, estimate = true_gradient(evidence, run), flat(evidence.observed)
         assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
-        assert units == 1 or same(next(view.exchanges()).request.params, evidence.params)
+        assert units == 1 or same_tensors(next(view.exchanges()).request.params, evidence.params)
     own = tuple((slot.probe, data) for slot, data in victims(run).items() if slot.client == 0)
     curious = run.defense.evidence(transcript.view("client/1", own=own))
     # else the model moves along 2K directions, or the others' masks are in the way

@@ -21,7 +21,7 @@ from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.testing.records import _batch_scores
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 from ppbench.testing.worlds import Duel, seeded
 
 QUESTION = BatchMembers()
@@ -57,7 +57,7 @@ def test_the_ridge_is_chosen_by_the_known_half_alone():
 
 
 def test_candidates_are_victims_and_as_many_others_in_an_order_that_tells_nothing():
-    data = digits()
+    data = all_digits()
     shards = {c: type(data)(data.x[50 * c : 50 * c + 50], data.y[50 * c : 50 * c + 50]) for c in range(3)}
     test = type(data)(data.x[400:], data.y[400:])
     victims = choose_victims(shards, "server/1", 4, 24, Seeds(0))

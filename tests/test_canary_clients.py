@@ -19,8 +19,8 @@ from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
-from ppbench.metrics.audit import gaussian_epsilon
-from ppbench.metrics.clients import client_epsilon, spread, two_gaussians
+from ppbench.metrics.audit import gdp_epsilon
+from ppbench.metrics.clients import client_epsilon, deviation_near_one, two_gaussians
 from ppbench.questions.clients import Clients, score_clients
 from ppbench.records.figure import Terms
 from ppbench.run import evaluation
@@ -75,7 +75,7 @@ def figures(tmp_path, defense: Defense, **options) -> Mapping[str, float]:
 @pytest.mark.parametrize("mu", [0.1, 0.5, 2.0, 10.0])
 def test_of_equal_spread_epsilon_is_that_of_a_gaussian_mechanism(mu):
     for delta in (1e-5, 1e-3):
-        assert two_gaussians(mu, 1.0, delta) == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-3)
+        assert two_gaussians(mu, 1.0, delta) == pytest.approx(gdp_epsilon(mu, delta), rel=1e-3)
     assert two_gaussians(mu, 1.2) > two_gaussians(mu, 1.0) < two_gaussians(mu, 0.8)
 
 
@@ -89,7 +89,11 @@ def test_equal_laws_differ_by_nothing_and_nonsense_is_refused():
 
 def test_no_more_spread_is_used_than_is_there():
     draws = np.random.default_rng(0).standard_normal(100)
-    assert spread(draws) == 1.0 and spread(2 * draws) < 2 and 0.4 < spread(0.4 * draws) < 1
+    assert (
+        deviation_near_one(draws) == 1.0
+        and deviation_near_one(2 * draws) < 2
+        and 0.4 < deviation_near_one(0.4 * draws) < 1
+    )
 
 
 # -- a canary client ---------------------------------------------------------------------------------------------------
@@ -123,7 +127,7 @@ def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
     """Of ROUNDS rounds with noise multiplier z: a Gaussian mechanism of sensitivity over noise sqrt(ROUNDS) / z."""
     for multiplier, luck in ((1.0, 2.8), (4.0, 1.8)):
         found = figures(tmp_path, ServerNoise(multiplier), canary_clients=100)
-        estimate, true = found["client_epsilon"], gaussian_epsilon(ROUNDS**0.5 / multiplier, DELTA)
+        estimate, true = found["client_epsilon"], gdp_epsilon(ROUNDS**0.5 / multiplier, DELTA)
         assert abs(estimate.value - true) < luck and estimate.low <= estimate.value <= estimate.high
         assert found["client_epsilon_null"].value < 1.6
 

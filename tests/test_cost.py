@@ -17,7 +17,7 @@ from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
 from ppbench.run import cost
 from ppbench.run.choice import make_defense
-from ppbench.testing.scene import same
+from ppbench.testing.scene import same_tensors
 
 CPU = torch.device("cpu")
 MEGA = 2**20
@@ -123,7 +123,7 @@ def test_measuring_moves_nothing(federate, plan):
     cost.client_cost(fed, initial(plan.spec, 1))
     assert (fed.round, fed.wire.up, fed.wire.down) == (0, twin.wire.up, twin.wire.down)
     assert fed.run(2) and twin.run(2)
-    assert same((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
+    assert same_tensors((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
 
 
 def test_a_client_does_its_real_part_with_all_of_its_examples(federate):

@@ -24,7 +24,7 @@ from ppbench.nets.net import initial
 from ppbench.records.times import ClientTime
 from ppbench.report.page.costs import encryption_sentence
 from ppbench.run import ciphers, cost
-from ppbench.testing.scene import Trial, dealt, victims_of
+from ppbench.testing.scene import DefenseTrial, digit_shards, scene_victims
 
 NAMES = ["tp_smc", "hybridalpha", "pile"]
 NOISY = ["tp_smc", "hybridalpha"]
@@ -36,15 +36,15 @@ def made(name, **changes):
 
 
 def federation(defense, clients=4, **changes):
-    plan = replace(Trial(defense).plan, clients=clients, server_opt=Opt("sgd", 0.1), **changes)
-    run = Federation(defense, plan, dealt([48] * clients), Seeds(0))
+    plan = replace(DefenseTrial(defense).plan, clients=clients, server_opt=Opt("sgd", 0.1), **changes)
+    run = Federation(defense, plan, digit_shards([48] * clients), Seeds(0))
     run.start(initial(plan.spec, 1))
     return run
 
 
 def probed(defense, threat="server/1", clients=4, batch=2, count=8):
     run = federation(defense, clients)
-    victims = victims_of(run, threat, batch, count)
+    victims = scene_victims(run, threat, batch, count)
     return run, victims, run.probe(victims.data).view(threat, own=victims.own)
 
 
@@ -62,7 +62,7 @@ def plain(view, unit, members):
 def all_states(defense, clients=4):
     """A whole cohort's exchanges, and the transcript's view with everybody's states: nobody in ppbench has it."""
     run = federation(defense, clients)
-    transcript = run.probe(victims_of(run, count=clients).data)
+    transcript = run.probe(scene_victims(run, count=clients).data)
     view = replace(transcript.view("server/1"), states=transcript.states)
     return view, defense.uploads(view)[0]
 

@@ -19,7 +19,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.worlds import POISONS, written
+from ppbench.testing.worlds import POISONS, with_changed_mail
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -87,7 +87,7 @@ def test_too_few_others_or_a_sum_of_all_say_nothing():
 @pytest.mark.parametrize("poison", ["nan", "no mail"])
 def test_where_nothing_can_be_read_decisions_are_coins(poison):
     view, challenge, _ = seen()
-    view = replace(view, mail=()) if poison == "no mail" else written(view, POISONS["nan"])
+    view = replace(view, mail=()) if poison == "no mail" else with_changed_mail(view, POISONS["nan"])
     first, other = (FedMIA().run(view, [challenge], seeded(s))[0] for s in (1, 2))
     assert len(first.score.unique()) == 1 and not torch.equal(first.decision, other.decision)
 

@@ -27,7 +27,7 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.testing.scene import same
+from ppbench.testing.scene import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)
 
@@ -118,8 +118,8 @@ def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
     plain, hidden = build(FedPC()), build(FedPC(masks="ring"))
     for run in (plain, hidden):
         run.run(4)
-    assert same(plain.parties.server.params, hidden.parties.server.params)
-    assert same(plain.parties.server.own, hidden.parties.server.own)
+    assert same_tensors(plain.parties.server.params, hidden.parties.server.params)
+    assert same_tensors(plain.parties.server.own, hidden.parties.server.own)
     transcript, count = hidden.observe(), hidden.plan.net.parameter_count
     sent = answers(transcript, Masked)
     assert len(sent) == 4 and {m.words.dtype for m in sent.values()} == {torch.int16}
@@ -195,7 +195,7 @@ def test_weight_transmission_hands_each_client_the_model_of_the_one_before(build
     assert [e.sender for e in transcript.mail if e.receiver == SERVER] == list(range(5))
     for client in range(4):
         handed = {n: models[client][n] - sent[client][n] for n in sent[client]}
-        assert same(handed, models[client + 1])
+        assert same_tensors(handed, models[client + 1])
     assert_exact(run, 1e-8)
 
 

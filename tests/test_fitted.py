@@ -26,7 +26,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 BUDGET, IMAGES, CLIENTS = 900, 6, 2
 CNN = net_spec("cnn", (1, 8, 8), 10, {"widths": "16,32", "bias": False})
@@ -36,7 +36,7 @@ def seen(defense, spec=CNN, loss="squared"):
     """Return what the server sees of single digits."""
     data = {
         c: Data(x.clone(), y.clone())
-        for c, (x, y) in enumerate(zip(digits().x.split(64), digits().y.split(64), strict=False))
+        for c, (x, y) in enumerate(zip(all_digits().x.split(64), all_digits().y.split(64), strict=False))
         if c < CLIENTS
     }
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss=loss), data, Seeds(0))
@@ -116,8 +116,8 @@ def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best,
 def test_larger_images_are_left_to_the_usual_prior(monkeypatch):
     """There an answer full of noise that points nearer would win (docs/benchmarks.md)."""
     wide, calls = net_spec("cnn", (1, inversion.SMOOTH, inversion.SMOOTH), 10, {"widths": "8"}), []
-    large = torch.nn.functional.interpolate(digits().x[:8], size=wide.shape[1:], mode="bilinear")
-    data = {0: Data(large, digits().y[:8])}
+    large = torch.nn.functional.interpolate(all_digits().x[:8], size=wide.shape[1:], mode="bilinear")
+    data = {0: Data(large, all_digits().y[:8])}
     fed = Federation(NoDefense(), Plan(wide, 1, Local("gradient", batch=8)), data, Seeds(0))
     fed.start(initial(wide, 1))
     view, victims = watched(fed, count=2)

@@ -38,7 +38,7 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.metrics.audit import gaussian_epsilon
+from ppbench.metrics.audit import gdp_epsilon
 from ppbench.nets.net import initial, net_spec
 
 pytest.importorskip("flwr")
@@ -349,19 +349,19 @@ def test_a_client_moves_the_aggregate_by_its_share_of_examples(unequal: Any, sid
 
 
 def test_unequal_counts_exceed_the_epsilon_of_the_multiplier_and_equal_ones_do_not(unequal: Any) -> None:
-    asked_for = gaussian_epsilon(1 / 2.0)
+    asked_for = gdp_epsilon(1 / 2.0)
     assert unequal.gaussian(1 / 2.0) == pytest.approx(asked_for, rel=1e-6) and 1.9 < asked_for < 2.1
     with running_flower("The finding", 2):
         shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.UNEQUAL, 200)
         assert shares > asked_for and law > 4 * asked_for
-        assert law < gaussian_epsilon(10 / 19 * 10 / 2.0)
+        assert law < gdp_epsilon(10 / 19 * 10 / 2.0)
         shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.EQUAL, 80)
         assert shares < law < asked_for
 
 
 def test_the_bounds_on_epsilon_hold_for_gaussians(unequal: Any) -> None:
     """Of 200 pairs of samples whose epsilon is known, either bound exceeds it in about 5 % at most."""
-    draws, exact = np.random.default_rng(0), gaussian_epsilon(1.0)
+    draws, exact = np.random.default_rng(0), gdp_epsilon(1.0)
     pairs = [(draws.normal(1, 1, 400), draws.normal(0, 1, 400)) for _ in range(200)]
     assert sum(unequal.least(*pair, 1.5) > exact for pair in pairs) <= 10
     assert sum(unequal.least_gaussian(*pair) > exact for pair in pairs) <= 10

@@ -178,8 +178,8 @@ def package(source, **changes):
     ("old", "new", "right"),
     [
         ('    name: ClassVar[str] = "bad_0"', "    pass", "has no name of its own"),
-        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; give both the same"),
-        ('"bad_0"', '"bad_0"\n    roles: ClassVar = ()', "roles = (); it must name something"),
+        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; make them equal"),
+        ('"bad_0"', '"bad_0"\n    roles: ClassVar = ()', "roles = (); it must not be empty"),
     ],
 )
 def test_a_result_is_never_kept_under_anothers_name(old, new, right, tmp_path):
@@ -193,7 +193,7 @@ def test_a_sound_plugin_is_admitted_and_a_control_of_a_stranger_is_not(tmp_path)
         assert registry.load("defenses", "bad_0").name == "bad_0" and blame.stranger("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
     stranger = registry.Plugin("defenses", "none", entry.value, "x", entry)
-    assert next(registry._faults(stranger, object)).startswith("has a name that means something else")
+    assert next(registry._faults(stranger, object)).startswith("has a name with another meaning")
 
 
 def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainings(tmp_path):
@@ -237,7 +237,7 @@ def test_a_guard_names_who_raised_and_lets_ours_and_interrupts_pass(tmp_path):
         for passes in (KeyboardInterrupt(), UsageError("x")):
             with pytest.raises(type(passes)), blame.guard("defenses", "bad_0"):
                 made.boom(passes)
-        told = "ZeroDivisionError: division by zero in ppbench's own code, on what it"
+        told = "ZeroDivisionError: division by zero in ppbench's own code, on its result"
         with pytest.raises(PluginError, match=told), blame.guard("defenses", "bad_0"):
             1 / 0  # noqa: B018
         with pytest.raises(ZeroDivisionError), blame.guard("defenses", "dp"):

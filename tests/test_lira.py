@@ -25,7 +25,7 @@ from ppbench.federation.view import View
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 BASE, COUNT, RUNS = 80, 160, 16
@@ -82,8 +82,8 @@ def audits() -> dict[str, Audit]:
 
 def audit(loss: LossName) -> Audit:
     g = seeded(0)
-    order = torch.randperm(len(digits().x), generator=g)
-    x, y = digits().x[order], digits().y.argmax(1)[order]
+    order = torch.randperm(len(all_digits().x), generator=g)
+    x, y = all_digits().x[order], all_digits().y.argmax(1)[order]
     y[BASE + COUNT // 2 : BASE + COUNT] += torch.randint(1, 10, (COUNT // 2,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
     once = torch.rand(RUNS // 2, COUNT, generator=g) < 0.5

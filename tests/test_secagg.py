@@ -28,7 +28,7 @@ from ppbench.federation.shared_keys import KeyedDefense, Offer, SharedKeys, keys
 from ppbench.federation.view import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.testing import check_defense
-from ppbench.testing.scene import Trial, installed, same, victims_of
+from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims
 from ppbench.testing.secrecy import no_view_reaches_a_secret
 
 PLAN = Plan(net_spec("mlp", (4,), 2), 6)
@@ -287,7 +287,7 @@ def keys(run: Federation) -> tuple[SharedKeys, list[SharedKeys]]:
 def test_what_the_server_undoes_trains_to_the_undefended_model_bit_for_bit(federate, plan, defense, schedule):
     plain, run = (federate(d, plan=replace(plan, schedule=schedule)) for d in (NoDefense(), defense))
     assert plain.run(3) and run.run(3)
-    assert same(plain.parties.server.params, run.parties.server.params)
+    assert same_tensors(plain.parties.server.params, run.parties.server.params)
     assert torch.equal(plain.parties.server.counts, run.parties.server.counts)
     rounds = 3 * (1 if schedule == "parallel" else plan.clients)
     assert not isinstance(defense, ShuffledAndCounted) or run.parties.server.own.rounds == rounds
@@ -316,7 +316,7 @@ def test_both_ends_derive_the_same_words_and_no_other_party_session_round_or_pur
 def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense, threat):
     run = federate(defense)
     server, clients = keys(run)
-    view = run.probe(victims_of(run).data).view(threat)
+    view = run.probe(scene_victims(run).data).view(threat)
     held = (view, view.defense.evidence(view))
     seen = {c for c, one in enumerate(clients) if leaks(held, [one.shared[None]])}
     private = {c for c, one in enumerate(clients) if leaks(held, [one.private[None]])}
@@ -329,7 +329,7 @@ def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense,
 
 def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
     run = federate(Shuffled())
-    victims = victims_of(run)
+    victims = scene_victims(run)
     transcript = run.probe(victims.data)
     exact = {}
     for threat in ("server/1", "eavesdropper/1"):
@@ -342,10 +342,10 @@ def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
 
 
 def test_the_battery_passes_it_and_finds_a_key_that_is_sent_along():
-    with installed("defenses", Shuffled):
+    with registered("defenses", Shuffled):
         check_defense(Shuffled)
-    assert not list(no_view_reaches_a_secret(Trial(Shuffled()), "eavesdropper/1"))
-    (found,) = no_view_reaches_a_secret(Trial(Telltale()), "eavesdropper/1")
+    assert not list(no_view_reaches_a_secret(DefenseTrial(Shuffled()), "eavesdropper/1"))
+    (found,) = no_view_reaches_a_secret(DefenseTrial(Telltale()), "eavesdropper/1")
     assert "what a client keeps in its state is reached" in found
 
 

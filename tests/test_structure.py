@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppbench.questions.base import Missing, missing, question_for, question_of, questions
+from ppbench.questions.base import MissingQuestion, missing_sentences, question_for, question_of, questions
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
@@ -155,9 +155,9 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
     (again,) = [record for record in store.load_all() if record.cell_id == stranger.cell_id]
     assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
-    assert isinstance(question_for(again), Missing) and "attribute" in question_for(again).title
+    assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
     assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
-    (sentence,) = missing(records)
+    (sentence,) = missing_sentences(records)
     assert "'attribute'" in sentence and "not installed" in sentence
     with pytest.warns(UserWarning, match="'attribute', which is not installed here"):
         write_board(store)

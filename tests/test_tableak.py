@@ -22,7 +22,7 @@ from ppbench.federation.plan import Columns, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, image_metrics
-from ppbench.questions.rows import TOLERANCE, row_accuracy
+from ppbench.questions.rows import NUMBER_TOLERANCE, row_accuracy
 from ppbench.records.origin import origin_of
 from ppbench.records.store import Store
 from ppbench.task.opening import open_dataset
@@ -96,8 +96,8 @@ def test_perfect_rows_have_all_columns_right_and_each_wrong_one_counts(seed):
     x = rows(1, seed)[0]
     assert row_accuracy(x, x, COLUMNS) == 1
     far = x.clone()
-    far[0] += 1.01 * TOLERANCE
-    far[1] -= 0.99 * TOLERANCE
+    far[0] += 1.01 * NUMBER_TOLERANCE
+    far[1] -= 0.99 * NUMBER_TOLERANCE
     far[4:7] = far[4:7].roll(1)
     far[7:12] *= 0.3  # still the largest of its group
     assert row_accuracy(far, x, COLUMNS) == 5 / 7

@@ -44,8 +44,8 @@ from ppbench.nets.net import NetSpec, initial, net_spec
 from ppbench.nets.walk import channels_of
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
-from ppbench.testing.records import trained
-from ppbench.testing.scene import digits
+from ppbench.testing.records import fitted_weights
+from ppbench.testing.scene import all_digits
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -74,13 +74,13 @@ def plan_of(spec: NetSpec, clients: int = CLIENTS, batch: int = EACH) -> Plan:
 def digits_split() -> tuple[Data, Data]:
     """Members and others, 300 each, drawn alike."""
     members, others = torch.randperm(1797, generator=seeded(0))[: 2 * CLIENTS * EACH].view(2, -1)
-    return Data(digits().x[members], digits().y[members]), Data(digits().x[others], digits().y[others])
+    return Data(all_digits().x[members], all_digits().y[members]), Data(all_digits().x[others], all_digits().y[others])
 
 
 @pytest.fixture(scope="module")
 def iterates(digits_split: tuple[Data, Data]) -> dict[NetSpec, Params]:
     """Trained iterates: all members are recognized, 96 % of the others."""
-    return {spec: trained(plan_of(spec), digits_split[0], 5e-3, 100) for spec in (BIASED, BARE)}
+    return {spec: fitted_weights(plan_of(spec), digits_split[0], 5e-3, 100) for spec in (BIASED, BARE)}
 
 
 def start(defense: Defense, params: Params, members: Data, spec: NetSpec, clients: int = CLIENTS) -> Federation:
@@ -330,7 +330,7 @@ def test_a_single_output_is_unmasked_too(defense):
     x = torch.rand(400, 8, generator=g)
     data = Data(x, x[:, :3].sum(1, keepdim=True) - x[:, 3:4])
     members = Data(data.x[:300], data.y[:300])
-    fed = start(defense, trained(plan_of(spec), members, 5e-3, 200), members, spec)
+    fed = start(defense, fitted_weights(plan_of(spec), members, 5e-3, 200), members, spec)
     view, true = seen(fed), fed.outputs(data.x[300:])
     _, raw = agreement(Query(), view, data.x[300:], true)
     _, error = agreement(ExtractRegression(), view, data.x[300:], true)

@@ -27,8 +27,8 @@ from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_defense
-from ppbench.testing.scene import digits
-from ppbench.testing.worlds import POISONS, written
+from ppbench.testing.scene import all_digits
+from ppbench.testing.worlds import POISONS, with_changed_mail
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -67,8 +67,8 @@ def world(
 ) -> World:
     """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
     g = seeded(seed)
-    order = torch.randperm(len(digits().x), generator=g)
-    x, y = digits().x[order], digits().y.argmax(1)[order]
+    order = torch.randperm(len(all_digits().x), generator=g)
+    x, y = all_digits().x[order], all_digits().y.argmax(1)[order]
     base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
     y[asked] += torch.randint(1, 10, (COUNT,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
@@ -264,7 +264,7 @@ def test_halves_order_and_seeds_do_not_matter(gradients):
 @pytest.mark.parametrize("poison", ["nan", "inf", "zero", "nan models", "no mail"])
 def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
     few = replace(gradients.view, mail=gradients.view.mail[: 40 * (poison != "no mail")])
-    view = written(few, POISONS.get(poison, POISONS["nan"]), by_server="models" in poison)
+    view = with_changed_mail(few, POISONS.get(poison, POISONS["nan"]), by_server="models" in poison)
     first, again, other = (gradients.ask(view=view, seed=s) for s in (1, 1, 2))
     assert len(first.score.unique()) == 1
     assert torch.equal(first.decision, again.decision)
@@ -273,7 +273,7 @@ def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
 
 def test_one_bad_client_round_or_record_harms_no_other(gradients):
     mail = gradients.view.mail
-    broken = zip(mail, written(gradients.view, POISONS["nan"]).mail, strict=True)
+    broken = zip(mail, with_changed_mail(gradients.view, POISONS["nan"]).mail, strict=True)
     view = replace(gradients.view, mail=tuple(bad if e.sender == 1 or e.round == 3 else e for e, bad in broken))
     others = gradients.owner != 1
     guess = gradients.ask(view=view)

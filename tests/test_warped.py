@@ -21,14 +21,14 @@ from ppbench.run.evaluation import evaluate
 from ppbench.run.task import describe, make_task
 from ppbench.task import warped
 from ppbench.task.opening import open_dataset, plugins_of
-from ppbench.task.warped import NUMBERS, Bend, bent
+from ppbench.task.warped import WARP_NUMBERS, Bend, bent
 
 SEEDS = st.integers(0, 2**63 - 1)
-SHARES = st.lists(st.floats(-1, 1), min_size=NUMBERS, max_size=NUMBERS)
+SHARES = st.lists(st.floats(-1, 1), min_size=WARP_NUMBERS, max_size=WARP_NUMBERS)
 
 
 def bend(*numbers: float, grain: float = 0.0, shape: tuple[int, ...] = (1, 8, 8)) -> Bend:
-    padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
+    padded = [*numbers, *[0.0] * (WARP_NUMBERS - len(numbers))]
     return Bend(torch.tensor([padded], dtype=torch.float64), torch.full((1, *shape), grain, dtype=torch.float64))
 
 
@@ -80,7 +80,7 @@ def test_every_bit_of_the_seed_counts(seed, high):
 
 
 def test_images_are_drawn_one_by_one(ours, monkeypatch):
-    monkeypatch.setattr(warped, "TOGETHER", 7 * 64)
+    monkeypatch.setattr(warped, "PIXELS_AT_ONCE", 7 * 64)
     assert open_dataset("warped:digits", seed=0).sha256() == ours.sha256()
 
 

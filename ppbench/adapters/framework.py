@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from ppbench.base.errors import UsageError, because, closest, shown
-from ppbench.base.registry import STOCK
+from ppbench.base.registry import STOCK_PREFIX
 
 if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
@@ -84,9 +84,9 @@ class Framework:
 
         NAME: ours or the framework's own. noun: for the error, as "mechanism". available: in the installed version.
         """
-        if not argument.startswith(STOCK):
+        if not argument.startswith(STOCK_PREFIX):
             return None
-        name = argument.removeprefix(STOCK)
+        name = argument.removeprefix(STOCK_PREFIX)
         own = next((own for own, theirs in self.stock.items() if name in (own, *theirs)), None)
         if own is None:
             raise UsageError(f"There is no {noun} of {self.title} named {shown(argument)}; {self._meant(name)}")
@@ -100,14 +100,14 @@ class Framework:
         """Return the error for an argument that has none of the accepted `forms`."""
         names = [known_name for own, theirs in self.stock.items() for known_name in (own, *theirs)]
         close = closest(argument, names, most=1)
-        meant = f"did you mean '{self.extra}:{STOCK}{close[0]}'? Else " if close else ""
+        meant = f"did you mean '{self.extra}:{STOCK_PREFIX}{close[0]}'? Else " if close else ""
         return UsageError(f"{shown(argument)} is no name behind {self.extra}:; {meant}give {forms}.")
 
     def _meant(self, name: str) -> str:
         """Return the end of an error: the names that are close to a misspelt one, or all names if none is."""
         owners = {one: own for own, theirs in self.stock.items() for one in (own, *theirs)}
         close = dict.fromkeys(owners[one] for one in closest(name, owners))
-        words = [f"'{STOCK}{own}' ({' or '.join(self.stock[own])})" for own in close or self.stock]
+        words = [f"'{STOCK_PREFIX}{own}' ({' or '.join(self.stock[own])})" for own in close or self.stock]
         return f"did you mean {' or '.join(words)}?" if close else f"known are {', '.join(words)}."
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from ppbench.base import guard
 from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.guard import error_text, within
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Context
 
@@ -38,8 +38,8 @@ def seeded_run(framework: str, who: str, *seed: int) -> Iterator[None]:
         raise
     except BaseException as cause:
         # What Flower raises to end an app is no Exception in its older versions.
-        if isinstance(cause, Exception) or guard.within(type(cause).__module__, framework):
-            raise ProtocolError(f"{who} raised {guard.told(cause)}.") from cause
+        if isinstance(cause, Exception) or within(type(cause).__module__, framework):
+            raise ProtocolError(f"{who} raised {error_text(cause)}.") from cause
         raise
     finally:
         log.setLevel(level)

@@ -14,7 +14,7 @@ from rich.table import Table
 from ppbench.base.errors import count_of
 from ppbench.commands.glance import console, glance, plain_table, say_answer
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import NEAR
+from ppbench.questions.image_metrics import CLOSE_ROW
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
@@ -190,7 +190,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
         return f"{metric.value:{form}}"
     if form.endswith("%") and metric.value >= 10:  # a relative error of many times the size
         return f"{metric.value:.3g}x\n{metric.low:.3g}-{metric.high:.3g}x"
-    fine = name == "output_error" and metric.value < NEAR
+    fine = name == "output_error" and metric.value < CLOSE_ROW
     ends = ".0%" if form.endswith("%") and not fine else form
     return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, first_of, shown
 from ppbench.base.files import kind_of
-from ppbench.base.registry import KINDS, find
+from ppbench.base.registry import GROUP_NOUNS, find
 from ppbench.ledger.rerun import SHARE
 from ppbench.ledger.submission import Submission, described, submission_of, suite_of
 from ppbench.records.archive import unpack
@@ -96,8 +96,8 @@ def of_archive(archive: Path, scratch: Path, terms: Terms) -> Case:
     for one in about.plugins:
         if find(one.group, one.name) is None:
             raise UsageError(
-                f"The {KINDS[one.group]} {shown(one.name)} is not installed here; install {one.package} in version "
-                f"{one.version}, with the code {one.code}."
+                f"The {GROUP_NOUNS[one.group]} {shown(one.name)} is not installed here; install {one.package} in "
+                f"version {one.version}, with the code {one.code}."
             )
     folder = scratch / "received"
     if damaged := unpack(archive, folder):

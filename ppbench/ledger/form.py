@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.files import kind_of, read_regular
-from ppbench.base.tree import hashed
+from ppbench.base.tree import update_digest
 from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
 from ppbench.records.scores import Amount, Count, Scalar, Some, Strict, Whole
 
@@ -169,7 +169,7 @@ class GuessAbout(Strict):
 def commitment(nonce: str, *truth: Tensor) -> str:
     """Return the SHA-256 of a nonce, 64 hex digits, and of tensors: dtypes, shapes and values, little-endian."""
     found = hashlib.sha256(f"{TRUTH}/{nonce}".encode())
-    hashed(found, *truth)
+    update_digest(found, *truth)
     return found.hexdigest()
 
 

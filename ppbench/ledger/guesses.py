@@ -20,7 +20,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.files import write_output
-from ppbench.base.tree import hashed
+from ppbench.base.tree import update_digest
 from ppbench.ledger.form import GuessAbout, bounded, parsed, written
 from ppbench.ledger.transcript import Frozen
 from ppbench.questions.base import question_of
@@ -81,7 +81,7 @@ def digest_of(found: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted({"x", "y"} & set(found)):
         digest.update(name.encode())
-        hashed(digest, found[name])
+        update_digest(digest, found[name])
     return digest.hexdigest()
 
 

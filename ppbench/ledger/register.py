@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.registry import KINDS, Group, find
-from ppbench.base.toml_lines import Loc, Source, source_of
+from ppbench.base.registry import GROUP_NOUNS, PluginGroup, find
+from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.ledger.form import Word
 from ppbench.ledger.submission import Code, entry_of
 from ppbench.records.schema import CellConfig, Record
@@ -28,7 +28,7 @@ CLOSE = 1e-6
 """Difference of a figure that no interval is known of."""
 _COMMIT = re.compile(r"git\+https://\S+@[0-9a-f]{40}")
 Argument = Annotated[str, Field(pattern=r"^[^-\s]\S*$", max_length=500)]
-GROUPS: tuple[tuple[Literal["defense", "attack"], Group], ...] = (("defense", "defenses"), ("attack", "attacks"))
+GROUPS: tuple[tuple[Literal["defense", "attack"], PluginGroup], ...] = (("defense", "defenses"), ("attack", "attacks"))
 
 
 class Figure(Strict):
@@ -78,12 +78,12 @@ class Register(Strict):
     defense: tuple[Entry, ...] = ()
     attack: tuple[Entry, ...] = ()
 
-    def entries(self) -> Iterator[tuple[Group, Entry]]:
+    def entries(self) -> Iterator[tuple[PluginGroup, Entry]]:
         """Yield all entries, each with the group of its plugin."""
         for kind, group in GROUPS:
             yield from ((group, entry) for entry in getattr(self, kind))
 
-    def named(self, name: str) -> tuple[Group, Entry]:
+    def named(self, name: str) -> tuple[PluginGroup, Entry]:
         """Return the entry called so; UsageError: there is none."""
         for group, entry in self.entries():
             if entry.name == name:
@@ -93,7 +93,7 @@ class Register(Strict):
 
 def load_register(path: Path) -> Register:
     """Return a register; UsageError: anything in it is not as it must be, by file, line and key."""
-    source = source_of(path, "register")
+    source = toml_file(path, "register")
     try:
         register = Register.model_validate(source.raw)
     except ValidationError as error:
@@ -109,7 +109,7 @@ def load_register(path: Path) -> Register:
     return register
 
 
-def _check(source: Source, loc: Loc, entry: Entry) -> None:
+def _check(source: TomlFile, loc: Loc, entry: Entry) -> None:
     """Refuse an entry that pins nothing or whose suite is not there (UsageError)."""
     root = source.path.resolve().parent.parent
     pinned = entry.install == f"{entry.package}=={entry.version}" or _COMMIT.fullmatch(entry.install)
@@ -124,10 +124,10 @@ def _inside(root: Path, name: str) -> bool:
     return (root / name).resolve().is_relative_to(root)
 
 
-def unlike(group: Group, entry: Entry) -> list[str]:
+def unlike(group: PluginGroup, entry: Entry) -> list[str]:
     """Return how what is installed here differs from what is pinned, a sentence each."""
     if find(group, entry.name) is None:
-        return [f"The {KINDS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
+        return [f"The {GROUP_NOUNS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
     here = entry_of(group, entry.name)
     pairs = (("package", entry.package, here.package), ("version", entry.version, here.version))
     found = [*pairs, ("code", entry.code, here.code)]

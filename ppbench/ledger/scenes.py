@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from dataclasses import replace
 
-from ppbench.adversary.victims import asked_units
+from ppbench.adversary.victims import probed_units
 from ppbench.federation.view import acts
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
@@ -71,5 +71,5 @@ def _taken(experiment: Experiment, group: Group) -> int:
     """Return how many examples of each client a view's probes use."""
     config, defense = experiment.config, experiment.points[group.point].defense
     wanted, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
-    slots, _ = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    slots, _ = probed_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
     return (max(slot.probe for slot in slots) + 1) * group.batch

@@ -30,7 +30,7 @@ from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, bounded, commit
 from ppbench.ledger.guesses import read_guesses
 from ppbench.ledger.judge import Decision, decide
 from ppbench.ledger.transcript import Frozen
-from ppbench.metrics.perceptual import identity, measurable, network
+from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
@@ -128,12 +128,12 @@ def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
     for unit, *parts in zip(units, x, y, strict=True):
         batches = zip(*(part.split(about.batch) for part in parts), strict=True)
         data |= {slot: Data(*batch) for slot, batch in zip(unit, batches, strict=True)}
-    known = network(weights) if measurable(frozen.view.plan.spec.shape) else None
+    known = feature_network(weights) if measurable(frozen.view.plan.spec.shape) else None
     gallery = None
     if "gallery" in found:
         gallery = Gallery(found["gallery"], found.get("classes"), frozen.view.plan.data_range, known)
     victims = Victims(data, units, frozen.view.data, about.batch)
-    perceptual = identity(weights) if known is not None else ""
+    perceptual = weights_identity(weights) if known is not None else ""
     return Known(Store(truth).load(told.cell), victims, Yardstick(found.get("mean"), known, gallery), perceptual)
 
 

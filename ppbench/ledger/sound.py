@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Kind
-from ppbench.adversary.reading import silent
+from ppbench.adversary.reading import is_silent
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
@@ -22,7 +22,7 @@ from ppbench.federation.view import THREATS, PublicDefense, StateRecord, View, a
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.ledger.form import TENSOR_BYTES, About
 from ppbench.nets.net import parameters_of
-from ppbench.questions.base import Missing, question_of
+from ppbench.questions.base import MissingQuestion, question_of
 
 AXES = 4
 """Of one input, at most."""
@@ -88,7 +88,7 @@ def _of_questions(about: About, plan: Plan) -> Iterator[str]:
 
 def _of_kind(kind: Kind) -> Iterator[str]:
     question = question_of(kind)
-    if isinstance(question, Missing):
+    if isinstance(question, MissingQuestion):
         yield f"the question {shown(kind, 40)} is not installed here"
     elif question.source != "probe" or question.follows:
         yield f"the question {shown(kind, 40)} is not asked about uploads"
@@ -135,7 +135,7 @@ def _of_mail(view: View, about: About) -> Iterator[str]:
     probes = {one.probe for one in view.mail if type(one.probe) is int}
     if absent := next((probe for one in about.questions for probe, _ in one.unit if probe not in probes), None):
         yield f"nothing was sent in probe {absent:,}, which is asked about"
-    elif silent(view):
+    elif is_silent(view):
         yield "nothing was sent"
 
 

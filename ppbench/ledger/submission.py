@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from ppbench.base.device import processor
 from ppbench.base.errors import UsageError, first_fault, shown
 from ppbench.base.machine import GIB, memory
-from ppbench.base.registry import ADDRESSED, KINDS, OWN, Group, Plugin, find
+from ppbench.base.registry import ADDRESSED, DISTRIBUTION, GROUP_NOUNS, Plugin, PluginGroup, find
 from ppbench.base.version import __version__
 from ppbench.ledger.form import Line, Word
 from ppbench.records.archive import SUBMISSION, Files
@@ -38,7 +38,7 @@ FIGURES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "scikit-ima
 Code = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
 Commit = Annotated[str, Field(pattern="^([0-9a-f]{40})?$")]
 Share = Annotated[str, Field(max_length=100)]
-Named = tuple[Group, str]
+Named = tuple[PluginGroup, str]
 
 
 class Entered(Strict):
@@ -58,7 +58,7 @@ class Entered(Strict):
     @property
     def words(self) -> str:
         """For sentences: "defense 'sign_sgd' of ppbench-sign-sgd 0.1.0"."""
-        return f"{KINDS[self.group]} {shown(self.name)} of {self.package} {self.version}"
+        return f"{GROUP_NOUNS[self.group]} {shown(self.name)} of {self.package} {self.version}"
 
 
 class Package(Strict):
@@ -175,18 +175,18 @@ def _own(record: Record) -> Iterator[Named]:
     known = [(group, name, find(group, name)) for group, name in named if name]
     for group, name, plugin in known:
         if plugin is None:
-            raise UsageError(f"The {KINDS[group]} {shown(name)} is not installed here; install its package.")
+            raise UsageError(f"The {GROUP_NOUNS[group]} {shown(name)} is not installed here; install its package.")
         if not plugin.ours:
             yield group, name
 
 
-def entry_of(group: Group, name: str) -> Entered:
+def entry_of(group: PluginGroup, name: str) -> Entered:
     """Return a plugin as it is installed here. Raises UsageError: it is not, or is no package's but at an address."""
     plugin = find(group, name)
     if plugin is None or plugin.distribution == ADDRESSED or plugin.adapter:
         raise UsageError(
-            f"The {KINDS[group]} {shown(name)} is no plugin of a package that is installed here; install its package, "
-            "or make it one with an entry point: others must be able to."
+            f"The {GROUP_NOUNS[group]} {shown(name)} is no plugin of a package that is installed here; install its "
+            "package, or make it one with an entry point: others must be able to."
         )
     version = plugin.entry.dist.version if plugin.entry.dist is not None else None
     commit = commit_of(_home(plugin))
@@ -205,7 +205,7 @@ def _home(plugin: Plugin) -> Path:
 
 def machine(packages: Iterable[str] = ()) -> Machine:
     """Return this machine; packages: those handed in, whose requirements it names too."""
-    names = {*FIGURES, *(name for package in packages for name in _required(package))} - {OWN}
+    names = {*FIGURES, *(name for package in packages for name in _required(package))} - {DISTRIBUTION}
     found = [(name, _version(name)) for name in sorted(names)]
     return Machine(
         ppbench=__version__,

@@ -17,7 +17,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.base import tree
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, first_fault, shown
-from ppbench.base.registry import STOCK, admit, find, plugins
+from ppbench.base.registry import STOCK_PREFIX, admit, find, plugins
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -118,7 +118,7 @@ def _plan(about: About, home: Path, trust: bool) -> Plan:
 
 def _defense(about: About, home: Path, trust: bool) -> Defense:
     name = about.defense.id
-    _permit(name in plugins("defenses") or name.partition(":")[2].startswith(STOCK), "defense", name, trust)
+    _permit(name in plugins("defenses") or name.partition(":")[2].startswith(STOCK_PREFIX), "defense", name, trust)
     if trust:
         admit(name)
     if find("defenses", name) is None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ppbench.base.errors import PluginError
 from ppbench.base.files import read_regular, write_atomic
-from ppbench.base.registry import GROUPS, Group, Plugin, find, plugins
+from ppbench.base.registry import PLUGIN_GROUPS, Plugin, PluginGroup, find, plugins
 
 OWN = ("ppbench",)
 CODE = "sources.json"
@@ -55,7 +55,7 @@ def source_digest(more: tuple[Path, ...] = (), own: bool = False) -> str:
 
 
 def _sources(own: bool) -> Iterator[Path]:
-    roots = set() if own else {plugin.root for group in GROUPS for plugin in plugins(group).values()}
+    roots = set() if own else {plugin.root for group in PLUGIN_GROUPS for plugin in plugins(group).values()}
     for name in (*OWN, *sorted(roots - {*OWN, ""})):
         yield from _files(name).values()
 
@@ -76,7 +76,7 @@ def _files(name: str) -> dict[str, Path]:
 
 
 @cache
-def code_of(*named: tuple[Group, str]) -> str:
+def code_of(*named: tuple[PluginGroup, str]) -> str:
     """Return a digest, 12 hex digits, of the code of those of some plugins that are not ours; "" where all are.
 
     Raises PluginError: a file of them cannot be read.

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from ppbench.metrics.intervals import LEVEL, proportion
+from ppbench.metrics.intervals import CONFIDENCE, proportion
 from ppbench.questions.base import question_for, question_of
-from ppbench.questions.image_metrics import rebuilt
-from ppbench.questions.recognition import FOUND, LOOKED, is_found
+from ppbench.questions.image_metrics import is_rebuilt
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
 from ppbench.records.figure import Figured, best, metric_of
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
@@ -72,7 +72,7 @@ def widened(metric: Metric | None, cells: int) -> tuple[float, float] | None:
     """Return an interval stretched, as a normal law's, to Bonferroni's level for the largest of `cells` figures."""
     if metric is None or metric.value is None or metric.low is None or metric.high is None:
         return None
-    tail = (1 - LEVEL) / 2
+    tail = (1 - CONFIDENCE) / 2
     stretch = float(stats.norm.isf(tail / max(1, cells)) / stats.norm.isf(tail))
     return metric.value - (metric.value - metric.low) * stretch, metric.value + (metric.high - metric.value) * stretch
 
@@ -96,7 +96,7 @@ def rebuilding(record: Figured) -> str:
 
 def rebuilt_share(record: Figured) -> Metric | None:
     """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
-    return _share(record, "share_rebuilt", lambda victim: rebuilt(victim, is_image(record)))
+    return _share(record, "share_rebuilt", lambda victim: is_rebuilt(victim, is_image(record)))
 
 
 def taken_share(record: Figured) -> float:
@@ -104,8 +104,14 @@ def taken_share(record: Figured) -> float:
     more; found ones count where their share begins `CLEAR` above chance: a small gallery lets everything be found.
     """
     share = value_of(rebuilt_share(record))
-    taken = _share(record, "share_taken", lambda victim: rebuilt(victim, is_image(record)) or is_found(victim))
-    finds = [found for name in LOOKED if name.startswith(FOUND) and (found := record.metric(name)) is not None]
+    taken = _share(
+        record, "share_taken", lambda victim: is_rebuilt(victim, is_image(record)) or is_reidentified(victim)
+    )
+    finds = [
+        found
+        for name in RECOGNITION_METRICS
+        if name.startswith(REIDENTIFIED) and (found := record.metric(name)) is not None
+    ]
     chance = sum(1.0 if found.chance is None else found.chance for found in finds)
     clear = finds and taken is not None and (taken.low or 0.0) - chance > CLEAR
     return max(share, value_of(taken)) if clear else share

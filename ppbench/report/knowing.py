@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppbench.base.registry import plugins
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import NEAR
+from ppbench.questions.image_metrics import CLOSE_ROW
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BROKEN, CONTROLS, is_image, taken_share, value
@@ -109,5 +109,5 @@ def breaks(record: Record) -> bool:
     if metric is None or metric.value is None:
         return False
     if metric.name == "output_error":
-        return metric.value <= NEAR
+        return metric.value <= CLOSE_ROW
     return metric.low is not None and metric.low > (metric.chance or 0.0)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ppbench.metrics.intervals import LEVEL, lower_bound, upper_bound
+from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, gain_of
-from ppbench.questions.recognition import LOOKED, seen_of
+from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, median_gain
+from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import BELIED, BROKEN, CLEAR, is_image, rebuilt_share, value
@@ -33,7 +33,7 @@ FEWEST = 6
 """Units of which a resampled mean can be shown to lie above chance: of 5 all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
-READERS = {True: tuple(LOOKED), False: ("reconstruction_accuracy",)}
+READERS = {True: tuple(RECOGNITION_METRICS), False: ("reconstruction_accuracy",)}
 """Metrics, by whether the inputs are images, of what who looks at a reconstruction gets."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
 """The order of levels: what is not known may be worse than what is shown to be nothing."""
@@ -70,7 +70,7 @@ class Side:
         """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
         if self.worst is None or not is_image(self.worst):
             return None
-        return gain_of(self.worst.victims, self.worst.config.seed)
+        return median_gain(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
@@ -96,7 +96,7 @@ class Side:
     @property
     def _tail(self) -> float:
         """Bonferroni's level for the largest of all readers in all cells."""
-        return (1 - LEVEL) / 2 / max(1, len(self.cells) * len(self.readers))
+        return (1 - CONFIDENCE) / 2 / max(1, len(self.cells) * len(self.readers))
 
     @property
     def level(self) -> Level:
@@ -143,7 +143,7 @@ def _begins(metric: Metric | None, level: float) -> bool:
     return low is not None and low >= level
 
 
-def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
+def _ends(name: str, found: Measured, tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float]:
     """Return how far beyond chance the interval of a metric of `READERS` begins and ends; shares at a level of `tail`.
 
     The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
@@ -152,8 +152,8 @@ def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[fl
     metric = found.metric(name)
     if metric is None or metric.chance is None:
         return -1.0, 1.0
-    if name in LOOKED:
-        units = list(seen_of(name, found.victims).values())
+    if name in RECOGNITION_METRICS:
+        units = list(successes_of(name, found.victims).values())
         return lower_bound(units, tail) - metric.chance, upper_bound(units, tail) - metric.chance
     if len({score.unit for score in found.victims}) < FEWEST:
         return -1.0, 1.0

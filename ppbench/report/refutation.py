@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.metrics.guarantee import success_bound
-from ppbench.metrics.intervals import LEVEL, lower_bound
-from ppbench.questions.recognition import FOUND, LOOKED, gallery_size, seen_of
+from ppbench.metrics.intervals import CONFIDENCE, lower_bound
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import widened
 from ppbench.report.worst import attack_of
 
 SHARES = ("label_accuracy", "batch_asr", "asr")
-"""Shares of right answers, beside the `LOOKED` ones, that a guarantee bounds."""
+"""Shares of right answers, beside the `RECOGNITION_METRICS`, that a guarantee bounds."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def refutation_of(records: Sequence[Record]) -> Refutation | None:
         return Refutation(
             "audit", f"an audit shows that epsilon is at least {bound.value:.2g}, {claimed:.3g} is stated"
         )
-    figures = [(r, name) for r in records for name in (*LOOKED, *SHARES) if _bounded(r, name)]
+    figures = [(r, name) for r in records for name in (*RECOGNITION_METRICS, *SHARES) if _bounded(r, name)]
     excesses = [one for r, name in figures if (one := _excess(r, name, len(figures))) is not None]
     if not excesses:
         return None
@@ -72,8 +72,8 @@ def _excess(record: Record, name: str, tried: int) -> tuple[float, str] | None:
     if name == "label_accuracy" or name.startswith("recognized"):
         chance = max(chance, record.utility.floor)  # a guess of the commonest class needs no upload
     allowed = success_bound(chance, *guarantee)
-    if name in LOOKED:
-        low = lower_bound([*seen_of(name, record.victims).values()], (1 - LEVEL) / 2 / tried)
+    if name in RECOGNITION_METRICS:
+        low = lower_bound([*successes_of(name, record.victims).values()], (1 - CONFIDENCE) / 2 / tried)
     else:
         low = (widened(metric, tried) or (0.0, 1.0))[0]
     if low <= allowed:
@@ -83,8 +83,8 @@ def _excess(record: Record, name: str, tried: int) -> tuple[float, str] | None:
 
 
 def _noun(record: Record, name: str) -> str:
-    if name.startswith(FOUND):
+    if name.startswith(REIDENTIFIED):
         return f"images among {gallery_size(record.victims)} others"
-    if name == "label_accuracy" or name in LOOKED:
+    if name == "label_accuracy" or name in RECOGNITION_METRICS:
         return "labels"
     return "members (attack success rate)"

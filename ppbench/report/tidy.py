@@ -14,7 +14,7 @@ import pandas
 from pydantic import BaseModel
 
 from ppbench.base.errors import UsageError
-from ppbench.questions.base import missing
+from ppbench.questions.base import missing_sentences
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import results
@@ -58,7 +58,7 @@ def load(folder: Path | str, level: Level = "cells") -> pandas.DataFrame:
     records, problems = store.readable()
     if not records:
         raise UsageError(f"{folder} holds no record that can be read{': ' * bool(problems)}{''.join(problems[:1])}.")
-    for problem in (*problems, *missing(records)):
+    for problem in (*problems, *missing_sentences(records)):
         warnings.warn(problem, stacklevel=2)
     frame = frame_of(records)
     if level == "victims":

@@ -14,7 +14,7 @@ from typing import Any
 
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
-from ppbench.questions.labels import LABELS
+from ppbench.questions.labels import LABEL_DISTANCE
 from ppbench.records.figure import best
 from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
 from ppbench.report.controls import rebuilding, value
@@ -126,7 +126,7 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     other kinds, and of labels, it is the cell whose `metric` leaks most.
     """
     told = contenders(records, metric)
-    if told and metric != LABELS.metric and question_for(told[0]).inputs:
+    if told and metric != LABEL_DISTANCE.metric and question_for(told[0]).inputs:
         by = RAW if metric == RAW else rebuilding(told[0])
         return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)), by)
     leading = best(told, metric)
@@ -139,7 +139,7 @@ def contenders(records: Iterable[Record], metric: str = "") -> list[Record]:
     Of labels ("label_accuracy") it is over all that name them: those that attack nothing else, and reconstructions.
     """
     told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
-    if metric == LABELS.metric:
+    if metric == LABEL_DISTANCE.metric:
         return [r for r in told if value(r, metric) is not None]
     return [r for r in told if question_for(r).inputs] or told
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.victims import asked_units
+from ppbench.adversary.victims import probed_units
 from ppbench.federation.view import THREATS, acts, colludes
-from ppbench.metrics.perceptual import identity, measurable
+from ppbench.metrics.perceptual import measurable, weights_identity
 from ppbench.questions.base import question_of
 from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatModel
 from ppbench.records.sources import code_of
@@ -107,7 +107,7 @@ def owners(experiment: Experiment, group: Group) -> int:
     """Return how many clients' batches a group's victims are of; where there are roles, of how many they may be."""
     config, defense = experiment.config, experiment.points[group.point].defense
     roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
-    _, units = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    _, units = probed_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
     return len({slot.client for unit in units for slot in unit})
 
 
@@ -173,7 +173,7 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
 
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
     images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
-    return identity(experiment.config.weights) if images else ""
+    return weights_identity(experiment.config.weights) if images else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ppbench.adversary.apart import apart
+from ppbench.adversary.apart import isolated_attack
 from ppbench.adversary.attack import Attack, among
 from ppbench.base.blame import guard, stranger
 from ppbench.base.errors import UsageError
@@ -66,7 +66,7 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isola
     Raises UsageError: an unknown name or parameter.
     """
     if isolate and stranger("attacks", name):
-        return apart(name, tuple((parameters or {}).items()))
+        return isolated_attack(name, tuple((parameters or {}).items()))
     attack = made("attacks", Attack, name, parameters or {})
     with guard("attacks", name):
         attack.check()

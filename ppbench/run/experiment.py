@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from ppbench.adversary.apart import Apart
+from ppbench.adversary.apart import IsolatedAttack
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.declared import answer_faults
+from ppbench.adversary.declared import attack_answer_faults
 from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import admit
@@ -73,8 +73,8 @@ class Experiment:
         """Return whether an attack suits the task; a stranger's other answers are looked at first (PluginError)."""
         plan = self.task.plan
         with guard("attacks", attack.name):
-            if stranger("attacks", attack.name) and not isinstance(attack, Apart):  # asked where it runs
-                told = answer_faults(attack, plan, {point.defense.name for point in self.points})
+            if stranger("attacks", attack.name) and not isinstance(attack, IsolatedAttack):  # asked where it runs
+                told = attack_answer_faults(attack, plan, {point.defense.name for point in self.points})
                 refuse("attacks", attack.name, told)
             if stranger("attacks", attack.name):
                 attack.check_held({client: shard.x for client, shard in self.task.shards.items()})

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ppbench.adversary.apart import Apart, Unread
+from ppbench.adversary.apart import IsolatedAttack, NothingRead
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.reading import read, silent
+from ppbench.adversary.reading import is_silent, reads_anything
 from ppbench.adversary.victims import choose_candidates
 from ppbench.base.blame import guard
-from ppbench.base.confine import in_force
+from ppbench.base.confine import confinement
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.version import __version__
@@ -25,7 +25,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
-from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
+from ppbench.questions.inquiry import Inquiry, Probe, Scored, TargetModel
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
@@ -93,7 +93,7 @@ class Bench:
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
         view = replace(transcript.view(self.group.threat, own=((-1, task.shards[0]),)), public=task.public)
         draw = partial(choose_candidates, task.shards, task.test, count, task.seeds)
-        model = Model(task.test, count, fed.outputs, draw)
+        model = TargetModel(task.test, count, fed.outputs, draw)
         for cell in missing:
             self._answered(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
@@ -178,11 +178,11 @@ class Bench:
     ) -> tuple[list[Guess], Scored, str | None]:
         attack = cell.attack
         try:  # a blind guess must not pass for a defense that holds; who is apart reads there
-            asks = question_of(attack.kind).reads and not isinstance(attack, Apart)
-            if silent(view) or (asks and not read(attack, view, inquiry.challenges)):
-                raise Unread
+            asks = question_of(attack.kind).reads and not isinstance(attack, IsolatedAttack)
+            if is_silent(view) or (asks and not reads_anything(attack, view, inquiry.challenges)):
+                raise NothingRead
             guesses = attack.run(view, inquiry.challenges, generator)
-        except Unread:
+        except NothingRead:
             return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
         if len(guesses) != len(inquiry.challenges):
             raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
@@ -216,7 +216,7 @@ class Bench:
             flags=list(scored.flags),
             status=status,
             reason=reason,
-            environment=_environment(cell.config.federation, isinstance(cell.attack, Apart)),
+            environment=_environment(cell.config.federation, isinstance(cell.attack, IsolatedAttack)),
         )
         self.store.save(record, seconds=seconds, tensors=scored.images)
 
@@ -229,7 +229,7 @@ def _environment(federation: FederationInfo, apart: bool) -> Environment:
         device=device_name(federation.device),
         threads=torch.get_num_threads(),
         dtype=f"{federation.dtype}, products in TF32" if federation.tf32 else federation.dtype,
-        apart=in_force().words if apart else "",
+        apart=confinement().words if apart else "",
     )
 
 

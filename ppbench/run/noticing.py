@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from ppbench.adversary.replay import replayed
+from ppbench.adversary.replay import replayed_evidence
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, moved, tree_map
 from ppbench.federation.contract import Defense
@@ -34,8 +34,9 @@ OTHER = 0.1
 def noticed(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -> tuple[Flag, ...]:
     """Return a flag where the server's steps are those of no defense in training, and others in the probes.
 
-    Distances are medians over clients, of the update that the server's own code reads (`replayed`) to what a client
-    without a defense computes of the same examples, weights and draws; nothing is said where it reads no single client.
+    Distances are medians over clients, of the update that the server's own code reads (`replayed_evidence`) to what a
+    client without a defense computes of the same examples, weights and draws; nothing is said where it reads no single
+    client.
     """
     probe = distance(fed, probed, victims)
     if probe is None or probe <= OTHER:
@@ -58,7 +59,7 @@ def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data])
     """Return the median relative distance of clients' updates from undefended ones, None where none can be read."""
     view, found = transcript.view("server/1"), []
     steps = {exchange.slot: exchange.step for exchange in reversed([*view.exchanges()])}
-    for evidence in replayed(view):
+    for evidence in replayed_evidence(view):
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:
             continue
         (slot,), scale = evidence.unit, as_gradient(transcript.plan, fed.round + 1)

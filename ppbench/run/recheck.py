@@ -27,7 +27,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript, acts
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
-from ppbench.questions.inquiry import Inquiry, Model, Probe
+from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
 from ppbench.records.salt import commitment, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
@@ -245,7 +245,7 @@ def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | No
     if victims is None:
         draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds)
         outputs = partial(_zeros, config.model.classes)
-        return question.of_model(Model(task.test, config.victims, outputs, draw))
+        return question.of_model(TargetModel(task.test, config.victims, outputs, draw))
     view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)
     nobody = cast(Any, None)  # no attack is run
     return question.of_probe(Probe(nobody, view, victims, task.seeds, task.test))
@@ -268,7 +268,7 @@ def _silence(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
 
 def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
     from ppbench.questions.images import recognized
-    from ppbench.questions.reconstruction import images_of
+    from ppbench.questions.reconstruction import image_scores
 
     try:
         images = store.images(record)
@@ -284,7 +284,7 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
     mean = (task.test if task.public is None else task.public).x.mean(0)
     if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=CLOSE):
         notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
-    gallery, scores = task.gallery(), images_of(record)
+    gallery, scores = task.gallery(), image_scores(record)
     if gallery is None or any(score.recognition is None for score in scores):
         return
     for score, found in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):

@@ -11,7 +11,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import TARGET, Transcript, View
-from ppbench.metrics.perceptual import measurable, network
+from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import Group
 from ppbench.run.config import Stage
@@ -73,7 +73,7 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
     task = experiment.task
     seen = task.test if task.public is None else task.public
-    known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
+    known = feature_network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
     return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
 
 

@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.adversary.apart import Apart
+from ppbench.adversary.apart import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
-from ppbench.base.toml_lines import Loc, Source, source_of
+from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import LISTED, DefenseName, EvaluateConfig, configure
@@ -148,7 +148,7 @@ def load_suite(
         device, weights, tf32: as in `EvaluateConfig`.
         isolate: whether attacks of other packages run in processes of their own; by default where there are any.
     """
-    source = source_of(_path(suite), "suite")
+    source = toml_file(_path(suite), "suite")
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
@@ -157,7 +157,7 @@ def load_suite(
     if isolate is None:
         isolate = any(not plugin.ours for plugin in plugins("attacks").values())
         suited = _expanded(source, file, preset, add, {**here, "isolate": isolate})
-        if not isolate or any(isinstance(attack, Apart) for one in suited.places for attack in one.applicable):
+        if not isolate or any(isinstance(attack, IsolatedAttack) for one in suited.places for attack in one.applicable):
             return suited
         isolate = False  # others are installed, and not meant
     return _expanded(source, file, preset, add, {**here, "isolate": isolate})
@@ -175,7 +175,7 @@ def drawn_with(suite: Suite, salt: str) -> Suite:
     return replace(suite, places=places)
 
 
-def _validated(source: Source) -> SuiteFile:
+def _validated(source: TomlFile) -> SuiteFile:
     try:
         return SuiteFile.model_validate(source.raw)
     except ValidationError as error:
@@ -194,7 +194,7 @@ def _validated(source: Source) -> SuiteFile:
         raise source.error(loc, f"{first['msg']}{found}.") from error
 
 
-def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
+def _expanded(source: TomlFile, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
     changes = file.preset[preset] if preset else PresetPart()
     said = {**file.said(), **changes.said()}
     id_ = f"{file.id}@{preset}" if preset else file.id
@@ -223,14 +223,14 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     return Suite(id_, file.version, file.title, digest, places)
 
 
-def _meant(source: Source, names: Sequence[str], defense: str, isolate: bool) -> tuple[str, ...]:
+def _meant(source: TomlFile, names: Sequence[str], defense: str, isolate: bool) -> tuple[str, ...]:
     if not names:
         raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
     with source.at(("questions", "attacks")):
         return tuple(name for name in names if name in WHOLE or built_for(make_attack(name, isolate=isolate), defense))
 
 
-def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
+def _settings(source: TomlFile, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
     found: dict[str, Scalar] = {}
     for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
         for name, values in told.items():
@@ -241,7 +241,7 @@ def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str,
 
 
 def _defenses(
-    source: Source, file: SuiteFile, changes: PresetPart, preset: str, add: Sequence[str]
+    source: TomlFile, file: SuiteFile, changes: PresetPart, preset: str, add: Sequence[str]
 ) -> list[tuple[Loc, DefensePart]]:
     """Return the defenses that are swept, with their places in the file; added ones have none."""
     listed = {part.id for part in file.defense}

@@ -19,7 +19,7 @@ from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Interval, clopper_pearson
-from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
+from ppbench.metrics.segmentation import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
 from ppbench.records.outcome import TRAININGS
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
@@ -171,7 +171,9 @@ def masks_overlap(fed: Federation, task: Task) -> Overlap:
     """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
     size = max(1, PIXELS // task.test.y[0].numel())
     parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
-    return averaged([joined([overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()])
+    return mean_overlap(
+        [joined_overlap([mask_overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()]
+    )
 
 
 def curve_figure(fed: Federation, task: Task) -> float:

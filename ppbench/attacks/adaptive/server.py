@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.adversary.replay import replayed
+from ppbench.adversary.replay import replayed_evidence
 from ppbench.attacks.adaptive.inversion import searched
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
@@ -37,7 +37,7 @@ class AdaptiveServer(IDLG):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the server's own code makes of each client's messages, and of the cohort's."""
-        return replayed(view)
+        return replayed_evidence(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge: of the ways to read and to answer it, the best explained."""
@@ -63,7 +63,7 @@ class ServerLabels(LabelRecovery):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return what the server's own code makes of each client's messages, and of the cohort's."""
-        return replayed(view)
+        return replayed_evidence(view)
 
 
 def _layers(found: Sequence[Evidence]) -> list[dict[frozenset[Slot], Evidence]]:

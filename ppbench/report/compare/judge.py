@@ -14,7 +14,7 @@ from typing import Literal
 
 from scipy import stats
 
-from ppbench.metrics.intervals import LEVEL
+from ppbench.metrics.intervals import CONFIDENCE
 from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
 from ppbench.report.compare.join import Pair, Where
@@ -22,7 +22,7 @@ from ppbench.report.compare.paired import Change
 from ppbench.report.worst import cell_of
 
 Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
-ALPHA = 1 - LEVEL
+ALPHA = 1 - CONFIDENCE
 _Z = float(stats.norm.isf(ALPHA / 2))
 MOST = 10**6
 """Numbers of victims beyond this are not named: such a row cannot be decided."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from ppbench.metrics.intervals import LEVEL
+from ppbench.metrics.intervals import CONFIDENCE
 from ppbench.questions.base import Rule
 from ppbench.records.outcome import Utility
 from ppbench.report.compare.samples import Floats, Sample, counts, sample_of, statistic
@@ -23,7 +23,7 @@ from ppbench.report.worst import Measured
 
 REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time
-_TAIL = (1 - LEVEL) / 2
+_TAIL = (1 - CONFIDENCE) / 2
 _Z = float(stats.norm.isf(_TAIL))
 
 

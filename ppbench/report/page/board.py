@@ -16,7 +16,7 @@ from ppbench.base.locks import locked
 from ppbench.base.registry import load
 from ppbench.federation.claim import allowed
 from ppbench.federation.contract import Claim, Defense
-from ppbench.questions.base import missing
+from ppbench.questions.base import missing_sentences
 from ppbench.records.origin import Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
@@ -97,7 +97,7 @@ def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
         records, problems = store.readable()
         gc.freeze()
         gc.enable()
-        yield records, problems + missing(records)
+        yield records, problems + missing_sentences(records)
     finally:
         gc.unfreeze()
         gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from ppbench.questions.base import Missing, Question, question_for, question_of
+from ppbench.questions.base import MissingQuestion, Question, question_for, question_of
 from ppbench.records.figure import best, leak
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import Check, check_controls
@@ -31,7 +31,7 @@ def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> lis
     """Return every board of `records`, in the order of their questions; `sound` as of `judged`, else none is ranked."""
     frame = frame_of(records)
     scopes, known, far = frame.by(SCOPE), Knowledge.of(frame), strays(frame)
-    known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
+    known_here = frame.of([record for record in frame if not isinstance(question_for(record), MissingQuestion)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
     return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound, far) for key, some in groups]
 

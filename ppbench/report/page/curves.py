@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from ppbench.metrics.membership import roc, together
+from ppbench.metrics.membership import merged, roc
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.flags import reached
 from ppbench.questions.image_metrics import BROKEN_DB
@@ -178,7 +178,7 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
         record = best([r for r in entry.records if r.status == "complete"], metric)
         members = [] if record is None else [v for v in record.victims if v.canary == canaries]
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
-        curve = roc(together(halves(members))) if members else None
+        curve = roc(merged(halves(members))) if members else None
         if record is not None and curve is not None:
             fpr, tpr = (tuple(rates.tolist()) for rates in (curve.fpr, curve.tpr))
             found.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))

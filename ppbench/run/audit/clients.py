@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.victims import digest
+from ppbench.adversary.victims import tensors_digest
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
@@ -58,7 +58,7 @@ class CanaryClients:
 
     def digest(self) -> str:
         """Return the hash of what is asked, with its answers."""
-        return digest(self.start, self.directions, self.inside)
+        return tensors_digest(self.start, self.directions, self.inside)
 
 
 def takes_canaries(defense: Defense, plan: Plan, examples: int, rounds: int) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
-from ppbench.base.seals import packed, seal, unpacked, unsealed
+from ppbench.base.seals import packed_with_digest, seal, unpacked_with_digest, unsealed
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
 from ppbench.base.version import __version__
@@ -152,7 +152,7 @@ class Audit:
             _train_target(self, after)
             return
         make_folder(self.home)
-        write_atomic(self.path(part), packed(_train_references(self, part, after)))
+        write_atomic(self.path(part), packed_with_digest(_train_references(self, part, after)))
 
     def complete(self) -> Target:
         """Run all that is missing and return what the target gave. Raises Refused, or UsageError of a full disk."""
@@ -179,12 +179,12 @@ class Audit:
         found = []
         for part in self.parts():
             try:
-                found.append(unpacked(self.path(part)))
+                found.append(unpacked_with_digest(self.path(part)))
             except UsageError as damage:
                 warnings.warn(f"Reference runs cannot be used ({damage}); they are done again.", stacklevel=2)
                 self.path(part).unlink(missing_ok=True)
                 self.run(part)
-                found.append(unpacked(self.path(part)))
+                found.append(unpacked_with_digest(self.path(part)))
         return {name: torch.cat([one[name] for one in found]) for name in found[0]} if found else {}
 
 

@@ -15,7 +15,7 @@ from ppbench import Attack, Challenge, Evidence, Guess, View
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import proportion
-from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, metric_of
 from ppbench.records.schema import Metric
@@ -47,7 +47,7 @@ class Attribute(Question):
     title = "Attribute inference"
     score = ColumnScore
     figures = (("attribute_accuracy", "Values guessed"),)
-    distances = (DistanceLaw("attribute/1", "attribute_accuracy", rest, "1 - share of values guessed"),)
+    distances = (DistanceLaw("attribute/1", "attribute_accuracy", one_minus, "1 - share of values guessed"),)
     rules = (Rule("attribute_accuracy", "attribute_accuracy", "all", "decision", 0.02, False, 0.05),)
 
     def of_probe(self, probe: Probe) -> Inquiry:

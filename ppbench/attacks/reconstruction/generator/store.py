@@ -26,7 +26,7 @@ from ppbench.base import seals
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, unwritable, write_atomic
 from ppbench.base.locks import locked
-from ppbench.base.seals import packed
+from ppbench.base.seals import packed_with_digest
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
 """Part of every file's name: raise it when the files, or what training makes, change."""
@@ -107,7 +107,7 @@ def write(generator: Generator, path: Path) -> None:
     """Write the generator to `path`, whole or not at all (UsageError where the system does not let us)."""
     about = json.dumps(asdict(generator.about), sort_keys=True)
     tensors = {**generator.decoder.params, PRINTS: generator.prints}
-    write_atomic(path, packed(tensors, {ENTRY: about}))
+    write_atomic(path, packed_with_digest(tensors, {ENTRY: about}))
 
 
 def digest(path: Path) -> str:
@@ -126,7 +126,7 @@ def read(path: Path) -> Generator:
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
     try:
         with safe_open(path, framework="pt") as file:
-            entry, stated = ((file.metadata() or {}).get(name) for name in (ENTRY, seals.ENTRY))
+            entry, stated = ((file.metadata() or {}).get(name) for name in (ENTRY, seals.DIGEST_ENTRY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as cause:
         raise UsageError(f"The generator file {path} is damaged ({cause}); train it again, or give another.") from cause
