@@ -10,7 +10,7 @@ from protocols import started
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_labels import known_signs
-from ppbench.attacks.adaptive.fedpc_signs import filtered
+from ppbench.attacks.adaptive.fedpc_signs import images_from_signs
 from ppbench.attacks.reconstruction.directions import Layer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
@@ -109,7 +109,7 @@ def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
         for (slot,) in victims.units:
             data = victims.data[slot]
             labels = (data.y.argmax(1) + shift) % 10
-            guess = filtered(told[slot], layer, labels, view.plan, seeded())
+            guess = images_from_signs(told[slot], layer, labels, view.plan, seeded())
             assert guess.x.shape == data.x.shape and float(guess.x.min()) >= 0
             pairs = torch.stack([guess.x.flatten(1), data.x.flatten(1)], 1)
             found += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]

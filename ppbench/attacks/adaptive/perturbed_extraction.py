@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload
+from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload_identities
 from ppbench.attacks.extraction.query import Query
 from ppbench.federation.view import View
 
@@ -40,15 +40,15 @@ class ExtractProjection(Extraction):
 
 
 class ExtractDataFree(Extraction):
-    """Reads the mask off the columns of the head's weight; no data but the queries."""
+    """Reads the mask off the columns of the head's weight; needs no data but the queries."""
 
     name: ClassVar[str] = "extract_data_free"
     unmask: ClassVar[Unmask] = staticmethod(data_free)
 
 
 class ExtractUpload(Extraction):
-    """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
+    """Reads the mask off surrogate gradients: those of all clients for a listener, its own for a client."""
 
     name: ClassVar[str] = "extract_upload"
-    unmask: ClassVar[Unmask] = staticmethod(upload)
+    unmask: ClassVar[Unmask] = staticmethod(upload_identities)
     threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")
