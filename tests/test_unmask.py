@@ -337,4 +337,4 @@ def test_a_single_output_is_unmasked_too(defense):
     assert raw > 30
     assert error < 0.02
     if defense.name == "pbpfl":
-        assert unmask.unmasked(view, x[300:], unmask.projection).isnan().all()
+        assert unmask.unmasked_outputs(view, x[300:], unmask.projection).isnan().all()

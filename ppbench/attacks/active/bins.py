@@ -148,7 +148,7 @@ def bin_rows(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) -> T
     if not wired.bumps:
         rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
     weight, bias = rows[:, :-1], rows[:, -1]
-    sure = bias.abs()
-    seen = sure.isfinite() & (sure > BIN_FLOOR * sure.nan_to_num(0.0, 0.0, 0.0).max())
-    order = sure[seen].argsort(descending=True, stable=True)
-    return (weight[seen] / bias[seen, None])[order]
+    strength = bias.abs()
+    visible = strength.isfinite() & (strength > BIN_FLOOR * strength.nan_to_num(0.0, 0.0, 0.0).max())
+    order = strength[visible].argsort(descending=True, stable=True)
+    return (weight[visible] / bias[visible, None])[order]

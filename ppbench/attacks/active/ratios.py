@@ -88,7 +88,7 @@ def ratio_rows(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) ->
     slope = (
         torch.where(sums > 0, 1 / classes, 1 / classes - 1) if plan.loss == "cross_entropy" else -torch.ones_like(sums)
     )
-    sure = sums.abs()
-    seen = sure.isfinite() & (sure > BIN_FLOOR * sure.nan_to_num(0.0, 0.0, 0.0).max())
-    order = sure[seen].argsort(descending=True, stable=True)
-    return (rows[seen] * (plan.local.batch / slope[seen])[:, None])[order]
+    strength = sums.abs()
+    visible = strength.isfinite() & (strength > BIN_FLOOR * strength.nan_to_num(0.0, 0.0, 0.0).max())
+    order = strength[visible].argsort(descending=True, stable=True)
+    return (rows[visible] * (plan.local.batch / slope[visible])[:, None])[order]

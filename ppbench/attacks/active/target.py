@@ -55,7 +55,7 @@ def plausible_images(images: Tensor, plan: Plan) -> Tensor:
     inside = flat.isfinite().all(1) & (flat >= low - slack).all(1) & (flat <= high + slack).all(1)
     kept: list[Tensor] = []
     for image in flat[inside]:
-        apart = [float((image - other).square().mean().sqrt()) for other in kept]
-        if min(apart, default=high - low) > SAME_IMAGE * (high - low):
+        distances = [float((image - other).square().mean().sqrt()) for other in kept]
+        if min(distances, default=high - low) > SAME_IMAGE * (high - low):
             kept.append(image)
     return torch.stack(kept).view(-1, *images.shape[1:]) if kept else images[:0]

@@ -111,8 +111,8 @@ def wiring(plan: Plan) -> Wiring | None:
     )
     wired = Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]), biases == {True})
     plain = all(isinstance(layer.activation, nn.ReLU | nn.LeakyReLU) for layer in linear)
-    bare = biases == {False} and not wired.before and plain and plan.data_range[0] >= 0
-    return wired if wired.biased or bare else None
+    unbiased = biases == {False} and not wired.before and plain and plan.data_range[0] >= 0
+    return wired if wired.biased or unbiased else None
 
 
 @lru_cache

@@ -135,12 +135,12 @@ def _climbed(linear: LinearSketch, wrong: Tensor, counts: Tensor, batch: int) ->
     exchanges = (steps[None] - steps[:, None]).flatten(0, 1)
     best = float(linear.alignment((wrong - counts / batch)[None]))
     while True:
-        near = counts + exchanges
-        near = near[(near >= 0).all(1)]
-        values = linear.alignment(wrong - near / batch)
+        neighbors = counts + exchanges
+        neighbors = neighbors[(neighbors >= 0).all(1)]
+        values = linear.alignment(wrong - neighbors / batch)
         if not float(values.max()) > best + abs(best) * 1e-9:
             return counts, best
-        counts, best = near[values.argmax()], float(values.max())
+        counts, best = neighbors[values.argmax()], float(values.max())
 
 
 def _labels(counts: Tensor, batch: int) -> Tensor:

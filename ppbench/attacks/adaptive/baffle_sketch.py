@@ -134,14 +134,14 @@ def _sketch(view: View, defense: Baffle, sent: Sequence[Sequence[Exchange]], dra
     for exchanges in zip(*sent, strict=False):  # by round
         params = exchanges[0].asked.params
         seed, s = defense.sketch(*exchanges, view=view)
-        where = next(iter(params.values())).device  # sums in a ring are on the CPU
+        device = next(iter(params.values())).device  # sums in a ring are on the CPU
         entries = sum(value.numel() for value in params.values())
-        rounds.append(Equations(params, drawn.at(seed, entries, len(s)), s.to(where)))
+        rounds.append(Equations(params, drawn.at(seed, entries, len(s)), s.to(device)))
     return Sketch(unit, tuple(rounds), _shares(view, sent[0][0], unit))
 
 
 def _shares(view: View, exchange: Exchange, unit: tuple[Slot, ...]) -> tuple[float, ...]:
-    """Return N_c / N where the server's state has it and they differ; () for a listener, who takes them for equal."""
+    """Return N_c / N where the server's state has it and they differ; () for a listener, which takes them for equal."""
     server = view.state_at(exchange)
     if server is None or len(unit) == 1:
         return ()

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
-from ppbench.attacks.reconstruction.search.lbfgs import Settings
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
 from ppbench.federation.bounds import Count, NonNegative, Whole
@@ -68,7 +68,7 @@ class AdaptiveDP(Attack):
             return fittest_guesses(DLG(budget=self.budget), self.evidence(view), plan, challenges, generator)
         by_unit, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
-        alike: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
+        by_count: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
         for place, challenge in enumerate(challenges):
             count, evidence = len(challenge.unit) * challenge.batch, by_unit.get(challenge.unit)
             draws = torch.randn(tries, count, *plan.spec.shape, generator=generator)
@@ -77,8 +77,8 @@ class AdaptiveDP(Attack):
             guesses.append(Guess(x=images[0], y=logits[0].argmax(-1)))
             if evidence is not None and usable(evidence):
                 start = Starts(images.to(evidence.device), logits.to(evidence.device), joint=True)
-                alike.setdefault(count, []).append((place, evidence, start))
-        for victims in alike.values():
+                by_count.setdefault(count, []).append((place, evidence, start))
+        for victims in by_count.values():
             places, evidences, starts = zip(*victims, strict=True)
             for place, guess in zip(places, self._best(view, evidences, starts), strict=True):
                 guesses[place] = guess
@@ -87,16 +87,16 @@ class AdaptiveDP(Attack):
     def _best(self, view: View, evidence: Sequence[Evidence], starts: Sequence[Starts]) -> list[Guess]:
         """Return for each victim the best of its restarts by the posterior."""
         tries = len(starts[0].x)
-        many = [e for e in evidence for _ in range(tries)]
+        repeated = [e for e in evidence for _ in range(tries)]
         start = Starts(torch.cat([s.x for s in starts]), torch.cat([s.y for s in starts]), joint=True)
-        matches = self._search(view, many, start, self.budget // tries)
+        matches = self._search(view, repeated, start, self.budget // tries)
         score = torch.nan_to_num(matches.mismatch, nan=torch.inf).view(-1, tries)
         spent, guesses = matches.evaluations.view(-1, tries).sum(1), []
         for victim, choice in enumerate(score.argmin(1).tolist()):
             row = victim * tries + choice
             x, labels = matches.ends.x[row].float(), matches.ends.labels[row].argmax(-1)
-            sure = float(score[victim, choice])
-            guesses.append(Guess(x, labels, confidence=sure, evaluations=int(spent[victim])))
+            mismatch = float(score[victim, choice])
+            guesses.append(Guess(x, labels, confidence=mismatch, evaluations=int(spent[victim])))
         return guesses
 
     def _search(self, view: View, evidence: list[Evidence], start: Starts, budget: int) -> Matches:
@@ -128,7 +128,7 @@ class AdaptiveDP(Attack):
             prior = ImagePrior(smooth, self.box * math.prod(shape), low=low, high=high)
         budgets, stops = torch.full((len(evidence),), budget), torch.full((len(evidence),), stop, dtype=torch.float64)
         return match_gradients(
-            evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=Settings()
+            evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=LBFGSSettings()
         )
 
 

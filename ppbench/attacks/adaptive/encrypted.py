@@ -14,7 +14,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.dp import AdaptiveDP
-from ppbench.attacks.adaptive.inversion import invert
+from ppbench.attacks.adaptive.inversion import invert_evidence
 from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.federation.bounds import whole
 from ppbench.federation.evidence import Evidence
@@ -53,7 +53,7 @@ class AdaptiveEncrypted(AdaptiveDP):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge."""
         if view.defense.noise(view.plan) is None:
-            return invert(self.evidence(view), view.plan, challenges, generator, self.budget)
+            return invert_evidence(self.evidence(view), view.plan, challenges, generator, self.budget)
         return super().run(view, challenges, generator)
 
 

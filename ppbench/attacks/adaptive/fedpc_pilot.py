@@ -17,7 +17,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.attacks.reconstruction.dlg import NEAR
+from ppbench.attacks.reconstruction.dlg import NEAR_STOP
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, signed
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.attacks.reconstruction.steps import by_rank
@@ -130,7 +130,7 @@ class Trials:
 
     def unexplained(self) -> list[int]:
         """Return the clients whose update no guess explains yet and that have evaluations left."""
-        done = NEAR * self.attack.stop
+        done = NEAR_STOP * self.attack.stop
         every = range(len(self.challenges))
         return [
             i for i in every if self.spent[i] < self.attack.budget and (i not in self.best or self.best[i][0] > done)

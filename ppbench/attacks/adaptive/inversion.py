@@ -107,8 +107,8 @@ def _by_angle(
     The confidence is the angle between gradients. Draws depend on `seed` alone.
     """
     units, known = {frozenset(challenges[i].unit) for i in rows}, {frozenset(e.unit): e for e in reversed(evidence)}
-    mine = [e for e in evidence if frozenset(e.unit) in units]
-    answers = search.answer(mine, plan, challenges, torch.Generator().manual_seed(seed))
+    selected = [e for e in evidence if frozenset(e.unit) in units]
+    answers = search.answer(selected, plan, challenges, torch.Generator().manual_seed(seed))
     angles = [_angle(known.get(frozenset(c.unit)), a, plan) for c, a in zip(challenges, answers, strict=True)]
     return [
         Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
@@ -140,7 +140,7 @@ def _angle(evidence: Evidence | None, guess: Guess, plan: Plan) -> float | None:
     return distance if math.isfinite(distance) else None
 
 
-def invert(
+def invert_evidence(
     evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
 ) -> list[Guess]:
     """Return one guess per challenge from evidence about its unit; a start image where there is none.

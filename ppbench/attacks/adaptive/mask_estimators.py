@@ -51,7 +51,7 @@ def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) 
 
     Least squares without intercept: c = sum alpha d^T (yhat - ybar) / (||d||^2 sum alpha^2) with one direction. Its
     error is the regression of the true error y - ybar on alpha: sum alpha (y - ybar) is a derivative of the loss by the
-    head's weights, so that it vanishes where training is stationary, whatever the size of the mask.
+    head's weights, so that it vanishes where training is stationary, for any size of the mask.
     """
     power = alpha.square().sum()
     slope = (alpha[:, None] * (masked - y)).sum(0) / power
@@ -167,7 +167,7 @@ class Moments:
 def exact_moments(plan: Plan, upload: Surrogates, params: Params, directions: Tensor, masked_bias: bool) -> Moments:
     """Return the moments where g is exact: the sum of its head's columns is mean (yhat - ybar) alpha, in all entries.
 
-    `found` is of one client, or the mean over clients, taken at the perturbed weights `params`. A masked head bias has
+    `upload` is of one client, or the mean over clients, at the perturbed weights `params`. A masked head bias has
     alpha = 1 + sum of features; sigma's own head bias is d mean alpha, with directions d [m, C].
     """
     error, square = upload.g[HEAD_WEIGHT].double().sum(1), homogeneous_product(plan, upload.beta, params)

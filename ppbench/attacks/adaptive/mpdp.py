@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
+from ppbench.attacks.adaptive.inversion import invert_evidence, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
 from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, mask_directions, readable_units, sent_share
 from ppbench.base.tree import Params, tree_map
@@ -98,7 +98,7 @@ class AdaptiveMPDP(Attack):
             challenge if challenge.y is not None else replace(challenge, y=counted.get(challenge.unit))
             for challenge in challenges
         ]
-        return invert(self.evidence(view), view.plan, labelled, generator, self.budget)
+        return invert_evidence(self.evidence(view), view.plan, labelled, generator, self.budget)
 
 
 class ExactEvidence:

@@ -2,7 +2,7 @@
 
 Psi_i = grad mean alpha (yhat_i - ybar_i) is of degree two in the weights that read the input and its first part of
 degree one in the head: Euler's identities give mean alpha ybar_i, the share of alpha that falls to class i (see
-`noiseless_moments`). It is exact whatever the noise on G.
+`noiseless_moments`). It is exact for any noise on G.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
+from ppbench.attacks.adaptive.inversion import invert_evidence, surrogate_simulation
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.extended import PBPFLExt
@@ -58,14 +58,14 @@ class AdaptivePBPFLExt(Attack):
         """Return one guess per challenge: its clients' images in the order of the unit."""
         evidence = unmasked_differences(view)
         if not evidence:
-            return invert(view.defense.evidence(view), view.plan, challenges, generator, self.budget)
+            return invert_evidence(view.defense.evidence(view), view.plan, challenges, generator, self.budget)
         parts = [split_unit(challenge) for challenge in challenges]
         flat = [part for slots in parts for part in slots]
         if view.plan.local.batch == 1:
             single = [Single.of(view, difference) for difference in evidence]
             evidence, labels = [s.evidence(view) for s in single], {s.unit: s.label for s in single}
             flat = [part if part.y is not None else replace(part, y=labels.get(part.unit)) for part in flat]
-        guesses = iter(invert(evidence, view.plan, flat, generator, self.budget))
+        guesses = iter(invert_evidence(evidence, view.plan, flat, generator, self.budget))
         return [joined_guess([next(guesses) for _ in slots]) for slots in parts]
 
 
@@ -90,8 +90,8 @@ def unmasked_differences(view: View) -> list[Evidence]:
         if server is None:
             continue
         share = float(server.counts[exchange.slot.client]) / float(server.counts.sum())
-        bare = message_differences(exchange.answer)
-        observed = {n: secagg.from_ring(value, defense.fraction_bits) / share for n, value in bare.items()}
+        upload_difference = message_differences(exchange.answer)
+        observed = {n: secagg.from_ring(value, defense.fraction_bits) / share for n, value in upload_difference.items()}
         evidence.append(Evidence((exchange.slot,), observed, shared.at(exchange.asked.params), channel="difference"))
     return evidence
 
@@ -107,8 +107,8 @@ class Single:
     """What the head's differences reveal about a batch of one example; all exact.
 
     beta has no gradient by the head, so the differences there are -g = -e h^T and sigma - g, sigma = r_a alpha h^T:
-    alpha, the head's inputs h and the error e = yhat - ybar follow. So does the label, as yhat follows from h. What is
-    left of beta - g is the gradient of alpha 1^T h - e^T W h with alpha and e held fixed: a known linear function of h.
+    alpha, the head's inputs h and the error e = yhat - ybar follow. So does the label, as yhat follows from h. The rest
+    of beta - g is the gradient of alpha 1^T h - e^T W h with alpha and e fixed: a known linear function of h.
 
     params: perturbed weights; features: h [D]; weight: [D], of that linear function; label: one-hot [1, 1, C] float32;
     observed: the function's gradient by the hidden parameters.
@@ -122,22 +122,22 @@ class Single:
     observed: Params
 
     @staticmethod
-    def of(view: View, bare: Evidence) -> Single:
+    def of(view: View, difference: Evidence) -> Single:
         """Return what one of `unmasked_differences` reveals."""
-        broadcast = next(e.asked for e in exchanges(view) if (e.slot,) == bare.unit)
+        broadcast = next(e.asked for e in exchanges(view) if (e.slot,) == difference.unit)
         params = {n: v.double().cpu() for n, v in broadcast.params.items()}
         unit = broadcast.direction.double().cpu() / broadcast.direction.double().cpu().square().sum()
-        g = {n: -v for n, v in bare.observed.items() if n in (HEAD_WEIGHT, HEAD_BIAS)}
-        scaled = unit @ (bare.observed[f"sigma/{HEAD_WEIGHT}"] + g[HEAD_WEIGHT])
+        g = {n: -v for n, v in difference.observed.items() if n in (HEAD_WEIGHT, HEAD_BIAS)}
+        scaled = unit @ (difference.observed[f"sigma/{HEAD_WEIGHT}"] + g[HEAD_WEIGHT])
         alpha = scaled.sum().clamp(min=0).sqrt()
         if HEAD_BIAS in g:
-            alpha = unit @ (bare.observed[f"sigma/{HEAD_BIAS}"] + g[HEAD_BIAS])
+            alpha = unit @ (difference.observed[f"sigma/{HEAD_BIAS}"] + g[HEAD_BIAS])
         features = scaled / alpha
         error = g[HEAD_WEIGHT] @ features / features.square().sum()
         y = view.plan.net.head(params, features) - error
-        hidden = {n: bare.observed[n] for n in params if n not in g}
+        hidden = {n: difference.observed[n] for n in params if n not in g}
         label = one_hot(y.nan_to_num(nan=0.0).argmax(), len(y)).float()[None, None]
-        return Single(bare.unit, params, features, alpha - params[HEAD_WEIGHT].T @ error, label, hidden)
+        return Single(difference.unit, params, features, alpha - params[HEAD_WEIGHT].T @ error, label, hidden)
 
     def evidence(self, view: View) -> Evidence:
         """Return evidence of the linear function's gradient and of h; both are independent of the label."""
@@ -162,11 +162,11 @@ def split_unit(challenge: Challenge) -> list[Challenge]:
 def joined_guess(guesses: Sequence[Guess]) -> Guess:
     """Return the guess about a unit from those about its slots; its confidence is the worst of theirs."""
     images, labels = [g.x for g in guesses if g.x is not None], [g.y for g in guesses if g.y is not None]
-    sure = [g.confidence for g in guesses if g.confidence is not None]
+    confidences = [g.confidence for g in guesses if g.confidence is not None]
     return Guess(
         x=torch.cat(images),
         y=torch.cat(labels) if len(labels) == len(guesses) else None,
-        confidence=max(sure) if len(sure) == len(guesses) else None,
+        confidence=max(confidences) if len(confidences) == len(guesses) else None,
         evaluations=sum(g.evaluations for g in guesses),
     )
 

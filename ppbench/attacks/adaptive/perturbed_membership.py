@@ -8,7 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload_identities
+from ppbench.attacks.adaptive.unmask import (
+    Unmask,
+    data_free,
+    own_regression,
+    projection,
+    unmasked_outputs,
+    upload_identities,
+)
 from ppbench.attacks.extraction.query import MASKED
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.federation.view import View
@@ -26,7 +33,7 @@ class Unmasked(LossThreshold):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the un-masked outputs [Q, C] float64 of the candidates."""
         assert challenge.x is not None  # `run` has checked
-        return unmasked(view, challenge.x, type(self).unmask, challenge.labels)
+        return unmasked_outputs(view, challenge.x, type(self).unmask, challenge.labels)
 
 
 class UnmaskRegression(Unmasked):

@@ -82,8 +82,8 @@ def _layers(evidence: Sequence[Evidence]) -> list[dict[frozenset[Slot], Evidence
 def _splits(challenge: Challenge, known: Mapping[frozenset[Slot], Evidence]) -> list[list[Challenge]]:
     """Return the ways to split a challenge into parts: the whole and, where every slot is known, slot by slot."""
     parts = split_unit(challenge)
-    apart = len(parts) > 1 and all(frozenset(part.unit) in known for part in parts)
-    return [[challenge], parts] if apart else [[challenge]]
+    separable = len(parts) > 1 and all(frozenset(part.unit) in known for part in parts)
+    return [[challenge], parts] if separable else [[challenge]]
 
 
 def _joined(parts: Sequence[Guess]) -> Guess:

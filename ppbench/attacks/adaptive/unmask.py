@@ -37,7 +37,7 @@ from ppbench.federation.view import View
 
 REGRESSIONS = 10
 """Regressions on predicted labels, at most."""
-COLLAPSED = 5.0
+COLLAPSE_DISTANCE = 5.0
 """Predicted labels that lead further than this from the columns' estimate have collapsed onto one class."""
 
 
@@ -83,7 +83,7 @@ Unmask = Callable[[Broadcast, Tensor, Tensor | None], Tensor]
 """Broadcast, inputs [Q, *shape] and their labels [Q, C] (or None) to outputs [Q, C] float64, on CPU; NaN for none."""
 
 
-def unmasked(view: View, x: Tensor, unmask: Unmask, labels: Tensor | None = None) -> Tensor:
+def unmasked_outputs(view: View, x: Tensor, unmask: Unmask, labels: Tensor | None = None) -> Tensor:
     """Return the outputs that `unmask` makes of the last model received, or the outputs of a model without a mask."""
     broadcast = received(view)
     return model_outputs(view, x) if broadcast is None else unmask(broadcast, x, labels)
@@ -134,7 +134,7 @@ def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> 
             break
         coefficients = by_regression(masked, alpha, one_hot(guess, classes).double(), directions).coefficients
         before = guess
-    if not surprise(coefficients, rows) <= COLLAPSED:  # NaN too
+    if not surprise(coefficients, rows) <= COLLAPSE_DISTANCE:  # NaN too
         coefficients = rows.coefficients
     return masked - alpha[:, None] * (coefficients @ directions)
 

@@ -30,7 +30,7 @@ class Query(Attack):
     kind: ClassVar[Kind] = "extraction"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     targets: ClassVar[frozenset[str] | None] = MASKED
-    reference: ClassVar[str] = "this project; no attack: the answer of who takes what he holds for the true model"
+    reference: ClassVar[str] = "this project; no attack: the answer if the model received is taken for the true one"
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
         """Return the outputs [Q, C] float64, on CPU, of queries x; NaN where there is no model."""

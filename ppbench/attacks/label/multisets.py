@@ -36,14 +36,14 @@ def likely_multisets(counts: Tensor, present: Tensor, batch: int) -> Iterator[Te
     """
     first = greedy_multiset(counts, present, batch)
     yield first
-    sure, maybe = present.nonzero()[:, 0].tolist(), counts.isfinite().nonzero()[:, 0].tolist()
-    free = batch - len(sure)
-    if free <= 0 or not maybe or math.comb(len(maybe) + free - 1, free) > MOST_MULTISETS:
+    certain, possible = present.nonzero()[:, 0].tolist(), counts.isfinite().nonzero()[:, 0].tolist()
+    free = batch - len(certain)
+    if free <= 0 or not possible or math.comb(len(possible) + free - 1, free) > MOST_MULTISETS:
         return
-    rest = torch.tensor(list(combinations_with_replacement(maybe, free)))
-    every = torch.cat([torch.tensor(sure, dtype=torch.int64).expand(len(rest), -1), rest], 1).sort(1).values
+    rest = torch.tensor(list(combinations_with_replacement(possible, free)))
+    every = torch.cat([torch.tensor(certain, dtype=torch.int64).expand(len(rest), -1), rest], 1).sort(1).values
     tallies = torch.nn.functional.one_hot(every, len(counts)).sum(1)
-    apart = (tallies - counts.nan_to_num(neginf=0.0)).square().sum(1)
-    for place in apart.argsort(stable=True).tolist():
+    distances = (tallies - counts.nan_to_num(neginf=0.0)).square().sum(1)
+    for place in distances.argsort(stable=True).tolist():
         if not torch.equal(every[place], first):
             yield every[place]

@@ -213,9 +213,9 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typ
         shares = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).cpu()
         return shares, float(features.double().sum(1).mean())
 
-    (shares, alpha), (far, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, FAR_CONTRAST))
-    mean, apart = shares.mean(0), float((far - far.mean(0)).abs().sum(1).mean()) / 2
-    varied = plan.loss == "cross_entropy" and apart > VARIED
+    (shares, alpha), (contrasted, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, FAR_CONTRAST))
+    mean, variation = shares.mean(0), float((contrasted - contrasted.mean(0)).abs().sum(1).mean()) / 2
+    varied = plan.loss == "cross_entropy" and variation > VARIED
     if varied or not mean.isfinite().all():
         mean = torch.full_like(mean, 1 / plan.spec.classes)
     return Typical(mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0, varied)

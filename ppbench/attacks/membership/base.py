@@ -147,7 +147,7 @@ class MembershipQuestion:
         return self.known[self.is_known] == 1
 
 
-def question_of(attack: str, challenge: Challenge) -> MembershipQuestion:
+def membership_question(attack: str, challenge: Challenge) -> MembershipQuestion:
     """Return labels and known memberships of a challenge to the attack named `attack`; UsageError if it lacks any."""
     if challenge.x is None or challenge.labels is None or challenge.known is None:
         raise UsageError(
@@ -195,7 +195,7 @@ class MembershipAttack(Attack):
         """Return score [Q] float64 and decision [Q] bool per challenge; UsageError for an incomplete challenge."""
         guesses, signal = [], torch.zeros(0)
         for number, challenge in enumerate(challenges):
-            question = question_of(self.name, challenge)
+            question = membership_question(self.name, challenge)
             if not number or not same_question(challenges[number - 1], challenge):  # else the candidates' other half
                 signal = self.signal(view, challenge)
             guesses.append(self.answer(view.plan, signal, question, generator))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import AuditAttack, logit_gap, model_outputs, question_of
+from ppbench.attacks.membership.base import AuditAttack, logit_gap, membership_question, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
 from ppbench.federation.bounds import Fraction
@@ -71,7 +71,7 @@ class OneRunAudit(AuditAttack):
         guesses = []
         for guess, challenge in zip(super().run(view, challenges, generator), challenges, strict=True):
             assert guess.score is not None
-            is_known = question_of(self.name, challenge).is_known
+            is_known = membership_question(self.name, challenge).is_known
             decision, abstain = extremes(guess.score, ~is_known, self.share, generator)
             guesses.append(Guess(score=guess.score, decision=decision, abstain=abstain))
         return guesses

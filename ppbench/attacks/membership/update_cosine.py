@@ -57,9 +57,9 @@ def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator
         update: Params = evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
         return update
 
-    many = max(1, ENTRIES_AT_ONCE // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
-    for first in range(0, len(x), many):
-        part = slice(first, first + many)
+    at_once = max(1, ENTRIES_AT_ONCE // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
+    for first in range(0, len(x), at_once):
+        part = slice(first, first + at_once)
         yield part, vmap(alone)(x[part], labels[part])
 
 
