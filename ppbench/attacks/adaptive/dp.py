@@ -38,7 +38,7 @@ class AdaptiveDP(Attack):
 
     Attributes:
         budget: gradient evaluations per victim, over all restarts and reweightings.
-        restarts: starts besides the first, where there is noise; the best posterior counts.
+        restarts: further starts, if there is noise; the best posterior counts.
         roughness: typical magnitude of an image's gradient, in units of the data range.
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """

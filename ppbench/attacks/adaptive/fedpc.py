@@ -46,7 +46,7 @@ class Gradients(Mappable):
     gain: float
 
     def family(self) -> Hashable:
-        """Return what determines the gradients beside the models."""
+        """Return what determines the gradients, apart from the models."""
         return Gradients, self.plan, self.rounds, self.gain, len(self.params)
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:

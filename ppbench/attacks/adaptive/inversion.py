@@ -77,19 +77,16 @@ def fittest_guesses(
         attempt(replace(candidate, budget=share - 1), every, seeds[place]) for place, candidate in enumerate(short)
     ]
     answers = [[*guesses] for guesses in zip(*trials, strict=True)]
-    best = [min(range(len(candidates)), key=lambda place: _confidence(guesses[place])) for guesses in answers]
-    unexplained = [i for i in every if EXPLAINED_ANGLE < _confidence(answers[i][best[i]]) < math.inf]
+    best = [min(range(len(candidates)), key=lambda place: mismatch_of(guesses[place])) for guesses in answers]
+    unexplained = [i for i in every if EXPLAINED_ANGLE < mismatch_of(answers[i][best[i]]) < math.inf]
+    rest = search.budget - len(candidates) * share - 1
     for place, candidate in enumerate(candidates):
         if rows := [i for i in unexplained if best[i] == place]:
-            last = attempt(
-                replace(candidate, budget=search.budget - len(candidates) * share - 1),
-                rows,
-                seeds[len(candidates) + place],
-            )
+            last = attempt(replace(candidate, budget=rest), rows, seeds[len(candidates) + place])
             for i in rows:
                 answers[i].append(last[i])
     return [
-        replace(min(guesses, key=_confidence), evaluations=sum(g.evaluations for g in guesses)) for guesses in answers
+        replace(min(guesses, key=mismatch_of), evaluations=sum(g.evaluations for g in guesses)) for guesses in answers
     ]
 
 
@@ -155,19 +152,20 @@ def invert_evidence(
     known, biased, short = {e.unit for e in evidence}, first.bias is not None, []
     for i, (challenge, guess) in enumerate(zip(challenges, guesses, strict=True)):
         several = len(challenge.unit) * challenge.batch > 1
-        if challenge.unit in known and (not biased if several else _confidence(guess) > CONFIDENT):
+        if challenge.unit in known and (not biased if several else mismatch_of(guess) > CONFIDENT):
             short.append(i)
     left = max(1, min((budget - guesses[i].evaluations for i in short), default=1))
     others = replace(search, budget=left).answer(evidence, plan, [challenges[i] for i in short], generator)
     for i, other in zip(short, others, strict=True):
         one = guesses[i]
-        best = other if _confidence(other) < _confidence(one) else one
+        best = other if mismatch_of(other) < mismatch_of(one) else one
         guesses[i] = Guess(best.x, best.y, confidence=best.confidence, evaluations=one.evaluations + other.evaluations)
     return guesses
 
 
-def _confidence(guess: Guess) -> float:
-    return float("inf") if guess.confidence is None else guess.confidence
+def mismatch_of(guess: Guess) -> float:
+    """Return the mismatch that a guess reports as its confidence; inf for none."""
+    return math.inf if guess.confidence is None else guess.confidence
 
 
 def surrogate_simulation(

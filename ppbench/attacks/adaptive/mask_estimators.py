@@ -143,7 +143,7 @@ def homogeneous_params(plan: Plan) -> dict[str, Tensor | None]:
 
 
 def homogeneous_product(plan: Plan, tree: Params, params: Params) -> Tensor:
-    """Return sum over `sources` of <gradient, parameter>: [...] for gradients `tree` [..., *shape] at `params`."""
+    """Return the sum [...] over `homogeneous_params` of <gradient, parameter>; gradients `tree` are [..., *shape]."""
     total = torch.zeros(())
     for name, part in homogeneous_params(plan).items():
         value = params[name].double()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +10,7 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import replayed
-from ppbench.attacks.adaptive.inversion import fittest_guesses
+from ppbench.attacks.adaptive.inversion import fittest_guesses, mismatch_of
 from ppbench.attacks.adaptive.pbpfl import split_unit
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
@@ -49,7 +48,7 @@ class AdaptiveServer(IDLG):
             answers = iter(fittest_guesses(self, list(by_unit.values()), view.plan, flat, generator))
             for guesses, ways in zip(candidates, splits, strict=True):
                 guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
-        return [min(guesses, key=_mismatch) for guesses in candidates]
+        return [min(guesses, key=mismatch_of) for guesses in candidates]
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,6 @@ def _joined(parts: Sequence[Guess]) -> Guess:
     return Guess(
         x=torch.cat(images),
         y=None if any(y is None for y in labels) else torch.cat(labels),
-        confidence=max(_mismatch(part) for part in parts),
+        confidence=max(mismatch_of(part) for part in parts),
         evaluations=sum(part.evaluations for part in parts),
     )
-
-
-def _mismatch(guess: Guess) -> float:
-    return math.inf if guess.confidence is None else guess.confidence

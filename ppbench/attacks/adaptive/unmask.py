@@ -43,7 +43,7 @@ COLLAPSE_DISTANCE = 5.0
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A masked model in the hands of a party. message: float64, on CPU."""
+    """A masked model as a party received it. message: float64, on CPU."""
 
     view: View
     message: Perturbed

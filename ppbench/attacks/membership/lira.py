@@ -47,7 +47,7 @@ class ReferenceWorld:
         return torch.where(freedom > 0, self.ss.sum(1, keepdim=True) / freedom.clamp(min=1), torch.nan)
 
     def variance(self, prior: Tensor, weight: float) -> Tensor:
-        """Return (v s0^2 + ss) / (v + n - 1) [A, Q], at least `TINY`: shrunk to the prior [A, 1] as if by v runs."""
+        """Return (v s0^2 + ss) / (v + n - 1) [A, Q]: shrunk to the prior s0^2 [A, 1] by v runs; at least 1e-12."""
         freedom = (self.n - 1).clamp(min=0)
         raw = (weight * prior + self.ss) / (weight + freedom).clamp(min=SMALLEST_VARIANCE)
         return torch.where(weight + freedom > 0, raw, prior).clamp(min=SMALLEST_VARIANCE)

@@ -45,7 +45,7 @@ class LocalTraining(Mappable):
     divisor: float
 
     def family(self) -> Hashable:
-        """Return what determines the training beside its start."""
+        """Return what determines the training, apart from its start."""
         return LocalTraining, self.plan, self.rate, self.divisor
 
     def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:

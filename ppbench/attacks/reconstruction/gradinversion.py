@@ -46,9 +46,8 @@ def registered_mean(seeds: Tensor) -> Tensor:
     if seeds.dim() != 5:
         return mean
     centered = mean - mean.mean((-2, -1), keepdim=True)
-    shifts = [
-        (a, b) for a in range(-LARGEST_SHIFT, LARGEST_SHIFT + 1) for b in range(-LARGEST_SHIFT, LARGEST_SHIFT + 1)
-    ]
+    steps = range(-LARGEST_SHIFT, LARGEST_SHIFT + 1)
+    shifts = [(a, b) for a in steps for b in steps]
     shifts.sort(key=lambda s: abs(s[0]) + abs(s[1]))  # of equals the smallest
     spectrum = torch.fft.rfft2(centered) * torch.fft.rfft2(seeds).conj()
     match = torch.fft.irfft2(spectrum.sum(2), s=seeds.shape[-2:])  # [R, N, H, W]: shift a seed by so much

@@ -61,9 +61,8 @@ def trained_generator(
     """
     plan = architecture(tuple(images.shape[1:]))
     data = images_digest(images)
-    path = (cache_folder() if folder is None else folder) / file_name(
-        data, split, data_range, asdict(plan), asdict(training)
-    )
+    name = file_name(data, split, data_range, asdict(plan), asdict(training))
+    path = (cache_folder() if folder is None else folder) / name
     return cached(path, lambda: fresh(images, data, plan, data_range, training, split))
 
 

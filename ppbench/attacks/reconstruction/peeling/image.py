@@ -83,9 +83,8 @@ def first_images(
     low, high = data_range
     space = Spectrum(layer.block.inputs, (low + high) / 2, high - low)
     victims = len(layer.known.values)
-    z = START_SIZE * torch.randn(victims, *space.start, generator=generator, dtype=torch.float64).to(
-        layer.weight.device
-    )
+    draws = torch.randn(victims, *space.start, generator=generator, dtype=torch.float64)
+    z = START_SIZE * draws.to(layer.weight.device)
     spent = torch.zeros(victims, dtype=torch.int64)
     for step, temperature in enumerate(IMAGE_TEMPERATURES):
         weight = FIRST * (LAST / FIRST) ** (step / (len(IMAGE_TEMPERATURES) - 1))
