@@ -11,7 +11,7 @@ from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.active.fishing import ClassFishing
 from ppbench.attacks.active.imprint import Imprint, QuietImprint
-from ppbench.attacks.active.wiring import silent, wiring
+from ppbench.attacks.active.wiring import silent_weights, wiring
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
@@ -252,7 +252,7 @@ def test_what_it_cannot_wire_is_refused():
 def test_weights_for_all_but_the_target_have_no_gradient_but_the_heads_bias(activation):
     run, _ = federated(NoDefense(), options={"hidden": "32,16", "activation": activation})
     plan, data = run.plan, run.shards[0]
-    params = silent(wiring(plan).last, run.parties.server.params, plan.loss)
+    params = silent_weights(wiring(plan).last, run.parties.server.params, plan.loss)
     found = simulation(plan, params)(data.x[None], data.y[None])
     assert {name for name, value in found.items() if bool((value != 0).any())} == {"head.bias"}
 

@@ -11,8 +11,8 @@ from protocols import relative, true_gradient, weights
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
-from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
-from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of, sent_share
+from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt_gradient
+from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, sent_share, single_labels
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
@@ -88,7 +88,7 @@ def test_by_what_factor_an_example_was_clipped_is_told_by_itself(defense, clip):
 
 
 def rebuilt_of(view: View, exchange: Exchange) -> Params:
-    return rebuilt(view.plan, exchange.answer, exchange.request.params)
+    return rebuilt_gradient(view.plan, exchange.answer, exchange.request.params)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -198,7 +198,7 @@ def test_null_noise_instead_of_surrogates_gives_no_image():
 def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
     """U8's other half: mpdp_h. A client's ring words are noise, and the sums are no single example's."""
     view, victims = probed(MPDPH(), count=CLIENTS)
-    assert labels_of(view) == {}
+    assert single_labels(view) == {}
     (unit,) = victims.units
     sent = {e.slot: e for e in exchanges(view)}
     for slot in unit:
@@ -209,7 +209,7 @@ def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
             beta={n: v.double() * 2.0**-48 * CLIENTS for n, v in words.beta.items()},
         )
         for upload in (lone, view.defense.mean([e.answer for e in sent.values()])):
-            found = rebuilt(view.plan, upload, sent[slot].request.params)
+            found = rebuilt_gradient(view.plan, upload, sent[slot].request.params)
             state = view.state_at(sent[slot])
             exact = view.defense.recover(view.plan, state, replace(upload, g=found))
             assert relative(exact, true_gradient(view.plan, state.params, victims.data[slot])) > 0.3

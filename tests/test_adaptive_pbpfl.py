@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mpdp import canonical_scales
-from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences
+from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, message_differences, unmasked_differences
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
@@ -136,13 +136,15 @@ def true_differences(view: View, victims: Victims, slot: Slot) -> Params:
     asked = next(e.request for e in exchanges(view) if e.slot == slot)
     data = victims.data[slot]
     batch = Batch(data.x.double(), data.y.double(), torch.ones(len(data.x)).double())
-    return differences(surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked))
+    return message_differences(
+        surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked)
+    )
 
 
 @pytest.mark.parametrize("defense", [SHARED, PBPFLExt(families="shared", head_bias="clear")], ids=["masked", "clear"])
 def test_differences_of_shared_masks_are_bare(defense):
     view, victims = probed(defense, BIASED, batch=2, count=8)
-    found = bare_differences(view)
+    found = unmasked_differences(view)
     assert len(found) == len(victims.data)
     for one in found:
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) < 1e-9
@@ -150,9 +152,9 @@ def test_differences_of_shared_masks_are_bare(defense):
 
 def test_independent_masks_leave_noise_in_the_differences():
     view, victims = probed(PBPFLExt(), BIASED)
-    assert bare_differences(view) == []
+    assert unmasked_differences(view) == []
     lied = replace(view, defense=SHARED)  # read them as if they were bare
-    for one in bare_differences(lied):
+    for one in unmasked_differences(lied):
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) > 10
 
 
@@ -160,7 +162,7 @@ def test_independent_masks_leave_noise_in_the_differences():
 def test_the_head_of_one_example_is_known_exactly(spec):
     """alpha, features, error and label follow from the differences, so that the rest is a known linear function."""
     view, victims = probed(SHARED, spec)
-    for one in bare_differences(view):
+    for one in unmasked_differences(view):
         single, data = Single.of(view, one), victims.data[one.unit[0]]
         features = view.plan.net.features(single.params, data.x.double())[0]
         torch.testing.assert_close(single.features, features, rtol=1e-7, atol=1e-9)
@@ -177,7 +179,7 @@ def test_shared_masks_give_every_image(spec):
     attack = AdaptivePBPFLExt()
     found = scored(victims, attack.run(view, victims.challenges(), seeded()), attack.evidence(view))
     assert all(psnr == 100.0 and label for psnr, label in found)  # the scorer's cap
-    first = bare_differences(view)[0]
+    first = unmasked_differences(view)[0]
     if "features.1.bias" in first.observed:
         assert decibels(ratio(first.observed), victims.data[first.unit[0]].x) > 200
 

@@ -23,7 +23,7 @@ from ppbench.attacks.reconstruction.features import images
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
     RELAX,
-    System,
+    FeatureSystem,
     class_starts,
     invert_features,
     match_backbone,
@@ -135,7 +135,7 @@ def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
 def test_jacobian_of_the_closed_system():
     g = seeded(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
-    system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
+    system = FeatureSystem(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
     expected = [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m) for m in draw[3]]
     torch.testing.assert_close(system.jacobian(draw[3]), torch.stack(expected).flatten(2))
 

@@ -51,7 +51,7 @@ def test_the_ridge_is_chosen_by_the_known_half_alone():
     signal = torch.rand(200, len(RIDGES), generator=g, dtype=torch.float64)
     signal[100:, 1] += member[100:]  # of the asked half: must not be chosen for it
     signal[:100, 3] += member[:100]
-    asked = upload.Asked(torch.zeros(200, 10, dtype=torch.float64), known)
+    asked = upload.MembershipQuestion(torch.zeros(200, 10, dtype=torch.float64), known)
     guess = UploadMembers().answer(None, signal, asked, seeded(1))
     assert torch.equal(guess.score, signal[:, 3])
 

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import Asked
+from ppbench.attacks.membership.base import MembershipQuestion
 from ppbench.attacks.membership.fedmia import FedMIA, against_others
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.update_cosine import UpdateCosine
@@ -106,7 +106,7 @@ def test_two_weak_columns_are_stronger_together_and_the_asked_half_is_not_looked
     signal = torch.randn(400, 3, generator=g, dtype=torch.float64)
     signal[:, :2] += member[:, None].double()
     signal[:, 2] = torch.nan
-    asked = Asked(torch.zeros(400, 10, dtype=torch.float64), known)
+    asked = MembershipQuestion(torch.zeros(400, 10, dtype=torch.float64), known)
     guess = Stack().answer(PLAN, signal, asked, seeded())
     alone = max(roc_auc_score(member[200:], signal[200:, c]) for c in (0, 1))
     assert roc_auc_score(member[200:], guess.score[200:]) > alone + 0.02

@@ -87,8 +87,8 @@ READERS = {
     "suite": lambda path: load_suite(path),
     "figures": lambda path: read_figures([path]),
     "weights": lambda path: weights_file(str(path)),
-    "generator": lambda path: store.read(path),
-    "a generator's digest": lambda path: store.digest(path),
+    "generator": lambda path: store.read_generator(path),
+    "a generator's digest": lambda path: store.file_digest(path),
     "table": lambda path: open_dataset(f"csv:{path}", seed=0),
     "backbone": lambda path: configured(path),
 }

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from ppbench.adversary.attack import Challenge, Guess, References
 from ppbench.adversary.augment import augmentations
 from ppbench.attacks.membership.base import AuditAttack, log_likelihood, logit_gap
-from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, World, likelihood_ratio, one_sided, strengths
+from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, ReferenceWorld, likelihood_ratio, one_sided, strengths
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
@@ -219,7 +219,7 @@ def test_offline_must_be_one_sided():
     """A signal below that of models without the record is no sign of membership (spec: AUC .648 against .497)."""
     target, signal, keep, member = planted(0, 16, 2000)
     one = roc_auc_score(member, one_sided(target, signal, keep, 4.0))
-    outside = World.of(signal, ~keep)
+    outside = ReferenceWorld.of(signal, ~keep)
     both = ((target - outside.mean).square() / outside.variance(outside.pooled, 4.0))[0]
     assert one > max(roc_auc_score(member, both) + 0.1, 0.7)
 

@@ -10,11 +10,11 @@ from protocols import started
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_labels import known_signs
-from ppbench.attacks.adaptive.fedpc_signs import filtered
-from ppbench.attacks.reconstruction.directions import Layer
+from ppbench.attacks.adaptive.fedpc_signs import images_from_signs
+from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
-from ppbench.attacks.reconstruction.steps import linear, told_inputs
+from ppbench.attacks.reconstruction.steps import inputs_by_rank, sums_gradients
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.fedpc.protocol import FedPC
@@ -40,8 +40,10 @@ def mixed(shares, m=120, k=4, seed=0):
 
 
 def asked(change, count=4):
-    layer = Layer(torch.zeros(len(change), change.shape[1] - 1).double(), torch.zeros(len(change)).double(), 0.0, 1.0)
-    return told_inputs(change, layer, count, seeded())
+    layer = PublicLayer(
+        torch.zeros(len(change), change.shape[1] - 1).double(), torch.zeros(len(change)).double(), 0.0, 1.0
+    )
+    return inputs_by_rank(change, layer, count, seeded())
 
 
 def test_inputs_are_told_apart_by_zeros_alone():
@@ -109,7 +111,7 @@ def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
         for (slot,) in victims.units:
             data = victims.data[slot]
             labels = (data.y.argmax(1) + shift) % 10
-            guess = filtered(told[slot], layer, labels, view.plan, seeded())
+            guess = images_from_signs(told[slot], layer, labels, view.plan, seeded())
             assert guess.x.shape == data.x.shape and float(guess.x.min()) >= 0
             pairs = torch.stack([guess.x.flatten(1), data.x.flatten(1)], 1)
             found += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
@@ -119,10 +121,10 @@ def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
 
 
 def test_only_sgd_in_front_of_a_relu_is_linear_in_its_inputs():
-    assert linear(PLAN)
-    assert not linear(replace(PLAN, local=replace(PLAN.local, opt=Opt("adam", 0.01))))
-    assert not linear(replace(PLAN, spec=net_spec("mlp", (1, 8, 8), 10, {"activation": "sigmoid"})))
-    assert not linear(replace(PLAN, spec=net_spec("cnn", (1, 8, 8), 10)))
+    assert sums_gradients(PLAN)
+    assert not sums_gradients(replace(PLAN, local=replace(PLAN.local, opt=Opt("adam", 0.01))))
+    assert not sums_gradients(replace(PLAN, spec=net_spec("mlp", (1, 8, 8), 10, {"activation": "sigmoid"})))
+    assert not sums_gradients(replace(PLAN, spec=net_spec("cnn", (1, 8, 8), 10)))
 
 
 def test_steps_of_fedpc_are_the_fewest_that_its_menus_leave(fabricate):

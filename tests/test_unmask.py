@@ -275,11 +275,11 @@ def test_a_listener_has_the_estimate_of_everybodys_data(digits_split, iterates):
         fed = start(defense, iterates[spec], members, spec)
         view, true = seen(fed, "eavesdropper/1"), fed.outputs(others.x)
         assert not view.data
-        assert len(unmask.moments(unmask.received(view))) == (1 if defense.sums else CLIENTS)
+        assert len(unmask.upload_moments(unmask.received(view))) == (1 if defense.sums else CLIENTS)
         share, error = agreement(ExtractUpload(), view, others.x, true)
         assert share >= 0.98 and error < 0.05
         silent = replace(view, mail=tuple(e for e in view.mail if e.sender == SERVER))
-        assert not unmask.moments(unmask.received(silent))
+        assert not unmask.upload_moments(unmask.received(silent))
         share, _ = agreement(ExtractUpload(), silent, others.x, true)  # falls back on the head's columns
         assert share >= 0.9
 
@@ -291,7 +291,7 @@ def test_an_upload_tells_what_its_batch_tells(digits_split, iterates):
         defense, spec = WORLDS[world]
         view = seen(start(defense, iterates[spec], members, spec))
         broadcast = unmask.received(view)
-        (own,) = unmask.moments(broadcast)
+        (own,) = unmask.upload_moments(broadcast)
         masked, alpha = broadcast.outputs(view.data[0][1].x)
         slope = by_regression(masked, alpha, view.data[0][1].y.double(), broadcast.directions).coefficients
         squares = broadcast.directions.square().sum(1)
@@ -302,8 +302,8 @@ def test_an_upload_tells_what_its_batch_tells(digits_split, iterates):
 def test_masked_clients_fall_back_on_their_own_data_and_then_on_the_columns(digits_split, iterates):
     members, x = digits_split[0], digits_split[1].x
     broadcast = unmask.received(seen(start(WORLDS[2][0], iterates[BIASED], members, BIASED)))
-    assert unmask.moments(broadcast) == []
-    assert torch.equal(unmask.upload(broadcast, x), unmask.own_regression(broadcast, x))
+    assert unmask.upload_moments(broadcast) == []
+    assert torch.equal(unmask.upload_identities(broadcast, x), unmask.own_regression(broadcast, x))
     without = unmask.received(replace(broadcast.view, data=()))
     assert torch.equal(unmask.own_regression(without, x), without.without(without.rows.coefficients, x))
 
@@ -337,4 +337,4 @@ def test_a_single_output_is_unmasked_too(defense):
     assert raw > 30
     assert error < 0.02
     if defense.name == "pbpfl":
-        assert unmask.unmasked(view, x[300:], unmask.projection).isnan().all()
+        assert unmask.unmasked_outputs(view, x[300:], unmask.projection).isnan().all()

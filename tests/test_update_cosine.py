@@ -182,7 +182,7 @@ def gradient_at(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def test_gradients_of_examples_are_those_of_single_batches(gradients, monkeypatch):
-    monkeypatch.setattr(update_cosine, "CHUNK", 3 * PLAIN.net.parameter_count)
+    monkeypatch.setattr(update_cosine, "ENTRIES_AT_ONCE", 3 * PLAIN.net.parameter_count)
     for part, leaves in example_gradients(piece(START), gradients.x[:7], gradients.labels[:7]):
         assert part.stop - part.start <= 3
         for row, q in enumerate(range(*part.indices(7))):
@@ -219,7 +219,7 @@ def test_hidden_entries_do_not_count(gradients):
 
 def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
-    monkeypatch.setattr(update_cosine, "HELD", COUNT * 800)
+    monkeypatch.setattr(update_cosine, "MOST_ENTRIES", COUNT * 800)
     assert PLAIN.net.parameter_count > 2000
     assert gradients.area() > whole - 0.1
 
@@ -304,7 +304,7 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
 
 def test_the_same_question_is_computed_once_and_another_anew(monkeypatch):
     calls = []
-    monkeypatch.setattr(update_cosine, "_known", None)
+    monkeypatch.setattr(update_cosine, "_last", None)
     monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))
     view, x, y = View("server/1", SERVER, None, NoDefense(), (), ()), torch.zeros(3, 4), torch.eye(3)
     for asked in ((view, x, y, 0.1), (view, x.clone(), y, 0.1), (view, x + 1, y, 0.1), (view, x + 1, y, 0.2)):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.update_cosine import rounds_of
-from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
-from ppbench.attacks.tracing.cosine import TracingCosine, owners
+from ppbench.attacks.membership.whitebox import WhiteBox, evenly_spaced, gradient_signals, round_signals
+from ppbench.attacks.tracing.cosine import TracingCosine, likeliest_owners
 from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
@@ -124,9 +124,9 @@ def test_round_signals_hold_outputs_where_weights_are_known(leaky):
 
 def test_rounds_are_spread_evenly_and_end_with_the_last():
     items = list(range(1, 41))
-    assert spread(items, 5) == [8, 16, 24, 32, 40]
-    assert spread(items[:3], 5) == [1, 2, 3]
-    assert spread(items, 1) == [40]
+    assert evenly_spaced(items, 5) == [8, 16, 24, 32, 40]
+    assert evenly_spaced(items[:3], 5) == [1, 2, 3]
+    assert evenly_spaced(items, 1) == [40]
 
 
 @pytest.mark.parametrize("case", ["no mail", "nan models", "one class"])
@@ -278,9 +278,9 @@ def test_nobody_where_nothing_is_seen_and_lots_where_all_is_the_same():
     view, challenge, _ = traced()
     (guess,) = TracingCosine().run(replace(view, mail=()), [challenge], torch.Generator())
     assert bool((guess.owner == -1).all())
-    first, again, other = (owners(torch.ones(CLIENTS, 500), seeded(s)) for s in (1, 1, 2))
+    first, again, other = (likeliest_owners(torch.ones(CLIENTS, 500), seeded(s)) for s in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     low, high = stats.binom.interval(0.9999, 500, 1 / CLIENTS)
     assert all(low <= int((first == c).sum()) <= high for c in range(CLIENTS))
     means = torch.tensor([[1.0, torch.nan, 0.0], [0.5, torch.nan, 2.0]])
-    assert owners(means, torch.Generator()).tolist() == [0, -1, 1]
+    assert likeliest_owners(means, torch.Generator()).tolist() == [0, -1, 1]
