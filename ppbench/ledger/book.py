@@ -52,14 +52,14 @@ def entries(truth: Path) -> list[Entry]:
     path = truth / NAME
     if kind_of(path, follow=False) is None:
         return []
-    found = []
+    book = []
     for number, line in enumerate(bounded(path, MOST).decode(errors="replace").splitlines(), 1):
         try:
-            found.append(Entry.model_validate_json(line, strict=True))
+            book.append(Entry.model_validate_json(line, strict=True))
         except ValidationError as error:
             why = first_fault(error)
             raise UsageError(f"{path}, line {number} is no entry ({why}); give back what was there.") from error
-    return found
+    return book
 
 
 def add(truth: Path, entry: Entry) -> None:

@@ -28,11 +28,11 @@ def by_chance(count: int, judge: Callable[[NDArray[np.intp]], Floats]) -> float:
     own, best, ties = judge(np.arange(count)), np.full(count, -np.inf), np.zeros(count)
     for shift in range(max(map(len, blocks))):
         order = np.concatenate([np.roll(block, -shift) for block in blocks])
-        found = judge(order) if shift else own
+        scores = judge(order) if shift else own
         new = np.concatenate([np.full(len(block), shift < len(block)) for block in blocks])
-        better = new & (found > best)
-        ties = np.where(better, 1.0, ties + (new & (found == best)))
-        best = np.where(better, found, best)
+        better = new & (scores > best)
+        ties = np.where(better, 1.0, ties + (new & (scores == best)))
+        best = np.where(better, scores, best)
     hits, tail = int((own >= best).sum()), np.ones(1)
     for block in blocks:
         tail = np.convolve(tail, _expected(ties[block]))

@@ -54,11 +54,11 @@ def due_of(case: Case) -> tuple[Due | None, Outcome]:
             return None, Outcome("suite", False, str(error))
         raise
     if (suite.name, suite.digest) != (config.suite, config.suite_digest):
-        told = f"The cells are of {shown(config.suite)} with the digest {shown(config.suite_digest)}"
-        return None, Outcome("suite", False, f"{told}; ppbench comes with {suite.name}, {suite.digest}.")
+        problem = f"The cells are of {shown(config.suite)} with the digest {shown(config.suite_digest)}"
+        return None, Outcome("suite", False, f"{problem}; ppbench comes with {suite.name}, {suite.digest}.")
     if (case.about.suite, case.about.digest) != (suite.name, suite.digest):
-        told = f"What is handed in says {shown(case.about.suite)}, {shown(case.about.digest)}"
-        return None, Outcome("suite", False, f"{told}; its cells are of {suite.name}, {suite.digest}.")
+        problem = f"What is handed in says {shown(case.about.suite)}, {shown(case.about.digest)}"
+        return None, Outcome("suite", False, f"{problem}; its cells are of {suite.name}, {suite.digest}.")
     return _known(case, drawn_with(suite, case.salt) if case.salt else suite)
 
 
@@ -70,17 +70,17 @@ def _known(case: Case, suite: Suite) -> tuple[Due | None, Outcome]:
         may = plan(suite, case.home).asked
     if foreign := _beyond(case, may):
         about = case.records[[r.cell_id for r in case.records].index(foreign[0])].config
-        told = f"{len(foreign)} of {len(case.records)} cells are none of {suite.name} as it is here, such as"
+        problem = f"{len(foreign)} of {len(case.records)} cells are none of {suite.name} as it is here, such as"
         why = "its settings, data, versions or weights are others"
-        found = f"{told} {foreign[0]} ({about.defense.id} under {about.attack.id}): {why}."
-        return None, Outcome("suite", False, found)
+        sentence = f"{problem} {foreign[0]} ({about.defense.id} under {about.attack.id}): {why}."
+        return None, Outcome("suite", False, sentence)
     return Due(suite, must, may), Outcome(
         "suite", True, f"All cells are of {suite.name}, {suite.digest}, as it is here."
     )
 
 
-def _beyond(case: Case, asked: Sequence[Wanted]) -> list[str]:
-    known = {cell.id for one in asked for cell in one.cells}
+def _beyond(case: Case, planned: Sequence[Wanted]) -> list[str]:
+    known = {cell.id for one in planned for cell in one.cells}
     return [record.cell_id for record in case.records if record.cell_id not in known]
 
 
@@ -89,10 +89,10 @@ def _data(case: Case) -> str | None:
     named = sorted({record.config.data.name for record in case.records})
     if case.terms.dataset is not None or len(named) > 1:
         return case.terms.dataset
-    found = at_hand(named[0])
-    if found is None:
+    opener = at_hand(named[0])
+    if opener is None:
         raise UsageError(f"Where {named[0]} lies here cannot be known; name it, as --dataset parquet:FOLDER.")
-    return found
+    return opener
 
 
 def complete(case: Case, due: Due) -> Outcome:
@@ -102,18 +102,18 @@ def complete(case: Case, due: Due) -> Outcome:
     control parameter, every seed; of attacks handed in alone, those of all defenses that the suite lists.
     """
     have = {record.cell_id for record in case.records}
-    asked = [cell for one in due.must if not _left_out(case, one) for cell in one.cells if _meant(case, cell)]
+    expected = [cell for one in due.must if not _left_out(case, one) for cell in one.cells if _meant(case, cell)]
     name = due.suite.name
-    if gone := [cell.config for cell in asked if cell.id not in have]:
-        told = f"{len(gone)} of {len(asked)} cells that {name} asks for are missing, such as {gone[0].defense.id} under"
-        return Outcome("complete", False, f"{told} {gone[0].attack.id} ({gone[0].stage}); sweep into the folder again.")
+    if gone := [cell.config for cell in expected if cell.id not in have]:
+        problem = f"{len(gone)} of {len(expected)} cells that {name} asks for are missing, such as {gone[0].defense.id} under"
+        return Outcome("complete", False, f"{problem} {gone[0].attack.id} ({gone[0].stage}); sweep into the folder again.")
     if failed := failures(case.records):
-        told = f"{len(failed)} cells failed, such as {failed[0].cell_id} ({failed[0].reason})"
-        return Outcome("complete", False, f"{told}; sweep into the folder again.")
+        problem = f"{len(failed)} cells failed, such as {failed[0].cell_id} ({failed[0].reason})"
+        return Outcome("complete", False, f"{problem}; sweep into the folder again.")
     if unknown := unjudged(case.records):
         return Outcome("complete", False, f"No cell of {', '.join(unknown)} is complete.")
     kept = ", ".join([*CONTROLS, *case.defenses] if case.defenses else case.attacks)
-    return Outcome("complete", True, f"All {len(asked)} cells are there that {name} asks for of {kept}.")
+    return Outcome("complete", True, f"All {len(expected)} cells are there that {name} asks for of {kept}.")
 
 
 def _meant(case: Case, cell: Cell) -> bool:

@@ -51,9 +51,9 @@ def examined(case: Case) -> Iterator[Outcome]:
 
 def _verified(case: Case) -> Outcome:
     """Return whether all that can be computed again without training agrees."""
-    found = examine(case.store.out, claimed, recheck).problems
-    told = f"{first_of(found)}." if found else "Every record, artifact and table row agrees with its scores."
-    return Outcome("verify", not found, told)
+    problems = examine(case.store.out, claimed, recheck).problems
+    sentence = f"{first_of(problems)}." if problems else "Every record, artifact and table row agrees with its scores."
+    return Outcome("verify", not problems, sentence)
 
 
 def _controls(case: Case) -> Outcome:
@@ -72,19 +72,19 @@ def _controls(case: Case) -> Outcome:
 
 def _code(case: Case) -> Outcome:
     """Return whether records and submission are of the code that is installed here."""
-    for said in case.about.plugins:
-        here = entry_of(said.group, said.name)
-        if (said.package, said.version, said.code) != (here.package, here.version, here.code):
-            told = (
-                f"The {said.words}, code {said.code}, is handed in; here is {here.package} {here.version}, {here.code}"
+    for stated in case.about.plugins:
+        here = entry_of(stated.group, stated.name)
+        if (stated.package, stated.version, stated.code) != (here.package, here.version, here.code):
+            problem = (
+                f"The {stated.words}, code {stated.code}, is handed in; here is {here.package} {here.version}, {here.code}"
             )
-            return Outcome("code", False, f"{told}.")
+            return Outcome("code", False, f"{problem}.")
     if stale := [record.config for record in case.records if _stale(record)]:
-        told = f"{len(stale)} of {len(case.records)} cells, such as {stale[0].defense.id} under {stale[0].attack.id}"
-        return Outcome("code", False, f"{told}, are of other code than what is installed here; sweep again with this.")
+        problem = f"{len(stale)} of {len(case.records)} cells, such as {stale[0].defense.id} under {stale[0].attack.id}"
+        return Outcome("code", False, f"{problem}, are of other code than what is installed here; sweep again with this.")
     if missing := {*strangers(case.records)} - {(one.group, one.name) for one in case.about.plugins}:
-        told = ", ".join(sorted(name for _, name in missing))
-        return Outcome("code", False, f"Cells are of {told} too, which is not handed in.")
+        problem = ", ".join(sorted(name for _, name in missing))
+        return Outcome("code", False, f"Cells are of {problem} too, which is not handed in.")
     return Outcome("code", True, "; ".join(f"{one.words}, code {one.code}" for one in case.about.plugins) + ".")
 
 
@@ -100,18 +100,18 @@ def _apart(case: Case) -> Outcome:
     beside = [r for r in case.records if r.config.attack.code and r.victims and not r.environment.apart]
     if not beside:
         return Outcome("apart", True, "No attack of another package ran in a process that knows the truth.")
-    told = (
+    problem = (
         f"{len(beside)} cells of other packages' attacks, such as {beside[0].config.attack.id}, ran in a process that"
     )
-    return Outcome("apart", False, f"{told} knows the truth; sweep with --isolate.")
+    return Outcome("apart", False, f"{problem} knows the truth; sweep with --isolate.")
 
 
-def _again(case: Case, asked: Sequence[Wanted]) -> Outcome:
+def _again(case: Case, planned: Sequence[Wanted]) -> Outcome:
     """Return whether cells that nobody could foresee come out again."""
     terms = case.terms
     chosen = drawn(case.records, terms.share, secrets.randbelow(2**63) if terms.seed is None else terms.seed)
     unlike = _unlike(case)
-    new = recomputed(asked, chosen.cells, case.home, case.salt, terms.workers, terms.progress)
+    new = recomputed(planned, chosen.cells, case.home, case.salt, terms.workers, terms.progress)
     head = f"{len(chosen.cells)} of {chosen.all} cells were computed again (--seed {chosen.seed})"
     if check_harness(soundness_of(new)).ok is not True:
         return Outcome("again", False, f"{head}, but the self-test fails here: nothing can be said.")
@@ -136,8 +136,8 @@ def _differing(record: Record, new: Store, cells: int) -> str:
 
 def _unlike(case: Case) -> tuple[str, ...]:
     """Return what differs between where the cells were computed and here and may change last bits, a clause each."""
-    said, here = case.about.environment, machine()
-    others = {r.environment.torch for r in case.records} - {said.torch}
+    stated, here = case.about.environment, machine()
+    others = {r.environment.torch for r in case.records} - {stated.torch}
     threads = {r.environment.threads for r in case.records} - {1}
     clauses = [f"cells of torch {one}" for one in sorted(others)]
-    return (*said.unlike(here), *clauses, *(f"cells of {n} threads" for n in sorted(threads)))
+    return (*stated.unlike(here), *clauses, *(f"cells of {n} threads" for n in sorted(threads)))

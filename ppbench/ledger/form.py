@@ -117,8 +117,8 @@ class About(Strict):
 
     def name(self) -> str:
         """Return the id that belongs to what is said here."""
-        said = self.model_dump(mode="json", by_alias=True, exclude={"id"})
-        return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+        fields = self.model_dump(mode="json", by_alias=True, exclude={"id"})
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 class Truth(Strict):
@@ -161,30 +161,30 @@ class GuessAbout(Strict):
 
     def parameters(self, digest: str) -> dict[str, Scalar]:
         """Return what records hold of it. digest: of the answers."""
-        told = {"reference": self.reference, "licence": self.licence, "auxiliary": self.auxiliary, "guesses": digest}
+        stated = {"reference": self.reference, "licence": self.licence, "auxiliary": self.auxiliary, "guesses": digest}
         spent = {f"cost.{name}": value for name, value in self.cost.model_dump().items() if value not in (None, "")}
-        return {**told, **spent}
+        return {**stated, **spent}
 
 
 def commitment(nonce: str, *truth: Tensor) -> str:
     """Return the SHA-256 of a nonce, 64 hex digits, and of tensors: dtypes, shapes and values, little-endian."""
-    found = hashlib.sha256(f"{TRUTH}/{nonce}".encode())
-    hashed(found, *truth)
-    return found.hexdigest()
+    digest = hashlib.sha256(f"{TRUTH}/{nonce}".encode())
+    hashed(digest, *truth)
+    return digest.hexdigest()
 
 
 def row_of(config: CellConfig) -> str:
     """Return what the cells of one view share: all but the attack, what it knows, and how it was tuned and measured."""
-    said = config.model_dump(mode="json", by_alias=True)
-    told = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": config.threat_model.id}
-    return json.dumps(said | told, sort_keys=True)
+    fields = config.model_dump(mode="json", by_alias=True)
+    neutral = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": config.threat_model.id}
+    return json.dumps(fields | neutral, sort_keys=True)
 
 
 def bounded(path: Path, most: int) -> bytes:
     """Return the bytes of a file, no link; UsageError: it is none, cannot be read, or is larger than `most` bytes."""
-    if (found := kind_of(path, follow=False)) != "file":
-        kind = "device, pipe or socket" if found == "special" else found
-        what = "There is nothing at" if found is None else f"A {kind}, not a file of its own, is at"
+    if (described_kind := kind_of(path, follow=False)) != "file":
+        shown_kind = "device, pipe or socket" if described_kind == "special" else described_kind
+        what = "There is nothing at" if described_kind is None else f"A {shown_kind}, not a file of its own, is at"
         raise UsageError(f"{what} {path}; give the file as it was written.")
     try:
         if (size := path.stat().st_size) > most:
@@ -198,13 +198,13 @@ def parsed(model: type[S], path: Path) -> S:
     """Return what a JSON file says; UsageError: it is not of this form, by its first fault."""
     data = bounded(path, JSON_BYTES)
     try:
-        found = model.model_validate_json(data, strict=True)
+        parsed_file = model.model_validate_json(data, strict=True)
         json.loads(data, object_pairs_hook=_once)
     except ValidationError as error:
         raise UsageError(f"{path} is not of the form that it must have ({first_fault(error)}).") from error
     except ValueError as error:
         raise UsageError(f"{path} is not of the form that it must have ({because(error)}).") from error
-    return found
+    return parsed_file
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
@@ -216,5 +216,5 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
 
 def written(model: Strict) -> bytes:
     """Return the JSON of a file of ours: sorted keys, one final newline."""
-    said = model.model_dump(mode="json", by_alias=True)
-    return (json.dumps(said, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+    fields = model.model_dump(mode="json", by_alias=True)
+    return (json.dumps(fields, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()

@@ -45,8 +45,8 @@ class Scene:
     @property
     def victims(self) -> Tensor:
         """The images [N, *shape] that are asked about."""
-        found = victims_of(self.experiment, self.group)
-        return torch.cat([found.truth(unit).x for unit in found.units])
+        victims = victims_of(self.experiment, self.group)
+        return torch.cat([victims.truth(unit).x for unit in victims.units])
 
     @property
     def config(self) -> CellConfig:
@@ -145,26 +145,26 @@ def _about(
 
 def _kinds(scene: Scene, view: View, victims: Victims) -> tuple[str, ...]:
     """Return the questions that a transcript asks: those in which no examples are handed out, the victims' least."""
-    task, found = scene.experiment.task, []
+    task, kinds = scene.experiment.task, []
     for kind in sorted({r.config.attack.kind for r in scene.records}):
         probe = Probe(scene.experiment.attacks[0], view, victims, task.seeds, task.test)
-        asked = question_of(kind).of_probe(probe).challenges
-        if all(c.x is None and c.reconstructions is None and not c.extra for c in asked):
-            found.append(kind)
-    return tuple(found)
+        challenges = question_of(kind).of_probe(probe).challenges
+        if all(c.x is None and c.reconstructions is None and not c.extra for c in challenges):
+            kinds.append(kind)
+    return tuple(kinds)
 
 
 def _look(draft: Path, secrets: Sequence[Tensor], salt: str) -> None:
     """Refuse what gives the truth, or what it was drawn from, away (UsageError): nothing of it is published then."""
     back = load_transcript(draft, trust=True)
-    found = leaks((back.view, back.challenges), secrets)
+    faults = leaks((back.view, back.challenges), secrets)
     data = b"".join((draft / name).read_bytes() for name in (ABOUT, VIEW, GRADIENTS))
     rows = [row.tobytes() for x in secrets for row in x.flatten(1).numpy() if (row != row[0]).any()]
-    found += ["a victim's values stand in its files" for row in rows if row in data][:1]
-    found += ["the secret of the draws stands in its files"] * (salt.encode() in data or bytes.fromhex(salt) in data)
-    if found:
+    faults += ["a victim's values stand in its files" for row in rows if row in data][:1]
+    faults += ["the secret of the draws stands in its files"] * (salt.encode() in data or bytes.fromhex(salt) in data)
+    if faults:
         raise UsageError(
-            f"The transcript {back.about.title!r} gives the truth away ({found[0]}); it was not published."
+            f"The transcript {back.about.title!r} gives the truth away ({faults[0]}); it was not published."
         )
 
 

@@ -57,31 +57,31 @@ def read_guesses(path: Path | str, frozen: Frozen) -> tuple[GuessAbout, list[Gue
     Raises UsageError: anything in them is not as the transcript asks: form, names, shapes, types, values; or they
     answer another transcript.
     """
-    told = Path(path) if Path(path).suffix == ".json" else Path(path).with_suffix(".json")
-    about, beside = parsed(GuessAbout, told), told.with_suffix(".safetensors")
+    json_path = Path(path) if Path(path).suffix == ".json" else Path(path).with_suffix(".json")
+    about, beside = parsed(GuessAbout, json_path), json_path.with_suffix(".safetensors")
     if about.transcript != frozen.about.id:
-        raise UsageError(f"{told} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own.")
+        raise UsageError(f"{json_path} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own.")
     if about.kind not in frozen.about.kinds:
-        raise UsageError(f"{told} answers {shown(about.kind)}; asked is {' or '.join(frozen.about.kinds)}.")
+        raise UsageError(f"{json_path} answers {shown(about.kind)}; asked is {' or '.join(frozen.about.kinds)}.")
     data = bounded(beside, _most(frozen))
-    found = _tensors(data, beside)
+    tensors = _tensors(data, beside)
     count = len(frozen.challenges)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         _check(name, tensor, frozen, beside)
-    guesses = [_guess(found, place) for place in range(count)]
+    guesses = [_guess(tensors, place) for place in range(count)]
     question = question_of(about.kind)
     for place, (guess, challenge) in enumerate(zip(guesses, frozen.challenges, strict=True)):
         for fault in question.malformed(guess, challenge, frozen.view.plan):
             raise UsageError(f"{beside}, question {place}: {fault}.")
-    return about, guesses, digest_of(found)
+    return about, guesses, digest_of(tensors)
 
 
-def digest_of(found: dict[str, Tensor]) -> str:
+def digest_of(tensors: dict[str, Tensor]) -> str:
     """Return the SHA-256 of answers: what counts of them, x and y, whatever else stands in the file."""
     digest = hashlib.sha256()
-    for name in sorted({"x", "y"} & set(found)):
+    for name in sorted({"x", "y"} & set(tensors)):
         digest.update(name.encode())
-        hashed(digest, found[name])
+        hashed(digest, tensors[name])
     return digest.hexdigest()
 
 
@@ -93,12 +93,12 @@ def _most(frozen: Frozen) -> int:
 
 def _tensors(data: bytes, path: Path) -> dict[str, Tensor]:
     try:
-        found = load(data)
+        tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as cause:
         raise UsageError(f"{path} is no safetensors file ({because(cause)}); write one of x, y.") from cause
-    if odd := sorted(set(found) - set(DTYPES)):
+    if odd := sorted(set(tensors) - set(DTYPES)):
         raise UsageError(f"{path} holds a tensor {shown(odd[0])}; it may hold {', '.join(DTYPES)}.")
-    return found
+    return tensors
 
 
 def _check(name: str, tensor: Tensor, frozen: Frozen, path: Path) -> None:
@@ -115,8 +115,8 @@ def _check(name: str, tensor: Tensor, frozen: Frozen, path: Path) -> None:
         raise UsageError(f"{path}: evaluations holds {int(tensor.min())}; counts are 0 or more.")
 
 
-def _guess(found: dict[str, Tensor], place: int) -> Guess:
-    x, y = (found[name][place] if name in found else None for name in ("x", "y"))
-    sure = float(found["confidence"][place]) if "confidence" in found else None
-    spent = int(found["evaluations"][place]) if "evaluations" in found else 0
+def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
+    x, y = (tensors[name][place] if name in tensors else None for name in ("x", "y"))
+    sure = float(tensors["confidence"][place]) if "confidence" in tensors else None
+    spent = int(tensors["evaluations"][place]) if "evaluations" in tensors else 0
     return Guess(x=x, y=y, confidence=sure, evaluations=spent)

@@ -99,16 +99,16 @@ def p_of(side: Measured, new: Record, rule: Rule) -> float:
 
 def _by_chance(new: Record) -> float:
     """Return the p of so many right answers by chance, 1 where chance is not known."""
-    told = question_for(new).blind(new.victims, new.config)
-    if told is None:
+    answers = question_for(new).blind(new.victims, new.config)
+    if answers is None:
         return 1.0
-    share, units, chance = told
+    share, units, chance = answers
     return float(stats.binom.sf(round(share * units) - 1, units, chance))
 
 
 def _figure(side: Measured, metric: str) -> float:
-    found = side.metric(metric)
-    return 0.0 if found is None or found.value is None else found.value
+    figure = side.metric(metric)
+    return 0.0 if figure is None or figure.value is None else figure.value
 
 
 def _reason(p: float, level: float, floor: float, stands: bool) -> str:

@@ -61,8 +61,8 @@ def computed(
 
     Arguments as of `run.sweep.sweep`. Raises UsageError: see there.
     """
-    asked = drawn_with(load_suite(suite, preset, dataset=dataset, weights=weights), salt_of(out))
-    return sweep(separated(asked), out=out, only=only, workers=workers, progress=progress, command=command)
+    loaded = drawn_with(load_suite(suite, preset, dataset=dataset, weights=weights), salt_of(out))
+    return sweep(separated(loaded), out=out, only=only, workers=workers, progress=progress, command=command)
 
 
 def publish(results: Path, out: Path, dataset: str | None = None, weights: str | None = None) -> Published:
@@ -149,12 +149,12 @@ def _size(about: About) -> int:
 
 def _views(records: Sequence[Record]) -> list[list[Record]]:
     """Return the cells that read uploads, together by what they look at."""
-    found = defaultdict(list)
+    by_row = defaultdict(list)
     for record in records:
         question = question_of(record.config.attack.kind)
         if record.status == "complete" and question.source == "probe" and not question.follows:
-            found[row_of(record.config)].append(record)
-    each = [sorted(some, key=lambda r: r.cell_id) for some in found.values()]
+            by_row[row_of(record.config)].append(record)
+    each = [sorted(some, key=lambda r: r.cell_id) for some in by_row.values()]
     return sorted(each, key=lambda some: (title_of(some[0].config), some[0].cell_id))
 
 

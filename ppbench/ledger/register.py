@@ -98,8 +98,8 @@ def load_register(path: Path) -> Register:
         register = Register.model_validate(source.raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{found}.") from error
+        instead = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{instead}.") from error
     names = Counter(entry.name for _, entry in register.entries())
     for kind, _ in GROUPS:
         for place, entry in enumerate(getattr(register, kind)):
@@ -130,20 +130,20 @@ def unlike(group: Group, entry: Entry) -> list[str]:
         return [f"The {KINDS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
     here = entry_of(group, entry.name)
     pairs = (("package", entry.package, here.package), ("version", entry.version, here.version))
-    found = [*pairs, ("code", entry.code, here.code)]
-    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in found if one != two]
+    compared = [*pairs, ("code", entry.code, here.code)]
+    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in compared if one != two]
 
 
 def moved(entry: Entry, records: Sequence[Record]) -> list[str]:
     """Return which figures of an entry lie outside the 95 % intervals that `records` give, a sentence each."""
-    found = []
+    sentences = []
     for figure in entry.figure:
         metric = next((r.metric(figure.metric) for r in records if figure.fits(r.config)), None)
         if metric is None or metric.value is None:
-            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
+            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
             continue
         low, high = (metric.value if end is None else end for end in (metric.low, metric.high))
         if not low - CLOSE <= figure.value <= high + CLOSE:
-            told = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
-            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {told}.")
-    return found
+            now = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
+            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {now}.")
+    return sentences

@@ -53,15 +53,15 @@ def drawn(records: Sequence[Record], share: float, seed: int) -> Drawn:
     """
     theirs = [r.cell_id for r in records if r.config.defense.code or r.config.attack.code]
     others = sorted({r.cell_id for r in records} - {*theirs})
-    found = list[str]()
+    chosen = list[str]()
     for some in (theirs, others):
         ranked = sorted(some, key=lambda cell: hashlib.sha256(f"{seed}/{cell}".encode()).digest())
-        found += ranked[: math.ceil(share * len(some) - 1e-9) or bool(some)]
-    return Drawn(tuple(sorted(found)), seed, len(records))
+        chosen += ranked[: math.ceil(share * len(some) - 1e-9) or bool(some)]
+    return Drawn(tuple(sorted(chosen)), seed, len(records))
 
 
 def recomputed(
-    asked: Sequence[Wanted], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Progress
+    planned: Sequence[Wanted], cells: Sequence[str], out: Path, salt: str, workers: int | None, progress: Progress
 ) -> Store:
     """Return a store in the new folder `out` in which these cells of `asked` were computed, with all that they need.
 
@@ -69,7 +69,7 @@ def recomputed(
     """
     check_workers(workers)
     due, chosen = list[Wanted](), {*cells}
-    for one in asked:
+    for one in planned:
         kept = tuple(cell for cell in one.cells if cell.id in chosen)
         due += [replace(one, cells=kept, gate=frozenset())] if kept else []
     store = Store(out)
@@ -121,11 +121,11 @@ def _beyond(record: Record, again: Record, level: float) -> Iterator[str]:
     if (one is None) != (two is None) or (one is not None and not math.isclose(one, two or 0.0, rel_tol=CLOSE)):
         yield _words("epsilon", one, two)
     for name in ("accuracy", "mse", "dice"):
-        (said, *_), (value, low, high) = record.utility.figure(name), again.utility.figure(name)
-        if (said is None) != (value is None):
-            yield _words(name, said, value)
-        elif said is not None and low is not None and high is not None and not low <= said <= high:
-            yield f"{name} is {said:.6g}, computed again {value:.6g} [{low:.6g}, {high:.6g}]"
+        (stated, *_), (value, low, high) = record.utility.figure(name), again.utility.figure(name)
+        if (stated is None) != (value is None):
+            yield _words(name, stated, value)
+        elif stated is not None and low is not None and high is not None and not low <= stated <= high:
+            yield f"{name} is {stated:.6g}, computed again {value:.6g} [{low:.6g}, {high:.6g}]"
     yield from _scores(record, again, level)
 
 
@@ -138,8 +138,8 @@ def _scores(record: Record, again: Record, level: float) -> Iterator[str]:
         return
     rules = [rule for rule in rules_for(record) if (m := record.metric(rule.metric)) and m.value is not None]
     for rule in rules:
-        found = change([record], [again], rule, record.cell_id)
-        if not found.certain and found.p < level / len(rules):
-            yield f"{rule.name} is {found.base:.6g}, computed again {found.new:.6g} (p = {found.p:.2g}, n = {found.n})"
+        effect = change([record], [again], rule, record.cell_id)
+        if not effect.certain and effect.p < level / len(rules):
+            yield f"{rule.name} is {effect.base:.6g}, computed again {effect.new:.6g} (p = {effect.p:.2g}, n = {effect.n})"
     if not rules:
         yield f"scores of {question_for(record).name} differ, and no rule says by how much they may"

@@ -70,6 +70,6 @@ def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
 def _taken(experiment: Experiment, group: Group) -> int:
     """Return how many examples of each client a view's probes use."""
     config, defense = experiment.config, experiment.points[group.point].defense
-    wanted, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
-    slots, _ = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    count, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
+    slots, _ = asked_units(range(config.clients), group.threat, count, sums=defense.sums, roles=roles)
     return (max(slot.probe for slot in slots) + 1) * group.batch

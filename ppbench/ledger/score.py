@@ -118,11 +118,11 @@ def standing(records: Sequence[Record], like: Record) -> WorstCase | None:
 def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
     """Return the organizer's half of a transcript; UsageError: it is not there, or not what was committed to."""
     stem, about = truth / "truth" / frozen.about.id, frozen.about
-    told = parsed(Truth, stem.with_suffix(".json"))
+    stated = parsed(Truth, stem.with_suffix(".json"))
     path = stem.with_suffix(".safetensors")
-    found = _truth(path, frozen)
-    x, y = found["x"], found["y"]
-    if told.id != about.id or commitment(told.nonce, x, y) != about.commitment:
+    tensors = _truth(path, frozen)
+    x, y = tensors["x"], tensors["y"]
+    if stated.id != about.id or commitment(stated.nonce, x, y) != about.commitment:
         raise UsageError(f"{path} is not the truth that transcript {about.id} was published with; give its folder.")
     units, data = tuple(c.unit for c in frozen.challenges), dict[Slot, Data]()
     for unit, *parts in zip(units, x, y, strict=True):
@@ -130,33 +130,33 @@ def opened(frozen: Frozen, truth: Path, weights: str | None = None) -> Known:
         data |= {slot: Data(*batch) for slot, batch in zip(unit, batches, strict=True)}
     known = network(weights) if measurable(frozen.view.plan.spec.shape) else None
     gallery = None
-    if "gallery" in found:
-        gallery = Gallery(found["gallery"], found.get("classes"), frozen.view.plan.data_range, known)
+    if "gallery" in tensors:
+        gallery = Gallery(tensors["gallery"], tensors.get("classes"), frozen.view.plan.data_range, known)
     victims = Victims(data, units, frozen.view.data, about.batch)
     perceptual = identity(weights) if known is not None else ""
-    return Known(Store(truth).load(told.cell), victims, Yardstick(found.get("mean"), known, gallery), perceptual)
+    return Known(Store(truth).load(stated.cell), victims, Yardstick(tensors.get("mean"), known, gallery), perceptual)
 
 
 def _truth(path: Path, frozen: Frozen) -> dict[str, torch.Tensor]:
     """Return the tensors beside `Truth`; UsageError: they are not those of such a transcript."""
     spec, count, images = frozen.view.plan.spec, len(frozen.challenges), len(frozen.challenges[0].unit)
     try:
-        found = load(bounded(path, TENSOR_BYTES))
-        held = len(found["gallery"]) if "gallery" in found else 0
+        tensors = load(bounded(path, TENSOR_BYTES))
+        gallery_size = len(tensors["gallery"]) if "gallery" in tensors else 0
         right = {
             "x": (count, images * frozen.about.batch, *spec.shape),
-            "y": (count, images * frozen.about.batch, *found["y"].shape[2:]),
+            "y": (count, images * frozen.about.batch, *tensors["y"].shape[2:]),
             "mean": spec.shape,
-            "gallery": (held, *spec.shape),
-            "classes": (held,),
+            "gallery": (gallery_size, *spec.shape),
+            "classes": (gallery_size,),
         }
-        for name in ("x", *found):
+        for name in ("x", *tensors):
             kind = torch.int64 if name == "classes" else torch.float32
-            if found[name].dtype != kind or tuple(found[name].shape) != right[name]:
-                raise ValueError(f"{name} is {found[name].dtype} of shape {tuple(found[name].shape)}")
+            if tensors[name].dtype != kind or tuple(tensors[name].shape) != right[name]:
+                raise ValueError(f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}")
     except (SafetensorError, KeyError, ValueError, TypeError) as cause:
         raise UsageError(f"{path} does not hold the truth ({because(cause)}); publish again.") from cause
-    return found
+    return tensors
 
 
 def scored_with(
@@ -181,17 +181,17 @@ def dealt_anew(frozen: Frozen, known: Known, kind: str, answers: Sequence[Guess]
 
     def judge(order: NDArray[np.intp]) -> NDArray[np.float64]:
         with guard("questions", kind):
-            found = inquiry.score([answers[place] for place in order]).victims
-        each = np.array([question.judged(score, rule.metric) for score in found]) * (-1.0 if rule.safer else 1.0)
-        return np.asarray(np.bincount([owner[Slot(*score.slot)] for score in found], each), dtype=np.float64)
+            scores = inquiry.score([answers[place] for place in order]).victims
+        each = np.array([question.judged(score, rule.metric) for score in scores]) * (-1.0 if rule.safer else 1.0)
+        return np.asarray(np.bincount([owner[Slot(*score.slot)] for score in scores], each), dtype=np.float64)
 
     return by_chance(len(answers), judge)
 
 
 def asked(frozen: Frozen, known: Known, kind: str) -> Inquiry:
     """Return what a transcript asks, with the truth about it."""
-    held = None if known.yardstick is None else known.yardstick.gallery
-    test = Data(torch.zeros(0), torch.zeros(0)) if held is None else Data(held.x, torch.zeros(len(held.x)))
+    gallery = None if known.yardstick is None else known.yardstick.gallery
+    test = Data(torch.zeros(0), torch.zeros(0)) if gallery is None else Data(gallery.x, torch.zeros(len(gallery.x)))
     ruler = known.yardstick
     probe = Probe(Outside(), frozen.view, known.victims, Seeds(0), test, None if ruler is None else lambda: ruler)
     return question_of(kind).of_probe(probe)
@@ -221,7 +221,7 @@ def _config(known: Known, about: GuessAbout, digest: str) -> CellConfig:
     return base.model_copy(update={"attack": attack, "threat_model": threat, "tuning": 0, "perceptual": seen})
 
 
-def _record(known: Known, config: CellConfig, scored: Scored, asked: str) -> Record:
+def _record(known: Known, config: CellConfig, scored: Scored, digest: str) -> Record:
     base, victims = known.record, scored.victims
     return Record(
         cell_id=config.cell_id(),
@@ -232,7 +232,7 @@ def _record(known: Known, config: CellConfig, scored: Scored, asked: str) -> Rec
         cost=base.cost,
         privacy=base.privacy,
         played=base.played,
-        asked=asked,
+        asked=digest,
         flags=list(scored.flags),
         status="complete",
         environment=base.environment,

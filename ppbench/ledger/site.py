@@ -74,17 +74,17 @@ def build(transcripts: Path, truth: Path, out: Path) -> list[Row]:
     Raises UsageError: a transcript was altered, or its truth is not in `truth`.
     """
     every = _abouts(transcripts)
-    found = rows(every, truth)
+    table = rows(every, truth)
     make_folder(out / "transcripts")
     for about in every:
         home = make_folder(out / "transcripts" / about.id)
         for name in about.files:
             write_atomic(home / name, checked(transcripts / about.id, about, name))
         write_atomic(home / ABOUT, (transcripts / about.id / ABOUT).read_bytes())
-    write_atomic(out / "index.html", _page(found).encode())
-    told = {"schema": SCHEMA, "rows": [asdict(row) | {"history": _told(row)} for row in found]}
-    write_atomic(out / "ledger.json", (json.dumps(told, indent=1, sort_keys=True) + "\n").encode())
-    return found
+    write_atomic(out / "index.html", _page(table).encode())
+    content = {"schema": SCHEMA, "rows": [asdict(row) | {"history": _told(row)} for row in table]}
+    write_atomic(out / "ledger.json", (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    return table
 
 
 def _told(row: Row) -> list[dict[str, object]]:
@@ -100,13 +100,13 @@ def _abouts(transcripts: Path) -> list[About]:
     if kind_of(transcripts) != "folder":
         raise UsageError(f"{transcripts} is no folder of transcripts; give the --out of `ppbench publish`.")
     homes = [home for home in listing(transcripts) if kind_of(home / ABOUT) == "file"]
-    found = [about_of(home) for home in homes]
-    for home, about in zip(homes, found, strict=True):
+    abouts = [about_of(home) for home in homes]
+    for home, about in zip(homes, abouts, strict=True):
         if home.name != about.id:
             raise UsageError(f"{home} holds the transcript {about.id}; a folder has the name of what lies in it.")
-    if not found:
+    if not abouts:
         raise UsageError(f"There is no transcript in {transcripts}; give the --out of `ppbench publish`.")
-    return found
+    return abouts
 
 
 def rows(every: Sequence[About], truth: Path) -> list[Row]:
@@ -117,20 +117,20 @@ def rows(every: Sequence[About], truth: Path) -> list[Row]:
     for record in records:
         by_row.setdefault(row_of(record.config), []).append(record)
     known, store = Knowledge.of(records), Store(truth)
-    found, undefended = [], dict[str, Leak | None]()
+    table, undefended = [], dict[str, Leak | None]()
     for about in sorted(every, key=lambda a: a.defense.id != "none"):
-        told = parsed(Truth, truth / "truth" / f"{about.id}.json")
-        mine = by_row[row_of(store.load(told.cell).config)]
+        stated = parsed(Truth, truth / "truth" / f"{about.id}.json")
+        mine = by_row[row_of(store.load(stated.cell).config)]
         where = str((about.model, about.federation, about.threat, about.stage, about.batch))
         leak = leak_of(mine, vouched=known.vouches(mine), none=undefended.get(where))
         if about.defense.id == "none":
             undefended[where] = leak
-        found.append(_row(about, mine, leak, [e for e in book if e.transcript == about.id]))
-    return sorted(found, key=lambda row: (-row.severity, row.title))
+        table.append(_row(about, mine, leak, [e for e in book if e.transcript == about.id]))
+    return sorted(table, key=lambda row: (-row.severity, row.title))
 
 
-def _row(about: About, mine: Sequence[Record], leak: Leak | None, told: Sequence[Entry]) -> Row:
-    level = level_of(len(told) + 1)
+def _row(about: About, mine: Sequence[Record], leak: Leak | None, history: Sequence[Entry]) -> Row:
+    level = level_of(len(history) + 1)
     return Row(
         id=about.id,
         title=about.title,
@@ -140,10 +140,10 @@ def _row(about: About, mine: Sequence[Record], leak: Leak | None, told: Sequence
         severity=-1 if leak is None else SEVERITY[leak.level],
         qualifiers=() if leak is None else tuple(q.words for q in leak.qualifiers),
         figures=tuple(_figures(mine, about.kinds)),
-        tries=len(told),
+        tries=len(history),
         next_level=level,
         spent=min(floor_of(record) for record in mine) > level,
-        history=tuple(_public(entry) for entry in told if entry.moved),
+        history=tuple(_public(entry) for entry in history if entry.moved),
     )
 
 
@@ -153,7 +153,7 @@ def _public(entry: Entry) -> Entry:
 
 
 def _figures(mine: Sequence[Record], kinds: Sequence[str]) -> list[Figure]:
-    found = []
+    figures = []
     for kind in sorted(kinds, key=lambda kind: question_of(kind).order):
         some = [r for r in mine if r.config.attack.kind == kind and r.status == "complete"]
         if not some:
@@ -163,14 +163,14 @@ def _figures(mine: Sequence[Record], kinds: Sequence[str]) -> list[Figure]:
         worst = worst_case(some, name)
         metric = None if worst is None else worst.metric(name)
         if worst is not None and metric is not None and metric.value is not None:
-            found.append(Figure(question.title, name, rounded(metric.value), worst.name))
-    return found
+            figures.append(Figure(question.title, name, rounded(metric.value), worst.name))
+    return figures
 
 
-def _page(found: Sequence[Row]) -> str:
+def _page(table: Sequence[Row]) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    moves = sorted((e for row in found for e in row.history), key=lambda e: e.day, reverse=True)
+    moves = sorted((e for row in table for e in row.history), key=lambda e: e.day, reverse=True)
     page = environment.get_template("ledger.html.j2")
-    return page.render(rows=found, moves=moves, alpha=ALPHA)
+    return page.render(rows=table, moves=moves, alpha=ALPHA)

@@ -45,8 +45,8 @@ def faults(about: About, plan: Plan) -> Iterator[str]:
 
 def _of_plan(about: About, plan: Plan) -> Iterator[str]:
     spec, (low, high) = plan.spec, plan.data_range
-    said = about.model.id, tuple(about.model.shape), about.model.classes, about.federation.clients
-    if (spec.model, spec.shape, spec.classes, plan.clients) != said:
+    stated = about.model.id, tuple(about.model.shape), about.model.classes, about.federation.clients
+    if (spec.model, spec.shape, spec.classes, plan.clients) != stated:
         yield "its plan is of another federation than it tells of"
     elif len(spec.shape) > AXES:
         yield f"its inputs have {len(spec.shape):,} axes"
@@ -105,10 +105,10 @@ def fitting(about: About, plan: Plan) -> Iterator[str]:
         yield f"its network has {plan.net.parameter_count:,} parameters here, and {about.model.parameters:,} there"
 
 
-def view_of(about: About, plan: Plan, defense: Mechanism, found: Any) -> View:
+def view_of(about: About, plan: Plan, defense: Mechanism, parts: Any) -> View:
     """Return the view that a tree holds; UsageError: it holds something else, in a clause."""
     try:
-        mail, states, data, public = found
+        mail, states, data, public = parts
         letters = tuple(Envelope(*letter) for letter in mail)
         kept = tuple(StateRecord(*state) for state in states)
         own = tuple((probe, one) for probe, one in data)
@@ -154,8 +154,8 @@ def _look(view: View) -> None:
     shapes = {one: tuple(value.shape) for one, value in net.module.named_parameters()}
     try:
         with guard("defenses", name):
-            found = view.defense.evidence(view)
-        for one in found:
+            evidence = view.defense.evidence(view)
+        for one in evidence:
             for tensors in (one.observed, one.params or {}):
                 wrong = [n for n, value in tensors.items() if n in shapes and tuple(value.shape) != shapes[n]]
                 if wrong:

@@ -88,10 +88,10 @@ class Machine(Strict):
     def unlike(self, other: Machine) -> tuple[str, ...]:
         """Return what may change the last bits of figures and differs on the other machine, a clause each."""
         mine, theirs = ({p.name: p.version for p in one.packages if p.name in FIGURES} for one in (self, other))
-        found = [("processor", self.processor, other.processor), ("torch", self.torch, other.torch)]
+        compared = [("processor", self.processor, other.processor), ("torch", self.torch, other.torch)]
         names = sorted({*mine, *theirs} - {"torch"})
-        found += [(name, mine.get(name, "none"), theirs.get(name, "none")) for name in names]
-        return tuple(f"{what} {one}, here {two}" for what, one, two in found if one != two)
+        compared += [(name, mine.get(name, "none"), theirs.get(name, "none")) for name in names]
+        return tuple(f"{what} {one}, here {two}" for what, one, two in compared if one != two)
 
 
 class Submission(Strict):
@@ -141,8 +141,8 @@ def suite_of(records: Sequence[Record]) -> tuple[str, str]:
     if any(not digest for _, digest, _ in named):
         raise UsageError("Cells of no suite cannot be handed in; use `ppbench sweep SUITE --add NAME`.")
     if len(named) > 1:
-        told = ", ".join(" ".join(one) for one in named)
-        raise UsageError(f"Cells of one suite, one state of it and one device are handed in, and here are {told}.")
+        listed = ", ".join(" ".join(one) for one in named)
+        raise UsageError(f"Cells of one suite, one state of it and one device are handed in, and here are {listed}.")
     return named[0][0], named[0][1]
 
 
@@ -157,10 +157,10 @@ def strangers(records: Iterable[Record]) -> list[Named]:
 
     Raises UsageError: one is not installed here; so nobody can say what its cells are of.
     """
-    found = set[Named]()
+    plugins_ = set[Named]()
     for record in records:
-        found |= set(_own(record))
-    return sorted(found)
+        plugins_ |= set(_own(record))
+    return sorted(plugins_)
 
 
 def _own(record: Record) -> Iterator[Named]:
@@ -206,7 +206,7 @@ def _home(plugin: Plugin) -> Path:
 def machine(packages: Iterable[str] = ()) -> Machine:
     """Return this machine; packages: those handed in, whose requirements it names too."""
     names = {*FIGURES, *(name for package in packages for name in _required(package))} - {OWN}
-    found = [(name, _version(name)) for name in sorted(names)]
+    versions = [(name, _version(name)) for name in sorted(names)]
     return Machine(
         ppbench=__version__,
         code=source_digest(own=True),
@@ -216,17 +216,17 @@ def machine(packages: Iterable[str] = ()) -> Machine:
         processor=processor()[:200],
         cores=os.cpu_count() or 1,
         memory=f"{memory() / GIB:.1f} GiB",
-        packages=tuple(Package(name=name, version=version) for name, version in found if version),
+        packages=tuple(Package(name=name, version=version) for name, version in versions if version),
     )
 
 
 def _required(package: str) -> Iterator[str]:
     """Yield what a package requires always, by name; nothing where its metadata do not tell."""
     try:
-        told = metadata.requires(package) or []
+        requirements = metadata.requires(package) or []
     except Exception:  # noqa: BLE001 - somebody's metadata that cannot be read
-        told = []
-    for text in told:
+        requirements = []
+    for text in requirements:
         named = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text)
         if named is not None and "extra" not in text.partition(";")[2]:
             yield re.sub(r"[-_.]+", "-", named[0]).lower()

@@ -75,8 +75,8 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
     data = checked(home, about, VIEW)
     with _named(home / VIEW):
         view = view_of(about, plan, defense, tree.moved(tree.unpacked(data), torch.device(device)))
-    asked = [Challenge(tuple(Slot(*slot) for slot in one.unit), about.batch) for one in about.questions]
-    return Frozen(about, view, tuple(asked))
+    challenges = [Challenge(tuple(Slot(*slot) for slot in one.unit), about.batch) for one in about.questions]
+    return Frozen(about, view, tuple(challenges))
 
 
 def about_of(home: Path) -> About:
@@ -99,8 +99,8 @@ def _named(path: Path) -> Iterator[None]:
 
 def checked(home: Path, about: About, name: str) -> bytes:
     """Return the bytes of a file of a transcript; UsageError: they are not those that it was published with."""
-    data, told = bounded(home / name, TENSOR_BYTES), about.files.get(name)
-    if told is None or hashlib.sha256(data).hexdigest() != told.sha256:
+    data, stated = bounded(home / name, TENSOR_BYTES), about.files.get(name)
+    if stated is None or hashlib.sha256(data).hexdigest() != stated.sha256:
         raise UsageError(f"{home / name} is not the file that {ABOUT} tells of; fetch the transcript again.")
     return data
 
@@ -125,8 +125,8 @@ def _defense(about: About, home: Path, trust: bool) -> Defense:
         raise UsageError(f"{home / ABOUT} is about the defense {shown(name)}, which is not installed here.")
     made = make_defense(name, about.defense.parameters)
     if made.version != about.defense.version:
-        told = f"version {about.defense.version}, here is {made.version}"
-        raise UsageError(f"{home / ABOUT} is about {shown(name)} in {told}; install the one that it was made with.")
+        versions = f"version {about.defense.version}, here is {made.version}"
+        raise UsageError(f"{home / ABOUT} is about {shown(name)} in {versions}; install the one that it was made with.")
     return made
 
 

@@ -25,8 +25,8 @@ def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float
         raise UsageError(f"A cell's victims are scored as {' and '.join(kinds)}; expected one kind.")
     for question in load_all("questions").values() if kinds else ():
         if type(victims[0]) is question.score:  # a form may be made of another
-            found: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
-            return found
+            metrics: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
+            return metrics
     if kinds:
         raise UsageError(f"Scores of kind {kinds[0]!r} belong to a question that is not installed here.")
     return []

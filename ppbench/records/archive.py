@@ -94,21 +94,21 @@ class Archive:
 
         Names increase from group to group, or reading in their order could unfold a group for each file.
         """
-        grouped_ = sorted(member for member in self._members if GROUP.fullmatch(member))
-        found, last, lost = {m: m for m in self._members if m not in grouped_}, "", []
-        for member in grouped_:
+        groups = sorted(member for member in self._members if GROUP.fullmatch(member))
+        places, last, lost = {m: m for m in self._members if m not in groups}, "", []
+        for member in groups:
             try:
                 inner = list(self._group(member, last))
             except OSError as cause:
                 lost.append(f"{self.path / member} cannot be read, and no file in it ({cause.strerror}).")
                 continue
-            if twice := next((name for name in inner if name in found), ""):
+            if twice := next((name for name in inner if name in places), ""):
                 raise UsageError(f"{self.path} is refused: it holds {twice} twice.")
-            found |= dict.fromkeys(inner, member)
+            places |= dict.fromkeys(inner, member)
             last = max([last, *inner])
-            if len(found) > MEMBERS:
+            if len(places) > MEMBERS:
                 raise UsageError(f"{self.path} is refused: it would unfold to more than {MEMBERS} files.")
-        return found, lost
+        return places, lost
 
     @property
     def lost(self) -> list[str]:
@@ -136,15 +136,15 @@ class Archive:
     def _group(self, member: str, before: str = "") -> dict[str, bytes]:
         """Return the files in a group by name, all after `before`. OSError: damaged; UsageError: not as we write it."""
         if self._last[0] != member:
-            held: dict[str, bytes] = {}
+            files: dict[str, bytes] = {}
             try:
                 for name, data in split(self._member(self._members[member])):
                     if name <= before:
                         raise ValueError(f"holds {name} after {before}")
-                    before, held[name] = name, data
+                    before, files[name] = name, data
             except ValueError as cause:
                 raise UsageError(f"{self.path} is refused: its member {member} {cause}.") from cause
-            self._last = member, held
+            self._last = member, files
         return self._last[1]
 
     def _member(self, member: zipfile.ZipInfo) -> bytes:
@@ -214,18 +214,18 @@ def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
     kept = sorted({*kept, SUBMISSION}) if submission else kept
-    told, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
+    added, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
     try:
         small = {n for n in kept if INSIDE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES}
         texts = ((name, read_regular(folder / name)) for name in kept if name in small)
-        others = ((name, told.get(name) or read_regular(folder / name)) for name in kept if name not in small)
-        with zipfile.ZipFile(out, "w") as made:
+        others = ((name, added.get(name) or read_regular(folder / name)) for name in kept if name not in small)
+        with zipfile.ZipFile(out, "w") as archive:
             for name, data in chain(others, grouped(texts)):
                 member = zipfile.ZipInfo(name, _DAY)
                 member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
                 floats = name.endswith(".safetensors")
                 member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
-                made.writestr(member, data)
+                archive.writestr(member, data)
     except OSError as cause:
         raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
     write_output(target, out.getvalue())

@@ -85,9 +85,9 @@ Some = TypeVar("Some", bound=Figured)
 def best(records: Iterable[Some], name: str) -> Some | None:
     """Return what leaks most by a metric, oracles aside, of equals the first by attack and cell; or None."""
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
-    found = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
-    most = max((leaked for leaked, _ in found), default=0.0)
-    equal = [record for leaked, record in found if leaked == most]
+    leaks = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
+    most = max((leaked for leaked, _ in leaks), default=0.0)
+    equal = [record for leaked, record in leaks if leaked == most]
     first = min((record.config.attack.id for record in equal), default="")
     equal = [record for record in equal if record.config.attack.id == first]
     return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)

@@ -24,25 +24,25 @@ _BLOCK = tarfile.BLOCKSIZE
 
 def grouped(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     """Yield groups, name and bytes, of files in the order given: equal files give equal groups. Names must increase."""
-    held: list[tuple[str, bytes]] = []
+    pending: list[tuple[str, bytes]] = []
     number = size = 0
     for name, data in files:
-        held.append((name, data))
+        pending.append((name, data))
         size += len(data) + _BLOCK
         if size >= GROUP_BYTES:
-            yield f"group-{number:04}.tar", _tar(held)
-            held, number, size = [], number + 1, 0
-    if held:
-        yield f"group-{number:04}.tar", _tar(held)
+            yield f"group-{number:04}.tar", _tar(pending)
+            pending, number, size = [], number + 1, 0
+    if pending:
+        yield f"group-{number:04}.tar", _tar(pending)
 
 
 def _tar(files: list[tuple[str, bytes]]) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as made:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in files:
-            about = tarfile.TarInfo(name)  # no owner, no day
-            about.size = len(data)
-            made.addfile(about, io.BytesIO(data))
+            info = tarfile.TarInfo(name)  # no owner, no day
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
 
@@ -51,12 +51,12 @@ def split(group: bytes) -> Iterator[tuple[str, bytes]]:
     at = 0
     while group[at : at + _BLOCK].strip(b"\0"):
         try:  # no header but a plain one is understood, so no link, path or size comes from anywhere else
-            about = tarfile.TarInfo.frombuf(group[at : at + _BLOCK], "ascii", "strict")
+            info = tarfile.TarInfo.frombuf(group[at : at + _BLOCK], "ascii", "strict")
         except (tarfile.HeaderError, ValueError) as cause:
             raise ValueError(f"is no tar ({cause})") from cause
-        start, at = at + _BLOCK, at + _BLOCK + -(-about.size // _BLOCK) * _BLOCK
-        if about.type != tarfile.REGTYPE or INSIDE.fullmatch(about.name) is None:
-            raise ValueError(f"holds {about.name[:80]!r}, which is no file of results")
-        if not 0 <= about.size <= len(group) - start:
-            raise ValueError(f"states {about.size} bytes of {about.name}, which it has not")
-        yield about.name, group[start : start + about.size]
+        start, at = at + _BLOCK, at + _BLOCK + -(-info.size // _BLOCK) * _BLOCK
+        if info.type != tarfile.REGTYPE or INSIDE.fullmatch(info.name) is None:
+            raise ValueError(f"holds {info.name[:80]!r}, which is no file of results")
+        if not 0 <= info.size <= len(group) - start:
+            raise ValueError(f"states {info.size} bytes of {info.name}, which it has not")
+        yield info.name, group[start : start + info.size]

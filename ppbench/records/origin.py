@@ -44,11 +44,11 @@ def command_of(words: Sequence[str]) -> str:
     goes no folder of this machine. Of an absolute path the last part stays ("parquet:/home/ann/cifar10" is
     "parquet:cifar10", as records call it, too), also in lists and behind "="; what follows a "?" is a data set's own.
     """
-    told = []
+    shown = []
     for word in words:
         head, mark, query = word.partition("?")
-        told.append("".join([*map(_bare, re.split("([=,])", head)), mark, query]))
-    return shlex.join(["ppbench", *told])
+        shown.append("".join([*map(_bare, re.split("([=,])", head)), mark, query]))
+    return shlex.join(["ppbench", *shown])
 
 
 def _bare(piece: str) -> str:
@@ -104,7 +104,7 @@ def _commit() -> str:
 def _git(folder: Path, *words: str) -> str | None:
     """Return what git says of a folder, None where it is not there or refuses: a line for people, worth no failure."""
     try:
-        asked = ["git", "-C", str(folder), *words]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

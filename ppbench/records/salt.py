@@ -34,12 +34,12 @@ def salt_of(out: Path, fresh: bool = True) -> str:
     if kind_of(path, follow=False) is None:
         return secrets.token_hex(32) if fresh else ""
     try:
-        found = read_regular(path).decode().strip()
+        salt = read_regular(path).decode().strip()
     except (OSError, ValueError) as cause:
         raise UsageError(f"{path} cannot be read; give back the file that was there, or another --out.") from cause
-    if not _FORM.fullmatch(found):
+    if not _FORM.fullmatch(salt):
         raise UsageError(f"{path} holds no secret of 64 hex digits; give back what was there, or another --out.")
-    return found
+    return salt
 
 
 def keep_salt(out: Path, salt: str) -> None:

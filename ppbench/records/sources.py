@@ -28,14 +28,14 @@ OWN = ("ppbench",)
 CODE = "sources.json"
 
 
-def tell_changed(out: Path, found: bool, computing: bool) -> None:
+def tell_changed(out: Path, reused: bool, computing: bool) -> None:
     """Warn where finished cells of `out` that are used are of other code, and note today's where cells are computed."""
     path, now = out / CODE, source_digest(own=True)
     try:
         known = [str(word) for word in json.loads(read_regular(path))]
     except (OSError, ValueError, TypeError):  # results of before it was noted, or nothing yet: nothing can be said
         known = []
-    if found and known and known != [now]:
+    if reused and known and known != [now]:
         warnings.warn(
             f"Code of ppbench has changed since cells in {out} were computed, and they are not computed "
             "again: they are named by versions. Raise the version of what you changed, or give another --out.",
@@ -47,11 +47,11 @@ def tell_changed(out: Path, found: bool, computing: bool) -> None:
 
 def source_digest(more: tuple[Path, ...] = (), own: bool = False) -> str:
     """Return a hash, 12 hex digits, of ppbench's .py files, of `more` files and, unless `own`, of its plugins'."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted({*_sources(own), *more}):
-        found.update(f"{path.name}\n".encode())
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()[:12]
+        digest.update(f"{path.name}\n".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
 
 
 def _sources(own: bool) -> Iterator[Path]:
@@ -69,10 +69,10 @@ def _files(name: str) -> dict[str, Path]:
     if spec is None:
         return {}
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    found = {p.relative_to(folder).as_posix(): p for folder in folders for p in folder.rglob("*.py") if p.is_file()}
+    files = {p.relative_to(folder).as_posix(): p for folder in folders for p in folder.rglob("*.py") if p.is_file()}
     origin = Path(spec.origin or "")
     whole = next((path for path in (origin, *origin.parents) if path.is_file()), None)  # in a zip: the zip
-    return found if found or whole is None else {whole.name: whole}
+    return files if files or whole is None else {whole.name: whole}
 
 
 @cache
@@ -116,10 +116,10 @@ def _package(module: str) -> str:
 def _beside(plugin: Plugin) -> Iterator[str]:
     """Yield the other modules that a plugin's distribution installs at the top, where its metadata tell."""
     try:
-        told = plugin.entry.dist.read_text("top_level.txt") if plugin.entry.dist is not None else None
+        top_level = plugin.entry.dist.read_text("top_level.txt") if plugin.entry.dist is not None else None
     except Exception:  # noqa: BLE001 - metadata that cannot be read say nothing
-        told = None
-    for name in (told or "").split():
+        top_level = None
+    for name in (top_level or "").split():
         spec = util.find_spec(name) if name.isidentifier() and name not in OWN else None
         if spec is not None and spec.origin is not None:
             yield name

@@ -105,8 +105,8 @@ class Store:
             raise UsageError(f"{self.out} is a device, pipe or socket; give a folder or an archive of results.")
         marker = self.out / MARKER
         if not self.files.holds(MARKER):
-            found = listing(self.out) if kind == "folder" else [self.out]
-            foreign = [path.name for path in found if not _TEMPORARY.fullmatch(path.name)]
+            present = listing(self.out) if kind == "folder" else [self.out]
+            foreign = [path.name for path in present if not _TEMPORARY.fullmatch(path.name)]
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -219,14 +219,14 @@ class Store:
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, in the order of the cells' names, and a sentence for each other."""
-        found: list[Record] = []
+        records: list[Record] = []
         problems = [*self.files.lost]
         for cell_id in self.ids():
             try:
-                found.append(self.load(cell_id))
+                records.append(self.load(cell_id))
             except UsageError as error:
                 problems.append(str(error))
-        return found, problems
+        return records, problems
 
     def images(self, record: Record) -> Images | None:
         """Return a record's reconstructions, None without any; UsageError: no pair of equal float32 shapes.
@@ -237,8 +237,8 @@ class Store:
             return None
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:
-            found = safe.load(self.files.read(f"records/{path.name}"))
-            guess, truth, blind = found["guess"], found["truth"], found.get("blind")
+            tensors = safe.load(self.files.read(f"records/{path.name}"))
+            guess, truth, blind = tensors["guess"], tensors["truth"], tensors.get("blind")
         except (OSError, SafetensorError, KeyError, ValueError) as cause:
             raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
         if guess.shape != truth.shape or guess.dtype != np.float32 or truth.dtype != np.float32 or not guess.ndim:
@@ -275,8 +275,8 @@ def _newer(stated: object, known: str, version: object) -> str:
     head, _, later = stated.rpartition("/") if isinstance(stated, str) else ("", "", "")
     if head != family or not later.isascii() or not later.isdigit() or int(later[:9]) <= int(number):
         return ""
-    told = isinstance(version, str) and _VERSION.fullmatch(version)
-    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if told else ' in its latest version'}."
+    known_version = isinstance(version, str) and _VERSION.fullmatch(version)
+    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if known_version else ' in its latest version'}."
 
 
 def _by_newer(data: bytes) -> str:

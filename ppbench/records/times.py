@@ -69,9 +69,9 @@ def training_of(record: Record) -> str:
     )
 
 
-def save_time(out: Path, training: str, found: ClientTime) -> None:
+def save_time(out: Path, training: str, time: ClientTime) -> None:
     """Keep what was measured in a training, whole or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(make_folder(out / TIMES) / f"{training}.json", canonical(found))
+    write_atomic(make_folder(out / TIMES) / f"{training}.json", canonical(time))
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:

@@ -38,31 +38,31 @@ def again(config: CellConfig, data: str, salt: str = "", weights: str | None = N
 
 
 def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
-    about, fed, model, audit = config.data, config.federation, config.model, config.audit
+    data_info, fed, model, audit = config.data, config.federation, config.model, config.audit
     defense, chosen = config.defense, config.attack
     built = {name for one in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", one).targets or ()}
     if defense.id in CONTROLS and built and defense.id not in built:  # it ran beside one of these
-        asked, own, grid = min(built), dict[str, Scalar](), cast(Any, "quick")
+        defense_name, own, grid = min(built), dict[str, Scalar](), cast(Any, "quick")
     else:
         control = defense.control
-        asked, grid = defense.id, "quick" if control is None else (control.value,)
+        defense_name, grid = defense.id, "quick" if control is None else (control.value,)
         own = {name: v for name, v in defense.parameters.items() if control is None or name != control.name}
     named = {n if "." in n else f"{chosen.id}.{n}": v for n, v in chosen.parameters.items()}
     named.pop(f"{chosen.follows}.version", None)
-    held = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if about.public else 1
+    train_size = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if data_info.public else 1
     options: dict[str, Any] = {
         "references": audit.references, "canaries": audit.canaries, "canary_clients": audit.canary_clients,
     } if audit is not None else {}  # fmt: skip
     return EvaluateConfig(
-        defense=asked,
+        defense=defense_name,
         dataset=data,
         model=model.id,
         model_options=cast(Any, model.options),
         attacks=(chosen.id, *filter(None, [chosen.follows])),
         grid=grid,
         settings={**own, **named},
-        train=about.train,
-        public=(about.public + 0.5) / held if about.public else 0.0,
+        train=data_info.train,
+        public=(data_info.public + 0.5) / train_size if data_info.public else 0.0,
         clients=fed.clients,
         rounds=fed.rounds,
         local_epochs=fed.local_epochs,

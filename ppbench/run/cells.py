@@ -106,8 +106,8 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
 def owners(experiment: Experiment, group: Group) -> int:
     """Return how many clients' batches a group's victims are of; where there are roles, of how many they may be."""
     config, defense = experiment.config, experiment.points[group.point].defense
-    roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
-    _, units = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    roles, count = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
+    _, units = asked_units(range(config.clients), group.threat, count, sums=defense.sums, roles=roles)
     return len({slot.client for unit in units for slot in unit})
 
 
@@ -117,14 +117,14 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
     chosen = [a for a in experiment.attacks if threat in threats_of(a, config) and asked(a, group.stage, group.records)]
     chosen = [a for a in chosen if group.acting in ("", a.name)]
     if not group.records:
-        there = owners(experiment, group)
-        chosen = [a for a in chosen if question_of(a.kind).owners <= there]
-    found = []
+        owner_count = owners(experiment, group)
+        chosen = [a for a in chosen if question_of(a.kind).owners <= owner_count]
+    group_cells = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):
-            about = _cell_config(experiment, group, attack, follows)
-            found.append(Cell(attack, follows.name if follows is not None else None, about, about.cell_id()))
-    return found
+            cell_config = _cell_config(experiment, group, attack, follows)
+            group_cells.append(Cell(attack, follows.name if follows is not None else None, cell_config, cell_config.cell_id()))
+    return group_cells
 
 
 def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:

@@ -46,8 +46,8 @@ class Point:
         """What records hold of it."""
         own, value = self.defense, self.value
         control = None if own.control is None else Control(name=own.control, value=value or 0.0)
-        code, told = code_of(("defenses", own.name)), dataclasses.asdict(own)
-        return DefenseInfo(id=own.name, version=own.version, parameters=told, control=control, code=code)
+        code, parameters = code_of(("defenses", own.name)), dataclasses.asdict(own)
+        return DefenseInfo(id=own.name, version=own.version, parameters=parameters, control=control, code=code)
 
     @property
     def label(self) -> str:
@@ -102,23 +102,23 @@ def attacks(config: EvaluateConfig) -> list[Attack]:
     for key in config.settings:
         if "." in key:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
-    whole = set(config.attacks) & {*WHOLE}
+    words = set(config.attacks) & {*WHOLE}
     named = [name for name in config.attacks if name not in WHOLE]
-    meant = [name for name, factory in _offered(config) if _meant(config, factory)] if whole else []
+    included = [name for name, factory in _offered(config) if _meant(config, factory)] if words else []
     chosen = []
-    for name in dict.fromkeys([*meant, *named]):
-        with unless_unasked(name, name in named) as asked:
+    for name in dict.fromkeys([*included, *named]):
+        with unless_unasked(name, name in named) as use:
             attack = _attack(config, name)
             with guard("attacks", name):
                 obstacle = _obstacle(config, attack)
-        if not asked:
+        if not use:
             continue
         if obstacle and name in named:
             raise UsageError(f"Attack {name!r} {obstacle}")
         if not obstacle:
             chosen.append(attack)
-    known = {attack.contains for attack in chosen}
-    chosen = [attack for attack in chosen if attack.name in named or attack.name not in known]
+    contained = {attack.contains for attack in chosen}
+    chosen = [attack for attack in chosen if attack.name in named or attack.name not in contained]
     _check_sources(chosen)
     return chosen
 
@@ -183,15 +183,15 @@ def _offered(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
         yield from load_all("attacks").items()
         return
     for name, plugin in plugins("attacks").items():
-        with unless_unasked(name, named=False) as asked:
+        with unless_unasked(name, named=False) as use:
             factory = plugin.loaded if plugin.ours else type(make_attack(name, isolate=True))
-        if asked:
+        if use:
             yield name, factory
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
-    elsewhere = config.isolate and stranger("attacks", name)
-    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if elsewhere else load("attacks", name)
+    isolated = config.isolate and stranger("attacks", name)
+    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}
@@ -203,6 +203,6 @@ def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
 
     Where a server that acts was asked about, an attack that does not act runs under "server/1".
     """
-    asked = [threat for threat in config.threats if threat in attack.threats]
+    supported = [threat for threat in config.threats if threat in attack.threats]
     passive = ["server/1"] if any(map(acts, config.threats)) and "server/1" in attack.threats else []
-    yield from asked or passive or attack.threats
+    yield from supported or passive or attack.threats

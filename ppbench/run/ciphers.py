@@ -40,17 +40,17 @@ def encryption_time(form: Ciphering | None) -> EncryptionTime | None:
     if form is None:
         return None
     try:
-        one = timed(form.scheme, form.bits, form.clients, form.threshold)
+        seconds = timed(form.scheme, form.bits, form.clients, form.threshold)
     except ImportError:
         return EncryptionTime(client=None, server=None, library="", reason=MISSING)
-    return scaled(one, form)
+    return scaled(seconds, form)
 
 
-def scaled(one: Seconds, form: Ciphering) -> EncryptionTime:
+def scaled(seconds: Seconds, form: Ciphering) -> EncryptionTime:
     """Return the times of one ciphertext of each kind times the ciphertexts of a client."""
     blocks = form.blocks(form.values)
     return EncryptionTime(
-        client=blocks * (one.encrypt + one.partial), server=blocks * one.decrypt, library=one.library, reason=""
+        client=blocks * (seconds.encrypt + seconds.partial), server=blocks * seconds.decrypt, library=seconds.library, reason=""
     )
 
 
@@ -76,8 +76,8 @@ def _paillier(bits: int, clients: int, threshold: int) -> Seconds:
     partial = _median(lambda: gmpy2.powmod(cipher, factorial * share, square))
     multiply = _median(lambda: cipher * cipher % square)
     power = _median(lambda: gmpy2.powmod(cipher, factorial, square))
-    told = f"phe {version('phe')}, gmpy2 {version('gmpy2')}"
-    return Seconds(encrypt, partial, (clients - 1 + threshold) * multiply + threshold * power, told)
+    library = f"phe {version('phe')}, gmpy2 {version('gmpy2')}"
+    return Seconds(encrypt, partial, (clients - 1 + threshold) * multiply + threshold * power, library)
 
 
 def _functional(clients: int) -> Seconds:

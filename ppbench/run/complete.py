@@ -37,15 +37,15 @@ def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
     cannot be told is no problem: another suite, another state of it, data that are not at hand, or views that were made
     to be published, each on victims of its own, which no sweep asks for.
     """
-    found: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
+    by_suite: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
     if any(record.config.victims_from is not None for record in records):
         yield "whether all views are there that were to be published (no suite says which)", False
     for record in (record for record in records if record.config.victims_from is None):
         config = record.config
         where = config.federation
-        found[config.suite, config.suite_digest, where.device, where.tf32].append(record)
-    for (name, digest, device, tf32), some in sorted(found.items(), key=str):
-        suite = _suite(name, digest, device, at_hand(some[0].config.data.name), bool(tf32))
+        by_suite[config.suite, config.suite_digest, where.device, where.tf32].append(record)
+    for (name, digest, device, tf32), found_records in sorted(by_suite.items(), key=str):
+        suite = _suite(name, digest, device, at_hand(found_records[0].config.data.name), bool(tf32))
         if suite is None:
             why = "no shipped suite of that name and digest, or no data at hand"
             yield f"whether all cells are there that {name} asked for ({why})", False
@@ -56,7 +56,7 @@ def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
             yield f"whether all cells of {name} are there ({cause})", False
             continue
         expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
-        yield from _compared(name, expected, [record.config for record in some])
+        yield from _compared(name, expected, [record.config for record in found_records])
 
 
 def _suite(name: str, digest: str, device: str, data: str | None, tf32: bool) -> Suite | None:
@@ -83,21 +83,21 @@ def _free(config: CellConfig, key: str) -> bool:
 
 
 def _compared(name: str, expected: Sequence[CellConfig], present: Sequence[CellConfig]) -> Iterator[tuple[str, bool]]:
-    have = {_key(config) for config in present}
-    known = [config for config in expected if _key(config) in have]
+    present_keys = {_key(config) for config in present}
+    known = [config for config in expected if _key(config) in present_keys]
     values = {k: {of(c) for c in known if not _free(c, k)} for k, of in FILTERS.items()}
-    gone = [config for config in expected if _key(config) not in have]
+    absent = [config for config in expected if _key(config) not in present_keys]
     followed = {config.attack.follows for config in known}  # controls follow attacks on defenses that may not be here
-    torn = [c for c in gone if all(_free(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
-    torn = [config for config in torn if config.attack.follows in followed]
-    if torn:
-        first = torn[0]
+    missing = [c for c in absent if all(_free(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
+    missing = [config for config in missing if config.attack.follows in followed]
+    if missing:
+        first = missing[0]
         axis = "" if first.defense.control is None else f" {first.defense.control.name}={first.defense.control.value:g}"
         yield (
-            f"{len(torn)} of the {len(expected)} cells of suite {name} are missing, such as {first.defense.id}{axis} "
+            f"{len(missing)} of the {len(expected)} cells of suite {name} are missing, such as {first.defense.id}{axis} "
             f"under {first.attack.id} [{first.threat_model.id}, {first.stage}, batch {first.batch_size}, seed "
             f"{first.seed}]; sweep into the folder again",
             True,
         )
-    if left := len(gone) - len(torn):
+    if left := len(absent) - len(missing):
         yield f"{left} of the {len(expected)} cells of suite {name} (they are not here, as with --only)", False

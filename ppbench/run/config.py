@@ -167,13 +167,13 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     _check_finite({**settings, "grid": options.get("grid")})
-    asked = {**base, **options, "model_options": model, "settings": settings}
-    _check_text(asked)
-    asked["model_options"] = {name: _placed(value) for name, value in model.items()}
-    if "dataset" in asked:
-        asked["dataset"] = _placed(asked["dataset"])
+    fields = {**base, **options, "model_options": model, "settings": settings}
+    _check_text(fields)
+    fields["model_options"] = {name: _placed(value) for name, value in model.items()}
+    if "dataset" in fields:
+        fields["dataset"] = _placed(fields["dataset"])
     try:
-        config = EvaluateConfig(**asked)
+        config = EvaluateConfig(**fields)
     except ValidationError as error:
         raise UsageError(_refused(error)) from error
     for threat in config.threats:

@@ -64,12 +64,12 @@ def _population(
         ctx = fed.context(f"detection-{model}", fed.round + 1, 0, SERVER)
         before = Before(plan, fed.defense, server, tuple(sorted(fed.shards)), acting.target, acting.public)
         sent = agreed(acting.craft(before, fed.seeds.generator("acting", "detection", model)).params, params)
-        for found, weights in ((honest, params), (crafted, sent)):
+        for rows, weights in ((honest, params), (crafted, sent)):
             _, message = fed.defense.broadcast(replace(ctx, plan=plan), replace(server, params=weights))
             for client in clients:
                 shard = fed.shards[client]
                 some = torch.randperm(len(shard.x), generator=draws)[:batch].to(shard.x.device)
-                found.append(signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
+                rows.append(signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
     return torch.stack(honest), torch.stack(crafted)
 
 
@@ -96,11 +96,11 @@ def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
     flat = torch.cat([leaf.flatten().double() for leaf in weights])
     typical = flat.abs().median().clamp(min=1e-30)
     parts = [_log(flat.norm()), _log(flat.abs().max() / typical), (flat == 0).double().mean(), _alike(weights)]
-    told = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), message)
+    tracked = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), message)
     with torch.enable_grad():
-        outputs = fed.defense.predict(plan, told, data.x.to(flat.device))
+        outputs = fed.defense.predict(plan, tracked, data.x.to(flat.device))
         loss = plan.example_loss(outputs, data.y.to(outputs)).mean()
-    inputs = [leaf for leaf in leaves(told) if leaf.requires_grad]
+    inputs = [leaf for leaf in leaves(tracked) if leaf.requires_grad]
     slopes = torch.autograd.grad(loss, inputs, allow_unused=True)
     steps = [slope.detach().double() for slope in slopes if slope is not None]
     step = torch.cat([part.flatten() for part in steps])
@@ -115,10 +115,10 @@ def _log(value: Tensor) -> Tensor:
 
 def _alike(weights: Sequence[Tensor]) -> Tensor:
     """Return the mean over rows of the largest |cosine| with another row of the same matrix."""
-    found = []
+    cosines = []
     for weight in weights:
         rows = weight.flatten(1)[:ROWS].double() if weight.dim() > 1 else weight[None, :0]
         if min(rows.shape) > 1:
             rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
-            found.append((rows @ rows.T).abs().fill_diagonal_(0).amax(1))
-    return torch.cat(found).mean() if found else torch.zeros((), dtype=torch.float64)
+            cosines.append((rows @ rows.T).abs().fill_diagonal_(0).amax(1))
+    return torch.cat(cosines).mean() if cosines else torch.zeros((), dtype=torch.float64)

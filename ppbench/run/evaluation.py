@@ -66,7 +66,7 @@ class Evaluation:
     @property
     def verdict(self) -> tuple[str, ...]:
         """What was found, in sentences."""
-        return tuple(found.sentence for found in self.verdicts)
+        return tuple(verdict.sentence for verdict in self.verdicts)
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -135,11 +135,11 @@ def _evaluate(
     first = [cell.id for one in plan if foremost(experiment, one.group) for cell in one.cells]
     computed = compute(plan, todo, store, executor, told, strict=True, first=first, command=command)
     records = tuple(store.load(cell) for cell in answered(plan, store))
-    found = tuple(verdicts(asked.defense, records))
+    found_verdicts = tuple(verdicts(asked.defense, records))
     answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)), experiment.notes)
+    return Evaluation(asked, records, found_verdicts, answer, store.out, len(answered(todo, store)), experiment.notes)
 
 
 @guard()
@@ -171,10 +171,10 @@ def check(experiment: Experiment) -> None:
         )
     check_content(task.dataset)
     _ = experiment.notes  # kept from here on: a process holds few tasks
-    held = {client: shard.x for client, shard in task.shards.items()}
+    inputs = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
         if not stranger("attacks", attack.name):  # strangers' were asked before they were chosen
-            attack.check_held(held)
+            attack.check_held(inputs)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
     drawn: dict[Hashable, Group] = {}
@@ -206,7 +206,7 @@ def _check_victims(experiment: Experiment, group: Group) -> None:
 
 
 def compute(
-    asked: Sequence[Wanted],
+    planned: Sequence[Wanted],
     todo: Sequence[Wanted],
     store: Store,
     executor: Executor,
@@ -221,10 +221,10 @@ def compute(
     first: names of the cells of the first answer, which are done first and told of as soon as they have ended.
     Where finished cells of `asked` are of other code than today's, a warning says so. How data were read is said.
     """
-    notes = tuple(dict.fromkeys(note for one in asked for note in one.experiment.notes))
+    notes = tuple(dict.fromkeys(note for one in planned for note in one.experiment.notes))
     for note in notes:
         progress.say(note)
-    tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
+    tell_changed(store.out, found=size(todo) < size(planned), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
     save_origin(store.out, command, notes)

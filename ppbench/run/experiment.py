@@ -54,28 +54,28 @@ class Experiment:
     @cached_property
     def attacks(self) -> tuple[Attack, ...]:
         """The attacks that suit the task's network and loss, and the probes (UsageError: a named one does not)."""
-        config, found = self.config, []
+        config, suitable = self.config, []
         for attack in self.applicable:
             named = attack.name in config.attacks
-            with unless_unasked(attack.name, named) as asked:
+            with unless_unasked(attack.name, named) as use:
                 suits = self._suits(attack)
-            if not asked:
+            if not use:
                 continue
             if suits and config.probe in attack.probes:
-                found.append(attack)
+                suitable.append(attack)
             elif named:
                 probed = config.probe in attack.probes
                 why = f"model {config.model!r} with loss {config.loss!r}" if probed else f"--probe {config.probe}"
                 raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
-        return tuple(found)
+        return tuple(suitable)
 
     def _suits(self, attack: Attack) -> bool:
         """Return whether an attack suits the task; a stranger's other answers are looked at first (PluginError)."""
         plan = self.task.plan
         with guard("attacks", attack.name):
             if stranger("attacks", attack.name) and not isinstance(attack, Apart):  # asked where it runs
-                told = answer_faults(attack, plan, {point.defense.name for point in self.points})
-                refuse("attacks", attack.name, told)
+                faults = answer_faults(attack, plan, {point.defense.name for point in self.points})
+                refuse("attacks", attack.name, faults)
             if stranger("attacks", attack.name):
                 attack.check_held({client: shard.x for client, shard in self.task.shards.items()})
             return attack.suits(plan)

@@ -103,19 +103,19 @@ class Bench:
         transcript, view, victims, acting = probed(self.experiment, group, fed)
         noticed_by = dict[Slot, float]()
         if acting is not None:
-            asked = {slot: victims.data[slot] for unit in victims.units for slot in unit}
-            noticed_by = detected(fed, acting, transcript, asked)
+            victim_data = {slot: victims.data[slot] for unit in victims.units for slot in unit}
+            noticed_by = detected(fed, acting, transcript, victim_data)
         if not victims.units:
             self.keep_without_figures(missing, "failed", f"no probed client acted as {group.role}")
             return
-        given = dict[str, Answer]()
-        wanted, needed = {cell.id for cell in missing}, {cell.follows for cell in missing}
-        due = [c for c in cells(self.experiment, group) if c.id in wanted or c.attack.name in needed]
+        answers = dict[str, Answer]()
+        missing_ids, needed = {cell.id for cell in missing}, {cell.follows for cell in missing}
+        due = [c for c in cells(self.experiment, group) if c.id in missing_ids or c.attack.name in needed]
         rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
         trial = rehearsal(fed, self.experiment, group) if rehearsed else None
         remarks = lru_cache(partial(noticed, fed, transcript, victims.data))  # the same for all cells of a group
         for cell in due:
-            began, choice, earlier = time.perf_counter(), None, given.get(cell.follows or "", Answer([], None))
+            began, choice, earlier = time.perf_counter(), None, answers.get(cell.follows or "", Answer([], None))
             if earlier.failure is not None:
                 reason = f"attack {cell.attack.name!r} has nothing to follow: {earlier.failure}"
                 self.keep_without_figures([cell], "failed", reason)
@@ -129,8 +129,8 @@ class Bench:
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
             looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
             flags = remarks() if looks else ()
-            spent, keep = time.perf_counter() - began, cell.id in wanted
-            given[cell.attack.name] = self._answered(
+            spent, keep = time.perf_counter() - began, cell.id in missing_ids
+            answers[cell.attack.name] = self._answered(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
             )
 
@@ -198,7 +198,7 @@ class Bench:
         status: Status,
         reason: str | None,
         choice: Tuned | None = None,
-        asked: str | None = None,
+        digest: str | None = None,
     ) -> None:
         config, trained, victims = self.experiment.config, self.trained, scored.victims
         classes, delta = cell.config.model.classes, trained.privacy.delta
@@ -212,7 +212,7 @@ class Bench:
             privacy=self.privacy,
             played=trained.played,
             tuned=choice,
-            asked=asked,
+            asked=digest,
             flags=list(scored.flags),
             status=status,
             reason=reason,

@@ -239,12 +239,12 @@ def check_range(data: Mapping[Any, Data], data_range: tuple[float, float]) -> No
     least, most = min(float(own.x.min()) for own in data.values()), max(float(own.x.max()) for own in data.values())
     (low, high), slack = data_range, OUTSIDE * (data_range[1] - data_range[0])
     if least < low - slack or most > high + slack:
-        told = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
-        raise UsageError(f"{told}; give their range, as data_range=({least:.4g}, {most:.4g}).")
+        problem = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
+        raise UsageError(f"{problem}; give their range, as data_range=({least:.4g}, {most:.4g}).")
 
 
 def check_batch(plan: Plan, size: int) -> None:
     """Refuse a batch of which batch norm has no statistics (UsageError)."""
     if size < plan.net.fewest:
-        told = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
-        raise UsageError(f"{told}; give batches of {plan.net.fewest} and more, or put it into eval mode.")
+        problem = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
+        raise UsageError(f"{problem}; give batches of {plan.net.fewest} and more, or put it into eval mode.")

@@ -97,22 +97,22 @@ def invert(
     check_real(model)
     module = unwrapped(model)
     network = held(module, shape_of(shape), range_of(data_range))
-    asked = _asked(labels, batch, network.spec)
-    plan = _plan(network.spec, asked.batch, range_of(data_range), training)
-    check_batch(plan, min(asked.batch, plan.local.batch))
+    question = _asked(labels, batch, network.spec)
+    plan = _plan(network.spec, question.batch, range_of(data_range), training)
+    check_batch(plan, min(question.batch, plan.local.batch))
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen = read_gradient(gradient, module, network)
-    fitted = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    fitted = scale_of(seen, network.spec.start, question.batch, question.labels) if training is None else 1.0
     scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
-    chosen = _chosen(attack, parameters, view, asked.challenge)
+    chosen = _chosen(attack, parameters, view, question.challenge)
     with guard("attacks", chosen.name), explained(network):
-        guess = _answer(chosen, view, asked.challenge, seeds)
+        guess = _answer(chosen, view, question.challenge, seeds)
         answer = _told(chosen, view, guess, scale)
-        control = _planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
+        control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
         return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
 
 

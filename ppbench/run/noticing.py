@@ -56,7 +56,7 @@ def noticed(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data]) -
 
 def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data]) -> float | None:
     """Return the median relative distance of clients' updates from undefended ones, None where none can be read."""
-    view, found = transcript.view("server/1"), []
+    view, distances = transcript.view("server/1"), []
     steps = {exchange.slot: exchange.step for exchange in reversed([*view.exchanges()])}
     for evidence in replayed(view):
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:
@@ -65,8 +65,8 @@ def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data])
         draws = context(fed.seeds, transcript.plan, session_of(slot.probe), fed.round + 1, steps[slot], slot.client)
         plain = _undefended(draws, evidence.params, moved(data[slot], fed.device))
         apart = {name: scale * value - plain[name].double() for name, value in evidence.observed.items()}
-        found.append(_norm(apart) / max(_norm(plain), 1e-30))
-    return median(found) if found else None
+        distances.append(_norm(apart) / max(_norm(plain), 1e-30))
+    return median(distances) if distances else None
 
 
 def _undefended(ctx: Context, params: Params, data: Data) -> Params:

@@ -75,8 +75,8 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
             notes.problems.append(sentence)
         else:
             notes.unchecked[sentence] += 1
-    told = [what if n == 1 else f"{what} in {n} cells" for what, n in notes.unchecked.items()]
-    return Findings(tuple(notes.problems), tuple(told))
+    unchecked = [what if n == 1 else f"{what} in {n} cells" for what, n in notes.unchecked.items()]
+    return Findings(tuple(notes.problems), tuple(unchecked))
 
 
 # -- what is at hand ---------------------------------------------------------------------------------------------------
@@ -106,14 +106,14 @@ def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
 def _dealt(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
     from ppbench.records.schema import DataInfo, FederationInfo
 
-    dealt, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
+    fed, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
     dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
     if dataset.sha256() != about.sha256:
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
     config = EvaluateConfig(
         defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
         salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
-        clients=dealt.clients, partition=dealt.partition,
+        clients=fed.clients, partition=fed.partition,
     )  # fmt: skip
     return make_task(config)
 
@@ -121,14 +121,14 @@ def _dealt(text: str, loss: str, seed: int, salt: str, federation: str, data: st
 def _defense_of(record: Record, notes: _Notes) -> Defense | None:
     about = record.config.defense
     try:
-        found = make_defense(about.id, about.parameters)
+        defense = make_defense(about.id, about.parameters)
     except UsageError:
         notes.unchecked[
             f"epsilon and victims (defense {about.id} is not installed here, or not with such parameters)"
         ] += 1
         return None
-    if found.version == about.version and type(found).__module__.startswith("ppbench."):
-        return found
+    if defense.version == about.version and type(defense).__module__.startswith("ppbench."):
+        return defense
     notes.unchecked[f"epsilon and victims (defense {about.id} is another package's, or another version)"] += 1
     return None
 
@@ -231,13 +231,13 @@ def _drawn(record: Record, defense: Defense, task: Task) -> Victims:
     config, threat = record.config, record.config.threat_model.id
     roles = len(defense.roles) if config.role or acts(threat) else 1
     count, seeds = config.victims, task.seeds
-    found = choose_victims(
+    victims = choose_victims(
         task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles, skip=config.victims_from
     )
     if not config.role:
-        return found
+        return victims
     mine = {score.slot for score in record.victims}
-    return replace(found, units=tuple(u for u in found.units if {(s.probe, s.client) for s in u} <= mine))
+    return replace(victims, units=tuple(u for u in victims.units if {(s.probe, s.client) for s in u} <= mine))
 
 
 def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | None) -> Inquiry:
@@ -287,17 +287,17 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
     gallery, scores = task.gallery(), images_of(record)
     if gallery is None or any(score.recognition is None for score in scores):
         return
-    for score, found in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):
-        one, other = score.recognition, found.recognition
-        if one is not None and other is not None and _seen(one) != _seen(other):
-            notes.wrong(record, f"recognition of victim {score.place} is {_seen(one)}, its image gives {_seen(other)}")
+    for score, fresh in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):
+        stated, computed = score.recognition, fresh.recognition
+        if stated is not None and computed is not None and _seen(stated) != _seen(computed):
+            notes.wrong(record, f"recognition of victim {score.place} is {_seen(stated)}, its image gives {_seen(computed)}")
             return
     if record.config.perceptual:
         notes.unchecked["lpips, feat_mse and recognition by features (they need the weights)"] += 1
 
 
-def _seen(found: Any) -> tuple[object, ...]:
-    return found.gallery, found.rank, found.read, found.common
+def _seen(recognition: Any) -> tuple[object, ...]:
+    return recognition.gallery, recognition.rank, recognition.read, recognition.common
 
 
 # -- trainings ---------------------------------------------------------------------------------------------------------

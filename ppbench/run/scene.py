@@ -65,8 +65,8 @@ def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting 
     attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
     if attack is None:
         return None
-    asked = sum(map(len, victims.units))
-    return Acting(attack.crafted, TARGET if asked < len(victims.data) else None, experiment.task.public)
+    asked_slots = sum(map(len, victims.units))
+    return Acting(attack.crafted, TARGET if asked_slots < len(victims.data) else None, experiment.task.public)
 
 
 def yardstick_of(experiment: Experiment) -> Yardstick:

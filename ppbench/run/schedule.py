@@ -61,41 +61,41 @@ class Wanted:
 def wanted(experiments: Sequence[Experiment], before: Callable[[Experiment], object] = lambda _: None) -> list[Wanted]:
     """Return the cells of all `experiments`, each once; `before` meets each experiment first, and may raise."""
     seen: set[str] = set()
-    found = []
+    planned = []
     for experiment in experiments:
         before(experiment)
         for group in groups(experiment):
             new = [c for c in cells(experiment, group) if c.id not in seen]
             seen.update(c.id for c in new)
-            found += [part for part in _parts(experiment, group, new) if part.cells]
-    return found
+            planned += [part for part in _parts(experiment, group, new) if part.cells]
+    return planned
 
 
-def _parts(experiment: Experiment, group: Group, asked: Sequence[Cell]) -> list[Wanted]:
+def _parts(experiment: Experiment, group: Group, chosen: Sequence[Cell]) -> list[Wanted]:
     """Return cells of a group by what they wait for: those that search may have to wait, or tell nothing new."""
-    gate, rest = gate_of(experiment, group), tuple(cell for cell in asked if not searches(cell))
+    gate, rest = gate_of(experiment, group), tuple(cell for cell in chosen if not searches(cell))
     if idle(experiment, group):
         return [Wanted(experiment, group, rest)]
     if not gate:
-        return [Wanted(experiment, group, tuple(asked))]
-    return [Wanted(experiment, group, rest), Wanted(experiment, group, tuple(c for c in asked if searches(c)), gate)]
+        return [Wanted(experiment, group, tuple(chosen))]
+    return [Wanted(experiment, group, rest), Wanted(experiment, group, tuple(c for c in chosen if searches(c)), gate)]
 
 
-def missing(asked: Sequence[Wanted], store: Store) -> list[Wanted]:
+def missing(planned: Sequence[Wanted], store: Store) -> list[Wanted]:
     """Return what of `asked` the store does not hold finished; a failed cell is missing, one left out is not."""
-    left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in asked]
+    left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in planned]
     due = {cell.id for one in left if not one.gate for cell in one.cells}
     return [w for w in left if w.cells and (w.gate & due or not stands(store, w.gate))]
 
 
-def answered(asked: Sequence[Wanted], store: Store) -> list[str]:
+def answered(planned: Sequence[Wanted], store: Store) -> list[str]:
     """Return the names of the cells of `asked` that have ended: all but those that were left out."""
-    return [cell.id for one in asked for cell in one.cells if not one.gate or store.has(cell.id)]
+    return [cell.id for part in planned for cell in part.cells if not part.gate or store.has(cell.id)]
 
 
-def size(asked: Sequence[Wanted]) -> int:
+def size(planned: Sequence[Wanted]) -> int:
     """Return how many cells are asked for."""
-    return sum(len(one.cells) for one in asked)
+    return sum(len(part.cells) for part in planned)
 
 
 @dataclass
@@ -135,14 +135,14 @@ class Strand:
         ]
 
 
-def strands(asked: Sequence[Wanted], out: Path) -> list[Strand]:
+def strands(planned: Sequence[Wanted], out: Path) -> list[Strand]:
     """Return what is asked by the training that it needs, in the order in which trainings are first asked for."""
-    found: dict[Path, Strand] = {}
-    for one in asked:
-        place = one.experiment, one.experiment.points[one.group.point], out / "cache"
-        home = Audit.of(*place).home if one.group.stage == "audit" else home_of(*place)
-        found.setdefault(home, Strand(home, out)).asked.append(one)
-    return list(found.values())
+    by_home: dict[Path, Strand] = {}
+    for part in planned:
+        place = part.experiment, part.experiment.points[part.group.point], out / "cache"
+        home = Audit.of(*place).home if part.group.stage == "audit" else home_of(*place)
+        by_home.setdefault(home, Strand(home, out)).asked.append(part)
+    return list(by_home.values())
 
 
 @dataclass
@@ -168,26 +168,26 @@ class Schedule:
     _order: Iterator[int] = field(default_factory=itertools.count)
     _running: int = 0
 
-    def run(self, asked: Sequence[Strand], meanwhile: Callable[[], None] = lambda: None) -> None:
+    def run(self, strands: Sequence[Strand], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Do all that is asked for, and `meanwhile` when workers are busy.
 
         Raises UsageError: nothing can be written; if `strict`, what a training raised.
         """
-        every = [one for strand in asked for one in strand.asked]
-        self.progress.expect("attacking", size(every))
-        self._due = {cell.id for one in every if not one.gate for cell in one.cells}
-        self._looked = frozenset[str]().union(*(one.gate for one in every))
-        told = not self.first
+        planned = [one for strand in strands for one in strand.asked]
+        self.progress.expect("attacking", size(planned))
+        self._due = {cell.id for one in planned if not one.gate for cell in one.cells}
+        self._looked = frozenset[str]().union(*(one.gate for one in planned))
+        first_reported = not self.first
         with self.executor as executor:
-            for strand in asked:
+            for strand in strands:
                 self._next(strand)
             self._fill()
             meanwhile()
             while self._fill():
                 self._running -= 1
                 self._ended(executor.wait())
-                if not told and not self._due & {*self.first}:
-                    told = True
+                if not first_reported and not self._due & {*self.first}:
+                    first_reported = True
                     self.progress.ready([self.store.load(cell) for cell in self.first])
 
     def _fill(self) -> bool:

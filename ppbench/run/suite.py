@@ -152,8 +152,8 @@ def load_suite(
     file = _validated(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
-    told = {"dataset": dataset, "weights": weights, "device": device, "tf32": tf32}
-    here = {name: value for name, value in told.items() if value is not None}
+    overrides = {"dataset": dataset, "weights": weights, "device": device, "tf32": tf32}
+    here = {name: value for name, value in overrides.items() if value is not None}
     if isolate is None:
         isolate = any(not plugin.ours for plugin in plugins("attacks").values())
         suited = _expanded(source, file, preset, add, {**here, "isolate": isolate})
@@ -190,15 +190,15 @@ def _validated(source: Source) -> SuiteFile:
             holder = next((models[p] for p in reversed(loc[:-1]) if isinstance(p, str) and p in models), SuiteFile)
             known = [field.alias or name for name, field in holder.model_fields.items()]
             raise source.error(loc, str(unknown("key", str(loc[-1]), known))) from error
-        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise source.error(loc, f"{first['msg']}{found}.") from error
+        instead = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(loc, f"{first['msg']}{instead}.") from error
 
 
 def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
     changes = file.preset[preset] if preset else PresetPart()
-    said = {**file.said(), **changes.said()}
+    stated = {**file.said(), **changes.said()}
     id_ = f"{file.id}@{preset}" if preset else file.id
-    shared = {name: value for name, value in said.items() if name not in ("attacks", "dataset")}
+    shared = {name: value for name, value in stated.items() if name not in ("attacks", "dataset")}
     text = json.dumps([SCHEMA, id_, file.version, file.base, shared], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
@@ -212,8 +212,8 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
             options["grid"] = changes.grids.get(part.id, part.grid)
             if file.base == "quick":
                 options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
-            if "attacks" in (said if "attacks" not in part.said() else changes.said()):  # what is said of all defenses
-                options["attacks"] = _meant(source, said["attacks"], part.id, here["isolate"])
+            if "attacks" in (stated if "attacks" not in part.said() else changes.said()):  # what is said of all defenses
+                options["attacks"] = _meant(source, stated["attacks"], part.id, here["isolate"])
             place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
             try:
                 config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
@@ -231,13 +231,13 @@ def _meant(source: Source, names: Sequence[str], defense: str, isolate: bool) ->
 
 
 def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
-    for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
-        for name, values in told.items():
+    settings: dict[str, Scalar] = {}
+    for at, attacks in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
+        for name, values in attacks.items():
             with source.at((*at, name)):
                 make_attack(name, values, isolate)
-            found |= {f"{name}.{key}": value for key, value in values.items()}
-    return found
+            settings |= {f"{name}.{key}": value for key, value in values.items()}
+    return settings
 
 
 def _defenses(
@@ -245,16 +245,16 @@ def _defenses(
 ) -> list[tuple[Loc, DefensePart]]:
     """Return the defenses that are swept, with their places in the file; added ones have none."""
     listed = {part.id for part in file.defense}
-    for key, told in (("defenses", changes.defenses or ()), ("grids", changes.grids)):
-        for name in told:
+    for key, names in (("defenses", changes.defenses or ()), ("grids", changes.grids)):
+        for name in names:
             if name not in listed:
                 raise source.error(("preset", preset, key), str(unknown("defense of the suite", name, listed)))
     kept = changes.defenses or listed
-    found: list[tuple[Loc, DefensePart]] = [
+    defenses: list[tuple[Loc, DefensePart]] = [
         (("defense", index), part) for index, part in enumerate(file.defense) if part.id in kept
     ]
     added = [DefensePart(id=name) for name in add]
-    return found + [((), part) for part in added if part.id not in {known.id for _, known in found}]
+    return defenses + [((), part) for part in added if part.id not in {known.id for _, known in defenses}]
 
 
 def _path(suite: str | Path) -> Path:

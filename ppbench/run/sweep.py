@@ -105,17 +105,17 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     if not places:
         for key in ("defense", "seed"):
             _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
-    every = _checked(places)
+    all_cells = _checked(places)
     for key in only:
-        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
-    kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
-    asked = [one for one in kept if one.cells and not (suite.alone and _beside(one))]
-    if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
-        told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
-        why = f"is left by --only {told}; take one of these away." if only else "is of a defense; list one."
+        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in all_cells for cell in one.cells} - {""})
+    kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in all_cells]
+    planned = [one for one in kept if one.cells and not (suite.alone and _beside(one))]
+    if not any(c.config.defense.id not in CONTROLS for one in planned for c in one.cells):
+        filters = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
+        why = f"is left by --only {filters}; take one of these away." if only else "is of a defense; list one."
         raise UsageError(f"No cell of suite {suite.id!r} {why}")
-    todo = missing(asked, store)
-    return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
+    todo = missing(planned, store)
+    return Planned(suite, store, tuple(planned), tuple(todo), len(strands(todo, store.out)))
 
 
 def _checked(places: Mapping[Experiment, str]) -> list[Wanted]:
@@ -187,26 +187,26 @@ def sweep(
 
     Raises UsageError: something asked for cannot be used (nothing has been written then), or nothing can be written.
     """
-    asked = (
+    loaded = (
         suite
         if isinstance(suite, Suite)
         else load_suite(suite, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     )
-    told = progress or Bars(quiet=True)
-    executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
-    planned = plan(asked, default_out(asked) if out is None else out, only)
-    planned.store.prepare()
-    keep_salt(planned.store.out, next((config.salt for config in planned.suite.configs), ""))
-    planned.store.sweep()
-    store = planned.store
-    computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)
-    records = tuple(store.load(cell) for cell in answered(planned.asked, store))
+    bars = progress or Bars(quiet=True)
+    executor = make_executor(engine, workers, partial(bars.advance, "training"), address, device)
+    sweep_plan = plan(loaded, default_out(loaded) if out is None else out, only)
+    sweep_plan.store.prepare()
+    keep_salt(sweep_plan.store.out, next((config.salt for config in sweep_plan.suite.configs), ""))
+    sweep_plan.store.sweep()
+    store = sweep_plan.store
+    computed = compute(sweep_plan.asked, sweep_plan.todo, store, executor, bars, strict=False, command=command)
+    records = tuple(store.load(cell) for cell in answered(sweep_plan.asked, store))
     if computed or not up_to_date(store):
         write_board(store)
     harness = check_harness(soundness_of(store))
     verdict = verdict_of(said(judged(list(records), harness.ok is not False)))
     answer = answer_of(records, harness, partial(time_of, store.out))
-    return Swept(asked, records, tuple(verdict), answer, store.out, size(planned.todo))
+    return Swept(loaded, records, tuple(verdict), answer, store.out, size(sweep_plan.todo))
 
 
 def default_out(suite: Suite) -> Path:

@@ -64,8 +64,8 @@ class Task:
         """Return held-out images for `metrics.recognition`, one object for each network; None where data are none."""
         if network not in self._galleries:
             order = torch.randperm(len(self.test.x), generator=self.seeds.generator("gallery"))
-            held = self.test.x, self.test.y, order
-            self._galleries[network] = gallery_of(*held, self.dataset.data_range, self.classified, network)
+            images = self.test.x, self.test.y, order
+            self._galleries[network] = gallery_of(*images, self.dataset.data_range, self.classified, network)
         return self._galleries[network]
 
 

@@ -119,8 +119,8 @@ def _again(
     for attempt in range(1, TRAININGS):
         fed, result = _trained(experiment, point, attempt, cache, None)
         if not result.diverged and ends_above(result.utility, experiment.task):
-            told = {"collapsed": attempt, "retrained": fed.seeds.master}
-            return fed, result.model_copy(update={"utility": result.utility.model_copy(update=told)})
+            update = {"collapsed": attempt, "retrained": fed.seeds.master}
+            return fed, result.model_copy(update={"utility": result.utility.model_copy(update=update)})
     fed, result = first
     return fed, result.model_copy(update={"utility": result.utility.model_copy(update={"collapsed": TRAININGS})})
 
@@ -151,7 +151,7 @@ def _trained(
 
 def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
     """Return the mean squared error on the test part over `Federation.models`, and its interval (None of one)."""
-    every = [(found - task.test.y.double()).square().mean(1) for found in fed.answers(task.test.x)]
+    every = [(outputs - task.test.y.double()).square().mean(1) for outputs in fed.answers(task.test.x)]
     errors = torch.stack(every).mean(0)
     mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
     if not math.isfinite(spread):
@@ -162,7 +162,7 @@ def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float
 def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
     """Return the share of the test part whose class is among the five likeliest, the mean over `Federation.models`."""
     truth, n = task.test.y.argmax(1, keepdim=True), len(task.test.x)
-    right = [(found.topk(5).indices == truth).any(1) for found in fed.answers(task.test.x)]
+    right = [(outputs.topk(5).indices == truth).any(1) for outputs in fed.answers(task.test.x)]
     share = float(torch.stack(right).double().mean())
     return share, clopper_pearson(round(share * n), n)
 
@@ -183,13 +183,13 @@ def curve_figure(fed: Federation, task: Task) -> float:
 
 def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
     """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
-    found, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
-    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (found.accuracy, found.dice))
+    fit, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
+    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (fit.accuracy, fit.dice))
     return Utility(
         accuracy=accuracy.value,
         low=accuracy.interval.low,
         high=accuracy.interval.high,
-        n=len(found.dice),
+        n=len(fit.dice),
         chance=max(ones, 1 - ones),
         curve=curve,
         reason="accuracy is the share of pixels; intervals resample images",
@@ -244,12 +244,12 @@ def figures_of(
     )
 
 
-def _output_faults(found: torch.Tensor, task: Task) -> Iterator[str]:
+def _output_faults(outputs: torch.Tensor, task: Task) -> Iterator[str]:
     """Yield why what `predict` answers to the first two test examples is no model's outputs."""
     classes = task.plan.spec.classes
-    if found.dim() < 2 or found.shape[:2] != (len(task.test.x[:2]), classes):
-        yield f"answers a tensor of shape {tuple(found.shape)} to predict(...); it must be [examples, {classes}]"
-    elif not found.isfinite().all():
+    if outputs.dim() < 2 or outputs.shape[:2] != (len(task.test.x[:2]), classes):
+        yield f"answers a tensor of shape {tuple(outputs.shape)} to predict(...); it must be [examples, {classes}]"
+    elif not outputs.isfinite().all():
         yield "answers to predict(...) with numbers that are not finite, though its weights are"
 
 

@@ -92,8 +92,8 @@ def canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int
     for data in shards.values():
         ones = torch.ones(len(data.x))
         with torch.no_grad():
-            found = gradient(lambda p, d=data, w=ones: task.plan.objective(p, d.x, d.y, w), task.params)  # type: ignore[misc]
-        norms.append(float(layout.pack(found).norm()))
+            slope = gradient(lambda p, d=data, w=ones: task.plan.objective(p, d.x, d.y, w), task.params)  # type: ignore[misc]
+        norms.append(float(layout.pack(slope).norm()))
     size = max(sum(norms) / len(norms), float(getattr(defense, "clip", 0.0)))
     shape = next(iter(shards.values()))
     shard = Data(torch.zeros(examples, *shape.x.shape[1:]), torch.zeros(examples, *shape.y.shape[1:]))

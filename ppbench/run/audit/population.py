@@ -129,13 +129,13 @@ class Population:
         mine = {client: self.keep[run] & (owner == client) for client in base}
         kept, beside = {c: int(m.sum()) for c, m in mine.items()}, {c: len(d.x) for c, d in base.items()}
         sizes = levelled(self.sizes, beside, kept) if self.level else {c: beside[c] + kept[c] for c in base}
-        found = {}
+        shards = {}
         for client, data in base.items():
             x, y, rest = self.candidates.x, self.candidates.labels, sizes[client] - int(mine[client].sum())
-            found[client] = Data(
+            shards[client] = Data(
                 torch.cat([data.x[:rest], x[mine[client]]]), torch.cat([data.y[:rest], y[mine[client]]])
             )
-        return found
+        return shards
 
     def tracing(self) -> tuple[Challenge, Tensor]:
         """Return the question who holds each member, and the owners [members] int64, which only the scorer gets."""
@@ -213,8 +213,8 @@ def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) 
     """
     most = {client: base[client] + kept[client] for client in sizes}
     tight = min(sizes, key=lambda client: most[client] / sizes[client])
-    found = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
-    return found if all(found[client] >= max(1, kept[client]) for client in found) else most
+    common = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
+    return common if all(common[client] >= max(1, kept[client]) for client in common) else most
 
 
 def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
@@ -228,7 +228,7 @@ def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
     return torch.stack(rows)
 
 
-def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
+def _apart(task: Task, candidates: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
     """Return by client which of twice `wanted` records become candidates and which stay, one or more with everyone."""
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
     orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
@@ -238,7 +238,7 @@ def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict
             f"An audit needs 4 or more records that clients other than the first can spare, and there are {len(pool)}; "
             "use more --train or fewer --clients."
         )
-    count = min(2 * wanted, len(pool)) // 2 * 2
+    count = min(2 * candidates, len(pool)) // 2 * 2
     taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(sizes))
     chosen, base = {}, {}
     for client, order in orders.items():

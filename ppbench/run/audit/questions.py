@@ -57,15 +57,15 @@ class Questions:
     @cached_property
     def references(self) -> tuple[References | None, int]:
         """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
-        found, population = self.audit.answers(), self.audit.population
-        if not found:
+        references, population = self.audit.answers(), self.audit.population
+        if not references:
             return None, 0
-        pairs = found["finished"].view(-1, 2).all(1).repeat_interleave(2)
+        pairs = references["finished"].view(-1, 2).all(1).repeat_interleave(2)
         dropped = int((~pairs).sum())
         if not pairs.any():
             return None, dropped
         keep = population.keep[1:][pairs]
-        outputs, answers = found["outputs"][pairs], found["population"][pairs]
+        outputs, answers = references["outputs"][pairs], references["population"][pairs]
         others = population.others
         return References(keep, outputs, others.y.clone(), others.x.clone(), answers), dropped
 
@@ -80,19 +80,19 @@ class Questions:
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what a reader must know about the audit."""
-        audit, config, found = self.audit, self.audit.experiment.config, []
+        audit, config, flags = self.audit, self.audit.experiment.config, []
         references, dropped = self.references
         if references is not None:
             code, detail = ("references_public", PUBLIC) if audit.population.public else ("references_same_base", SAME)
-            found.append(Flag(code=code, severity="info", detail=detail))
+            flags.append(Flag(code=code, severity="info", detail=detail))
         if dropped:
             detail = f"{dropped} of {config.references} reference runs were left out: they or their pairs diverged"
-            found.append(Flag(code="references_diverged", severity="warning", detail=detail))
+            flags.append(Flag(code="references_diverged", severity="warning", detail=detail))
         target = audit.target
         if target is not None and 0 < len(target.rounds) < config.rounds:
             detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
-            found.append(Flag(code="rounds_thinned", severity="info", detail=detail))
+            flags.append(Flag(code="rounds_thinned", severity="info", detail=detail))
         if config.canary_clients:
             detail = f"{config.canary_clients} clients whose gradients are random directions took part in the target"
-            found.append(Flag(code="canary_clients", severity="info", detail=detail))
-        return tuple(found)
+            flags.append(Flag(code="canary_clients", severity="info", detail=detail))
+        return tuple(flags)

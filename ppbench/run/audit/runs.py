@@ -81,9 +81,9 @@ class Audit:
     @cached_property
     def population(self) -> Population:
         """Who is in which run; the same at every point, but for defenses that need equal shards."""
-        found = populate(self.experiment)
-        level = needs_level(self.point.defense, self.experiment.task.plan, list(found.sizes.values()))
-        return replace(found, level=level)
+        population = populate(self.experiment)
+        level = needs_level(self.point.defense, self.experiment.task.plan, list(population.sizes.values()))
+        return replace(population, level=level)
 
     @cached_property
     def clients(self) -> CanaryClients:
@@ -176,16 +176,16 @@ class Audit:
 
     def answers(self) -> dict[str, Tensor]:
         """Return of all references what `_train_references` does, run by run, or {} where there are none."""
-        found = []
+        results = []
         for part in self.parts():
             try:
-                found.append(unpacked(self.path(part)))
+                results.append(unpacked(self.path(part)))
             except UsageError as damage:
                 warnings.warn(f"Reference runs cannot be used ({damage}); they are done again.", stacklevel=2)
                 self.path(part).unlink(missing_ok=True)
                 self.run(part)
-                found.append(unpacked(self.path(part)))
-        return {name: torch.cat([one[name] for one in found]) for name in found[0]} if found else {}
+                results.append(unpacked(self.path(part)))
+        return {name: torch.cat([one[name] for one in results]) for name in results[0]} if results else {}
 
 
 def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
@@ -239,7 +239,7 @@ def _train_references(audit: Audit, part: range, after: Callable[[int], None] | 
     outputs = [fed.outputs(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2]) for fed in runs]
     population = [fed.outputs(others) for fed in runs]
     good = torch.tensor([end and bool(own.isfinite().all()) for end, own in zip(finished, outputs, strict=True)])
-    found = {"outputs": torch.stack(outputs), "population": torch.stack(population)}
-    for answers in found.values():
-        answers[~good] = torch.nan
-    return {"finished": good, **found}
+    values = {"outputs": torch.stack(outputs), "population": torch.stack(population)}
+    for values in values.values():
+        values[~good] = torch.nan
+    return {"finished": good, **values}

@@ -109,11 +109,11 @@ class RayExecutor:
             self._connect()
             self._ours = True
         try:
-            held = ray.cluster_resources()
-            gpus = int(held.get("GPU", 0)) if self._device == "cuda" else 0
+            resources = ray.cluster_resources()
+            gpus = int(resources.get("GPU", 0)) if self._device == "cuda" else 0
             if self._device == "cuda" and not gpus:
                 raise UsageError("Device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu.")
-            self.capacity = self._workers or gpus or int(held.get("CPU", 1))
+            self.capacity = self._workers or gpus or int(resources.get("CPU", 1))
             share = gpu_share(self.capacity, gpus)
             self._remote = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(do)
         except BaseException:
@@ -184,11 +184,11 @@ class RayExecutor:
         code = f"import ray, sys; ray.init(address=sys.argv[1], **{QUIET!r})"
         try:
             child = subprocess.run([sys.executable, "-c", code, self._address], capture_output=True, timeout=CONNECT_S)
-            said = child.stderr.decode(errors="replace").strip().splitlines() if child.returncode else None
+            error_lines = child.stderr.decode(errors="replace").strip().splitlines() if child.returncode else None
         except subprocess.TimeoutExpired:
-            said = [f"nothing within {CONNECT_S:.0f} s"]
-        if said is not None:
-            why = said[-1] if said else "it ended without a word"
+            error_lines = [f"nothing within {CONNECT_S:.0f} s"]
+        if error_lines is not None:
+            why = error_lines[-1] if error_lines else "it ended without a word"
             raise UsageError(
                 f"No Ray cluster answers at {self._address!r} ({why}); give the HOST:PORT that `ray start --head` "
                 "printed, or leave --address out to use this machine alone."
