@@ -29,7 +29,7 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
 from ppbench.run.scene import victims_of
-from ppbench.run.suite import load_suite, salted
+from ppbench.run.suite import load_suite, salt_if_isolated
 from ppbench.run.train import federation
 
 TINY = {
@@ -359,10 +359,13 @@ def test_a_suite_runs_strangers_apart_unless_told_otherwise(quick, tmp_path):
     )
     (config,) = load_suite(suite).configs
     assert config.isolate and not config.salt
-    assert salted(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
+    assert salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
     assert not load_suite(suite, isolate=False).configs[0].isolate
     suite.write_text(suite.read_text().replace('["plain"]', '["label_recovery"]'))
-    assert not load_suite(suite).configs[0].isolate and salted(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    assert (
+        not load_suite(suite).configs[0].isolate
+        and salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    )
 
 
 def test_a_secret_is_its_folders(tmp_path):

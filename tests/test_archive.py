@@ -95,8 +95,8 @@ def test_groups_give_back_what_was_put_in_and_are_as_large_as_they_should_be(tex
     files = [(f"records/{place:032x}.json", data) for place, data in enumerate(texts)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "GROUP_BYTES", least)
-        made = list(groups.grouped(files))
-    parts = [list(groups.split(data)) for _, data in made]
+        made = list(groups.pack_groups(files))
+    parts = [list(groups.unpack_group(data)) for _, data in made]
     assert [file for part in parts for file in part] == files
     sizes = [sum(512 + len(data) for _, data in part) for part in parts]
     assert all(size >= least for size in sizes[:-1]) and all(
@@ -178,7 +178,7 @@ def apart(store, tmp_path, monkeypatch):
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
 def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_path, end):
     place = store.ids()[1]
-    inner = sorted(name for name in contents(store.out) if groups.INSIDE.fullmatch(name))
+    inner = sorted(name for name in contents(store.out) if groups.GROUPED_FILE.fullmatch(name))
     group = f"group-{inner.index(f'records/{place}{end}'):04}.tar" if end != ".safetensors" else ""
     member = group or f"records/{place}{end}"
     named = group or f"{place}{end}"
@@ -306,7 +306,7 @@ def test_a_file_in_two_groups_or_beside_its_group_is_refused(tmp_path, monkeypat
         Store(zipped(tmp_path / "a.zip", ("group-0000.tar", bytes(groups.MOST_BYTES + 1))))
     with pytest.raises(UsageError, match=r"its member 'group-1\.tar' is no file of results"):
         Store(zipped(tmp_path / "a.zip", ("group-1.tar", block())))
-    monkeypatch.setattr(module, "MEMBERS", 2)
+    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
     others = b"".join(block(f"records/{place:032x}.json") for place in range(3))
     with pytest.raises(UsageError, match="would unfold to more than 2 files"):
         Store(zipped(tmp_path / "a.zip", ("group-0000.tar", others))).ids()
@@ -338,7 +338,7 @@ def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MEMBER_BYTES", 1 << 20)
     with pytest.raises(UsageError, match=r"'sources.json' would unfold to \d+ bytes"):
         Store(bomb)
-    monkeypatch.setattr(module, "MEMBERS", 2)
+    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
     with pytest.raises(UsageError, match="would unfold to 3 files"):
         Store(zipped(tmp_path / "many.zip", ("sources.json", b""), ("accepted.jsonl", b"")))
 

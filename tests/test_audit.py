@@ -16,7 +16,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
-from ppbench.run.audit.population import AVERAGE, FAMILIES, canaries, levelled, needs_level, populate
+from ppbench.run.audit.population import AVERAGE, FAMILIES, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.questions import Questions
 from ppbench.run.audit.runs import Audit, Refused
 from ppbench.run.choice import Point
@@ -137,9 +137,9 @@ def test_shards_are_levelled_for_defenses_that_need_it_by_one_share_or_all_there
     plan, sizes = make_task(config()).plan, [40, 40, 40, 40]
     level = {name: needs_level(load("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")}
     assert level == {"none": False, "dp_sgd": False, "fedpc": False, "mpdp": True}
-    assert levelled({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
-    assert levelled({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
-    assert levelled({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
+    assert level_sizes({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
+    assert level_sizes({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
+    assert level_sizes({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
 
 
 # -- canaries --------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
     assert {(e.slot.probe, e.round) for e in server.exchanges()} == {(-1, t) for t in (1, 2, 3)}
     assert all(server.state_at(e) is not None for e in server.exchanges())
     assert len(client.mail) == 1 and client.party == 0
-    (_, own), target = client.data[0], questions.audit.restored()
+    (_, own), target = client.data[0], questions.audit.restore()
     assert torch.equal(own.x, questions.audit.population.shards(0)[0].x)
     assert all(torch.equal(client.mail[0].message.params[n], v) for n, v in target.parties.server.params.items())
     last = server.mail[-1].message.params
@@ -246,7 +246,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
 
 def test_the_references_answer_what_their_models_say(questions):
     audit = questions.audit
-    alone = audit.started(2)
+    alone = audit.start(2)
     assert alone.run(3)
     references, dropped = questions.references
     assert dropped == 0

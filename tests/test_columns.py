@@ -17,7 +17,7 @@ from ppbench.commands.terminal import as_json
 from ppbench.questions.base import question_for, questions
 from ppbench.records.archive import files_of, pack, unpack
 from ppbench.records.schema import AuditInfo, CellConfig
-from ppbench.records.store import Store, results
+from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, WORST
 from ppbench.report.controls import Check
@@ -79,7 +79,7 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     for name in ("leaderboard.csv", "worst_case.csv"):
         head = next(csv.reader(io.StringIO(files.read(name).decode())))
         assert head and not set(head) - explained(), name
-    told = {metric.name for record in results(part).load_all() for metric in record.metrics}
+    told = {metric.name for record in open_results(part).load_all() for metric in record.metrics}
     assert not {name for name in told if not name.startswith("auc_")} - set(METRICS)
 
 

@@ -131,7 +131,7 @@ def test_a_client_does_its_real_part_with_all_of_its_examples(federate):
     client = cost.client_of(fed, 1)
     (job,) = client.jobs()
     assert job.batches.x.shape[:2] == (3, 16) and int(job.batches.w.sum()) == 48
-    assert [len(cost.cut(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
+    assert [len(cost.first_steps(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
     assert len(client.drive.data[0].x) == 16, "the others' part is cut short"
     again = next(iter(client.jobs()))
     assert torch.equal(job.batches.x, again.batches.x), "drawn the same each time"

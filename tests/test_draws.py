@@ -26,7 +26,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
-from ppbench.run.cost import client_of, cut, peak_bytes
+from ppbench.run.cost import client_of, first_steps, peak_bytes
 from ppbench.run.evaluation import check
 from ppbench.run.experiment import resolve
 from ppbench.run.task import check_clients
@@ -144,7 +144,7 @@ def test_a_job_is_cut_to_its_first_steps(digits: Data, monkeypatch: pytest.Monke
     monkeypatch.setattr(draws, "FEW", draws.BLOCK)
     client = client_of(federation(digits, noisy("dp")))
     job = next(iter(client.jobs()))
-    right, part = draws.at_step(job.noise, 1), draws.at_step(cut(job, 2).noise, 1)
+    right, part = draws.at_step(job.noise, 1), draws.at_step(first_steps(job, 2).noise, 1)
     assert all(torch.equal(right[name], part[name]) for name in right)
 
 

@@ -30,7 +30,7 @@ from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import examine
-from ppbench.run.complete import lacking
+from ppbench.run.complete import missing_cells
 from ppbench.run.recheck import recheck
 
 ASKED = dict(
@@ -282,10 +282,10 @@ def quick():
 
 def test_a_cell_taken_from_a_suite_is_missed_and_a_filtered_sweep_is_told(quick):
     strongest = next(r for r in quick if r.config.defense.id == "dp" and r.config.attack.id == "adaptive_dp")
-    (lack,) = lacking([r for r in quick if r is not strongest])
+    (lack,) = missing_cells([r for r in quick if r is not strongest])
     assert lack[1] and lack[0].startswith("1 of the 561 cells of suite digits-quick/1 are missing, such as dp sigma=")
     kept = [r for r in quick if r.config.attack.id != "label_recovery"]
-    ((sentence, problem),) = lacking(kept)
+    ((sentence, problem),) = missing_cells(kept)
     assert not problem and f"{561 - len(kept)} of the 561 cells" in sentence and "--only" in sentence
 
 

@@ -21,7 +21,7 @@ from ppbench.run.config import configure
 from ppbench.run.evaluation import check
 from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import Schedule, strands, wanted
+from ppbench.run.schedule import Schedule, plan_cells, strands
 
 TINY = {
     **{"dataset": "digits", "model": "mlp", "train": 40, "clients": 2, "rounds": 1, "victims": 2, "candidates": 8},
@@ -71,7 +71,9 @@ def use(one, out):
             registry.load("questions", one.name)
         experiment = resolve(configure("quick", **options))
         check(experiment)
-        asked = [w for w in wanted([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]]
+        asked = [
+            w for w in plan_cells([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]
+        ]
         store = Store(out)
         store.prepare()
         Schedule(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
@@ -206,7 +208,7 @@ def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainin
         with site(folder, [package(source)]):
             registry_caches()
             experiment = resolve(configure("quick", **TINY, defense="bad_0", attacks=("label_recovery",)))
-            configs = [cell.config for w in wanted([experiment]) for cell in w.cells]
+            configs = [cell.config for w in plan_cells([experiment]) for cell in w.cells]
             homes = {p.defense.name: home_of(experiment, p, folder).name for p in experiment.points}
             return {c.defense.id: c for c in configs}, homes
 

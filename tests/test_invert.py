@@ -31,7 +31,7 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.invert import view_of
-from ppbench.run.scene import probed
+from ppbench.run.scene import probe_group
 from ppbench.run.train import federation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
 
     fed = federation(experiment, experiment.points[group.point])
     fed.start(experiment.task.params)
-    scene = probed(experiment, group, fed)
+    scene = probe_group(experiment, group, fed)
     (exchange,) = scene.view.exchanges()
     model = lenet()
     names = held(model, SHAPE).names

@@ -23,7 +23,7 @@ from ppbench.run.choice import attacks
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
-from ppbench.run.tuning import FIRST, rehearsal, tuned
+from ppbench.run.tuning import FIRST_TUNING_PROBE, rehearse, tune
 
 
 def changed(record, **decibels):
@@ -107,7 +107,7 @@ def prepared():
     federation = Federation(NoDefense(), task.plan, task.shards, task.seeds)
     federation.start(task.params)
     before = [leaf.clone() for leaf in federation.parties.server.params.values()]
-    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
+    trial = rehearse(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     assert all(map(torch.equal, before, federation.parties.server.params.values()))
     return task, trial
 
@@ -116,7 +116,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
     task, trial = prepared
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
     with pytest.warns(UserWarning, match="attack 'told' failed on tuning victims: ZeroDivisionError: planted"):
-        attack, choice = tuned(Told(), trial, task, ("told",))
+        attack, choice = tune(Told(), trial, task, ("told",))
     assert attack == Told(gain=1.0) and choice.chosen == 2
     assert choice.variants == [{"gain": g} for g in (0.0, 0.5, 1.0, -1.0)]
     assert choice.scores[2] == 100.0 and choice.scores[0] < choice.scores[1] < 100.0
@@ -126,7 +126,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
 def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared):
     task, trial = prepared
     slots = [slot for unit in trial.victims.units for slot in unit]
-    assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
+    assert all(slot.probe >= FIRST_TUNING_PROBE for slot in slots) and len(slots) == 2
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     mine = torch.cat([trial.victims.truth(unit).x for unit in trial.victims.units])
     assert not held & {row.numpy().tobytes() for row in mine}

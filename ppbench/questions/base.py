@@ -26,7 +26,7 @@ from ppbench.records.scores import OtherScore
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-    from ppbench.records.store import Images
+    from ppbench.records.store import CellImages
 
 Floats = NDArray[np.float64]
 
@@ -142,7 +142,7 @@ class Question:
         """Yield what a record's scores and flags say of one another that does not fit, a clause each; none is known."""
         return iter(())
 
-    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
+    def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield what a record's scores say that its kept images do not give, a clause each. Default: nothing."""
         return iter(())
 

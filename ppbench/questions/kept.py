@@ -16,7 +16,7 @@ import numpy as np
 
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import CellConfig, Flag
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 
 CLOSE = 1e-6
 """Relative and absolute difference beyond which a figure is not what the images give."""
@@ -28,12 +28,12 @@ RECOMPUTED = ("evidence_inexact", "budget_hurts", "blind_as_good", "oracle_gap")
 """Flags that are a function of scores alone; others say what was seen of the evidence, which is not kept."""
 
 
-def in_range(images: Images) -> bool:
+def in_range(images: CellImages) -> bool:
     """Return whether the originals lie in `RANGE`: else figures were computed in another one, which nothing says."""
     return bool((images.truth >= RANGE[0]).all() and (images.truth <= RANGE[1]).all())
 
 
-def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: Images) -> Iterator[str]:
+def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: CellImages) -> Iterator[str]:
     """Yield, a clause each, what `scores` say that the kept `images`, in `RANGE`, do not give.
 
     Checked are psnr, rmse, rmse_raw, ssim, mse and blind of each image, and that each unit's images are matched.
@@ -46,7 +46,7 @@ def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: Image
     yield from _unmatched(scores, images)
 
 
-def _odd_figures(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
+def _odd_figures(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str]:
     told: dict[str, list[str]] = {}
     for score, figures in zip(scores, _figures(images), strict=True):
         for name, found in figures.items():
@@ -58,7 +58,7 @@ def _odd_figures(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
         yield some[0] + (f" (and {len(some) - 1} more)" if len(some) > 1 else "")
 
 
-def _figures(images: Images) -> Iterator[Mapping[str, float | None]]:
+def _figures(images: CellImages) -> Iterator[Mapping[str, float | None]]:
     """Yield the figures of each image, by field of `ImageScore`."""
     import torch
 
@@ -78,7 +78,7 @@ def same(stated: float | None, found: float | None) -> bool:
     return isclose(stated, found, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
-def _unmatched(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
+def _unmatched(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str]:
     """Yield units whose reconstructions lie nearer to other originals of it: reordered, they would seem to fail."""
     import torch
 

@@ -13,7 +13,7 @@ from ppbench.metrics.intervals import proportion
 from ppbench.metrics.labels import multiset_chance
 from ppbench.records.figure import metric_of
 from ppbench.records.schema import Metric, Strict
-from ppbench.records.scores import Count, Share, Some
+from ppbench.records.scores import Count, Positive, Share
 
 
 class Recognition(Strict):
@@ -26,7 +26,7 @@ class Recognition(Strict):
         common: share of the commonest class, which who sees nothing gets right at best; null without classes.
     """
 
-    gallery: Some
+    gallery: Positive
     rank: Count
     read: bool | None = None
     rank_features: Count | None = None

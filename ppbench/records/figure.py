@@ -1,4 +1,4 @@
-"""The form that figures have in records, and which of several leaks most."""
+"""The form of figures in records, and which of several leaks most."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ppbench.records.schema import CellConfig, Metric, Score, Utility
 
 @dataclass(frozen=True)
 class Terms:
-    """What a cell's metrics depend on beside its scores.
+    """The inputs of a cell's metrics besides its scores.
 
     classes: their number, for chance levels; seed: the cell's, every bootstrap draws from (seed, name of the metric);
-    delta: of the guarantee that the defense claims, None: it claims none.
+    delta: of the defense's guarantee, None if it claims none.
     """
 
     classes: int
@@ -25,7 +25,7 @@ class Terms:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return `value` with 12 significant digits: what records keep."""
+    """Return `value` with 12 significant digits, as records keep it."""
     return None if value is None else float(f"{value:.12g}")
 
 
@@ -57,7 +57,7 @@ def leak(metric: Metric) -> float:
 
 
 class Figured(Protocol):
-    """What has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
+    """Has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
 
     @property
     def config(self) -> CellConfig:
@@ -69,7 +69,7 @@ class Figured(Protocol):
 
     @property
     def utility(self) -> Utility:
-        """What the delivered model is good for."""
+        """The utility of the delivered model."""
 
     @property
     def victims(self) -> Sequence[Score]:
@@ -79,11 +79,11 @@ class Figured(Protocol):
         """Return the aggregate called `name`, or None."""
 
 
-Some = TypeVar("Some", bound=Figured)
+AnyFigured = TypeVar("AnyFigured", bound=Figured)
 
 
-def best(records: Iterable[Some], name: str) -> Some | None:
-    """Return what leaks most by a metric, oracles aside, of equals the first by attack and cell; or None."""
+def best(records: Iterable[AnyFigured], name: str) -> AnyFigured | None:
+    """Return the record that leaks most by a metric, without oracles; ties go to the first attack and cell; or None."""
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
     leaks = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
     most = max((leaked for leaked, _ in leaks), default=0.0)

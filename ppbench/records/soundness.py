@@ -1,4 +1,4 @@
-"""What the harness's self-test gave where cells were last computed: OUT/selftest.json, beside the records."""
+"""The outcome of the self-test where cells were last computed: OUT/selftest.json, beside the records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Trial(Strict):
 
     @property
     def fell(self) -> bool:
-        """Whether the attack did what it must."""
+        """Whether the attack broke the network."""
         return self.share >= FALLEN
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Soundness(Strict):
 
 
 def save_soundness(out: Path, outcome: Soundness) -> None:
-    """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError where that cannot be."""
+    """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError: it cannot be written."""
     write_atomic(out / SELFTEST, canonical(outcome))
 
 
 def soundness_of(store: Store) -> Soundness | None:
-    """Return what was kept in a folder, None in those of an older ppbench; UsageError where it is something else."""
+    """Return the outcome kept in a folder, None for an older ppbench; UsageError: the file is damaged."""
     try:
         return Soundness.model_validate_json(store.files.read(SELFTEST), strict=True)
     except FileNotFoundError:

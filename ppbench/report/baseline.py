@@ -19,7 +19,7 @@ from ppbench.base.version import __version__
 from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
-from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
+from ppbench.records.store import MARKER, Store, canonical, marker_bytes, open_results
 from ppbench.report.accepted import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.completeness import failures
@@ -93,7 +93,7 @@ def _kept(baseline: Path, known: list[Record], records: list[Record]) -> list[Re
 
 def _check_place(new: Path, baseline: Path) -> None:
     """Refuse a place where no baseline may be, whatever it holds (UsageError)."""
-    results(new)
+    open_results(new)
     if kind_of(baseline) is not None and new.resolve() == baseline.resolve():
         raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
     if kind_of(baseline.parent) != "folder":

@@ -1,4 +1,4 @@
-"""A cell asked for again by its record alone: what is computed is what has its name, or nothing is."""
+"""The experiment behind a record: the cell of that name, made again from its configuration alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ppbench.run.experiment import Experiment, resolve
 from ppbench.task.opening import open_dataset
 
 
-def again(config: CellConfig, data: str, salt: str = "", weights: str | None = None) -> tuple[Experiment, Group, Cell]:
+def find_cell(
+    config: CellConfig, data: str, salt: str = "", weights: str | None = None
+) -> tuple[Experiment, Group, Cell]:
     """Return the evaluation, the group and the cell that `config` is of.
 
     data: what opens its data set here (`run.complete.at_hand`). salt: the secret of its draws, "" where there was none.
@@ -26,7 +28,7 @@ def again(config: CellConfig, data: str, salt: str = "", weights: str | None = N
     name = config.cell_id()
     if commitment(salt) != config.data.salt:
         raise UsageError(f"Cell {name} was drawn with a secret; give the folder of results whose file `salt` holds it.")
-    experiment = resolve(_asked(config, data, salt, weights))
+    experiment = resolve(_config_of(config, data, salt, weights))
     for group in groups(experiment):
         for cell in cells(experiment, group):
             if cell.id == name:
@@ -37,12 +39,14 @@ def again(config: CellConfig, data: str, salt: str = "", weights: str | None = N
     )
 
 
-def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
+def _config_of(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
     data_info, fed, model, audit = config.data, config.federation, config.model, config.audit
     defense, chosen = config.defense, config.attack
-    built = {name for one in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", one).targets or ()}
-    if defense.id in CONTROLS and built and defense.id not in built:  # it ran beside one of these
-        defense_name, own, grid = min(built), dict[str, Scalar](), cast(Any, "quick")
+    targets = {
+        name for attack in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", attack).targets or ()
+    }
+    if defense.id in CONTROLS and targets and defense.id not in targets:  # it ran beside one of these
+        defense_name, own, grid = min(targets), dict[str, Scalar](), cast(Any, "quick")
     else:
         control = defense.control
         defense_name, grid = defense.id, "quick" if control is None else (control.value,)

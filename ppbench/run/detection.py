@@ -1,9 +1,9 @@
-"""Whether a client could have noticed that its server acts: an honest message against one that an attack crafted.
+"""Whether a client could detect that its server acts: an honest message against one that an attack crafted.
 
-A client knows the message that it was sent and what its own step makes of it. (That others were sent something else it
-does not see.) Of both, `signs` are taken, on its own batch. Which sign tells crafted from honest best is chosen on some
-models, and how well it tells, on others: the real one among them, so that no test learns one model by heart. After
-training honest models are the real one and fresh ones, which training begins with.
+A client knows the message that it received and its own step on it. (It does not see that others received another one.)
+Of both, `signs` are computed, on its own batch. The sign that separates crafted from honest best is chosen on half of
+the models and scored on the other half, the real one among them, so that no test overfits one model. After training
+the honest models are the real one and freshly initialized ones.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial
 
 MODELS = 8
-"""Models in all, half of which a sign is chosen on."""
-CLIENTS = 6
-"""Clients at most whose batches are put to each."""
+"""Number of models; a sign is chosen on half of them."""
+MAX_CLIENTS = 6
+"""Most clients whose batches are put to each model."""
 ROWS = 128
-"""Rows of a matrix, at most, that are compared with one another."""
+"""Most rows of a matrix that are compared with one another."""
 
 
-def detected(
+def detection_scores(
     fed: Federation, acting: Acting, transcript: Transcript, victims: Mapping[Slot, Data]
 ) -> dict[Slot, float]:
-    """Return for each victim the share of honest clients, of equals half, on whom the chosen sign is weaker.
+    """Return for each victim the share of honest clients on whom the chosen sign is weaker; ties count half.
 
-    Its mean over victims is the area under the curve of the test that the sign is: .5 where nothing can be noticed.
+    Its mean over victims is the area under the ROC curve of the sign as a test: 0.5 if nothing can be detected.
     """
-    if not any(leaves(letter.message) for letter in transcript.mail):  # there is nothing to look at
+    if not any(leaves(letter.message) for letter in transcript.mail):  # no message, no sign
         return {}
     plan, batch = transcript.plan, max(len(data.x) for data in victims.values())
     chosen, scored = [_population(fed, acting, plan, batch, range(first, MODELS, 2)) for first in (1, 0)]
     honest, crafted = chosen
-    areas = torch.stack([_placed(honest[:, i], crafted[:, i]).mean() for i in range(honest.shape[1])])
+    areas = torch.stack([_share_below(honest[:, i], crafted[:, i]).mean() for i in range(honest.shape[1])])
     sign = int((areas - 0.5).abs().argmax())
     way = 1.0 if float(areas[sign]) >= 0.5 else -1.0
     first = {Slot(e.probe, e.receiver): e.message for e in reversed(transcript.mail) if e.sender == SERVER}
     seen = {slot: signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
-    return {slot: float(_placed(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
+    return {slot: float(_share_below(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
 
 
 def _population(
     fed: Federation, acting: Acting, plan: Plan, batch: int, models: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the signs [M, S] of honest and of crafted messages, of several models, each on batches of its clients."""
+    """Return the signs [M, S] of honest and of crafted messages of several models, on batches of the clients."""
     honest, crafted = list[Tensor](), list[Tensor]()
-    clients = sorted(fed.shards)[:CLIENTS]
+    clients = sorted(fed.shards)[:MAX_CLIENTS]
     for model in models:
         draws = Seeds(fed.seeds.seed("detection", model)).generator("batches")
         params = fed.parties.server.params if model == 0 else _fresh(fed, model)
@@ -80,14 +80,14 @@ def _fresh(fed: Federation, model: int) -> Params:
     }
 
 
-def _placed(honest: Tensor, crafted: Tensor) -> Tensor:
-    """Return for each of crafted [A] the share of honest [H] below it, of equals half."""
+def _share_below(honest: Tensor, crafted: Tensor) -> Tensor:
+    """Return for each value of crafted [A] the share of honest [H] below it; ties count half."""
     below = (honest[:, None] < crafted).double() + 0.5 * (honest[:, None] == crafted).double()
     return below.mean(0)
 
 
 def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
-    """Return [S] float64 what a client can look at in a message, and in a step on its batch; infinite numbers as huge.
+    """Return the signs [S] float64 of a message and of a step on a client's batch; infinite values become 1e30.
 
     Of the message the size, the largest entry beside the typical one, the share of zeros and how alike rows are; of the
     step the loss, the gradient's size, its share of zeros and the share of dead units, all by the defense's `predict`.

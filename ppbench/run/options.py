@@ -1,4 +1,4 @@
-"""What command-line words mean: lists, numbers, assignments."""
+"""Parse command-line words: lists, numbers, assignments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...]
     if text is None or text in ("quick", "paper"):
         return text
     words = names(text, option) or ()
-    values = [number for number in map(scalar, words) if isinstance(number, int | float) and not isinstance(number, bool)]
+    values = [
+        number for number in map(scalar, words) if isinstance(number, int | float) and not isinstance(number, bool)
+    ]
     if len(values) < len(words):
         why = "give quick, paper or numbers, as 0.01,0.1."
         raise UsageError(f"Option {option} {shown(text)} cannot be used; {why}")

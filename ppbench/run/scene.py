@@ -1,4 +1,4 @@
-"""What is attacked in a group's cells: the model at its stage, probed clients, the truth, and what answers meet."""
+"""The target of a group's cells: the model at its stage, probed clients, the truth, and the yardstick of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ppbench.run.train import Trained, federation, train
 
 
 class Scene(NamedTuple):
-    """Probed clients: all that passed, what the adversary of a group has of it, whom it is asked about (the truth)."""
+    """A probe: the whole transcript, the adversary's view of it, the victims (the truth), how the server acted."""
 
     transcript: Transcript
     view: View
@@ -28,8 +28,8 @@ class Scene(NamedTuple):
     acting: Acting | None
 
 
-def probed(experiment: Experiment, group: Group, fed: Federation) -> Scene:
-    """Return what is attacked in a group's cells; its victims' units are () where no client played the group's role."""
+def probe_group(experiment: Experiment, group: Group, fed: Federation) -> Scene:
+    """Probe the victims of a group and return the scene; its victims' units are () if no client played the role."""
     config, task = experiment.config, experiment.task
     victims = victims_of(experiment, group)
     acting = acting_of(experiment, group, victims)
@@ -41,12 +41,12 @@ def probed(experiment: Experiment, group: Group, fed: Federation) -> Scene:
 
 
 def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "") -> int:
-    """Return the seed of an attack's own draws on a group's view; it tells nothing of other draws."""
+    """Return the seed of an attack's own draws on a group's view; it reveals no other draws."""
     return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
 
 
 def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int, follows: str = "") -> int:
-    """Return the seed of the draws of an attack, called so, under a threat model, at a stage, on batches of a size."""
+    """Return the seed of the draws of the attack so named, under a threat model, at a stage, for a batch size."""
     return seeds.seed("attack", attack, follows, threat, stage, batch)
 
 
@@ -61,7 +61,7 @@ def victims_of(experiment: Experiment, group: Group) -> Victims:
 
 
 def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:
-    """Return how the server of a group acts, None where it does not; after one client where only that one is asked."""
+    """Return how the server of a group acts, None if it does not; it targets one client if only one is a victim."""
     attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
     if attack is None:
         return None
@@ -70,15 +70,15 @@ def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting 
 
 
 def yardstick_of(experiment: Experiment) -> Yardstick:
-    """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
+    """Return the yardstick of a task's reconstructions: the public (else test) mean, feature network and gallery."""
     task = experiment.task
     seen = task.test if task.public is None else task.public
     known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
     return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
 
 
-def attacked(experiment: Experiment, group: Group, out: Path) -> tuple[Federation, Trained]:
-    """Return the federation at a group's stage, and what the training gave, which is done now if `out` lacks it."""
+def prepare_federation(experiment: Experiment, group: Group, out: Path) -> tuple[Federation, Trained]:
+    """Return the federation at a group's stage and the training's figures; train now if `out` lacks the training."""
     point = experiment.points[group.point]
     fed, trained = train(experiment, point, out / "cache")
     if group.stage == "init":
