@@ -348,8 +348,8 @@ def test_a_member_that_lies_about_its_size_is_unfolded_no_further(tmp_path, monk
     path = zipped(tmp_path / "a.zip", ("sources.json", bytes(1 << 24)), method=method)
     data, place = path.read_bytes(), path.read_bytes().rindex(b"sources.json") - 46
     path.write_bytes(data[: place + 24] + struct.pack("<I", 100) + data[place + 28 :])  # the size in the directory
-    lengths, real = [], module._unfolded
-    monkeypatch.setattr(module, "_unfolded", lambda *a: lengths.append(len(got := real(*a))) or got)
+    lengths, real = [], module._unfold
+    monkeypatch.setattr(module, "_unfold", lambda *a: lengths.append(len(got := real(*a))) or got)
     with pytest.raises(OSError, match="damaged: not the bytes that were packed"):
         Archive(path).read("sources.json")
     assert lengths == [101]

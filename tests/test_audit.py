@@ -323,14 +323,14 @@ def test_an_audit_is_the_same_again_and_on_two_workers(overfit, forked, tmp_path
 
 
 def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypatch):
-    true = Audit.started
+    true = Audit.start
 
     def refusing(self, run):
         if self.point.defense.name == "none":
             raise Refused("The audit cannot train none: so it is.")
         return true(self, run)
 
-    monkeypatch.setattr(Audit, "started", refusing)
+    monkeypatch.setattr(Audit, "start", refusing)
     options = dict(
         defense="dp", grid=(1.0,), clients=3, train=100, model="mlp", candidates=20, canaries=4, stages=("audit",),
         attacks=("mia_loss",), rounds=3, optimizer="sgd", lr=1e30,

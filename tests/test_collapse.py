@@ -80,8 +80,8 @@ def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
 
 @pytest.mark.parametrize(("defense", "lr", "times"), [("none", 1e6, 1), ("full_noise", 1e6, 1), ("dp", 5e-3, 1)])
 def test_controls_and_healthy_trainings_are_never_retried(tmp_path, monkeypatch, defense, lr, times):
-    asked, own = [], training._trained
-    monkeypatch.setattr(training, "_trained", lambda *words: asked.append(words[2]) or own(*words))
+    asked, own = [], training._train_once
+    monkeypatch.setattr(training, "_train_once", lambda *words: asked.append(words[2]) or own(*words))
     one = experiment(lr=lr, rounds=4 if lr > 1 else 8, optimizer="sgd" if lr > 1 else "adam")
     _, found = train(one, point_of(one, defense), tmp_path / "cache")
     assert len(asked) == times
@@ -140,8 +140,8 @@ def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_pa
         asked.append(attempt)
         return fed, result.model_copy(update={"utility": jumped if attempt else first})
 
-    own = training._trained
-    monkeypatch.setattr(training, "_trained", trained)
+    own = training._train_once
+    monkeypatch.setattr(training, "_train_once", trained)
     _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
     assert asked == [0, 1, 2] and found.utility.is_collapsed and found.utility.curve == first.curve
 

@@ -197,7 +197,7 @@ def test_p_of_answers_that_fit_their_victims_alone_and_of_equal_ones():
 
 # -- what must not leave ----------------------------------------------------------------------------------------------
 def test_a_view_that_holds_the_truth_is_not_published(truth, tmp_path, monkeypatch):
-    real = freeze.probed
+    real = freeze.probe_group
 
     def planted(*args):
         scene = real(*args)

@@ -99,7 +99,7 @@ def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak)
 def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):
     plan, store = plan_cells([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
     assert not unfinished(plan, store)
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: False)
+    monkeypatch.setattr(schedule, "undefended_stands", lambda store, gate: False)
     left = unfinished(plan, store)
     assert count_cells(left) == sum(len(one.cells) for one in plan if one.gate) > 0
     assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
@@ -108,7 +108,7 @@ def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeyp
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
+    monkeypatch.setattr(schedule, "undefended_stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
     settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
     found = evaluate(**settings, out=tmp_path / "out", workers=1)
     gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]

@@ -267,9 +267,9 @@ def test_controls_that_follow_attacks_of_defenses_that_are_not_there_are_not_mis
     mine = [e for e in asked.places if e.config.defense == "sign_sgd"]
     have = [c.config for e in mine for g in groups(e) for c in cells(e, g)]
     assert any(config.attack.follows == "adaptive_dp" for config in every.values())
-    assert not [told for told, wrong in complete._compared("tiny/1", [*every.values()], have) if wrong]
+    assert not [told for told, wrong in complete._compare("tiny/1", [*every.values()], have) if wrong]
     torn = [config for config in have if config.attack.follows is None or config.defense.id != "none"]
-    assert [wrong for _, wrong in complete._compared("tiny/1", [*every.values()], torn)].count(True) == 1
+    assert [wrong for _, wrong in complete._compare("tiny/1", [*every.values()], torn)].count(True) == 1
 
 
 def test_a_control_value_left_out_is_missing(out, tmp_path):

@@ -161,6 +161,6 @@ def test_an_evaluation_of_them_is_checked_again(tmp_path, undrawn, monkeypatch):
     checked = rechecking.recheck(Store(found.out), found.records)
     assert not checked.problems and not [what for what in checked.unchecked if "at hand)" in what and "victims" in what]
     monkeypatch.setattr(warped, "TURN", warped.TURN / 2)  # other images than those of the records
-    for cache in (rechecking._dealt, task.task_of, task._dataset):
+    for cache in (rechecking._deal_task, task.task_of, task._dataset):
         cache.cache_clear()
     assert any("digest" in problem for problem in rechecking.recheck(Store(found.out), found.records).problems)

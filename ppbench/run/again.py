@@ -19,11 +19,11 @@ from ppbench.task.opening import open_dataset
 def find_cell(
     config: CellConfig, data: str, salt: str = "", weights: str | None = None
 ) -> tuple[Experiment, Group, Cell]:
-    """Return the evaluation, the group and the cell that `config` is of.
+    """Return the experiment, the group and the cell that `config` belongs to.
 
-    data: what opens its data set here (`run.complete.at_hand`). salt: the secret of its draws, "" where there was none.
-    weights: of AlexNet. Raises UsageError where no cell of this name comes out: other code or data, a secret that is
-    not at hand, a stand-in for a stranger's attack, a network whose weights lie in a file.
+    data: the argument that opens its data set here (`run.complete.local_dataset`). salt: the secret of its draws, ""
+    for none. weights: of AlexNet. Raises UsageError if no cell of this name results: other code or data, a missing
+    secret, a stand-in for an attack of another package, a network whose weights lie in a file.
     """
     name = config.cell_id()
     if commitment(salt) != config.data.salt:

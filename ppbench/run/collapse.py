@@ -26,7 +26,7 @@ def commonest_count(task: Task) -> int:
 
 
 def at_chance(utility: Utility, task: Task) -> bool:
-    """Return whether accuracy never rose above chance: in no evaluated round, of `LOOKS` or more.
+    """Return whether accuracy never rose above chance: in no evaluated round, of `MIN_EVALUATIONS` or more.
 
     Chance is the share of the most frequent class of the test part, and the upper end of its 95 % Clopper-Pearson
     interval still counts as chance. Numbers and masks have no such level, and a training that diverged its own status.

@@ -115,11 +115,11 @@ class LastLayer:
 def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None) -> float | None:
     """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples.
 
-    labels: the examples' one-hot labels [B, C] where they are known. s may be negative: of a change of weights. None: a
-    fit was tried, and no factor explains the last layer (noise, weight decay). It is 1, not fitted, of batches of more
-    than `MOST` examples or not of fewer than classes, and where weight and bias of the last layer are not both trained.
-    Without labels those are tried that are most like the bias's gradient, not all: of 8 examples and hardly more
-    classes it may be None where a factor is.
+    labels: the examples' one-hot labels [B, C] if they are known. s may be negative, for a change of weights. None: no
+    factor explains the last layer (noise, weight decay). It is 1, without a fit, for more than `MAX_EXAMPLES` examples,
+    for as many examples as classes or more, and if weight and bias of the last layer are not both trained. Without
+    labels only those most like the bias's gradient are tried: with 8 examples and hardly more classes it may be None
+    although a factor exists.
     """
     names = ("head.weight", "head.bias")
     if (
