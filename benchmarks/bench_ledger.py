@@ -37,8 +37,8 @@ from ppbench.adversary.attack import Guess
 from ppbench.ledger.book import counting_records
 from ppbench.ledger.dealt import permutation_p
 from ppbench.ledger.form import GuessAbout
-from ppbench.ledger.guesses import digest_of, save_guesses
-from ppbench.ledger.judge import DECIDING, decide, level_of, p_of
+from ppbench.ledger.guesses import answers_digest, save_guesses
+from ppbench.ledger.judge import DECIDING, decide, p_of, try_level
 from ppbench.ledger.publish import compute_views, publish
 from ppbench.ledger.score import OpenedTruth, exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
 from ppbench.ledger.transcript import FrozenView, load_transcript
@@ -121,7 +121,7 @@ def submitted(frozen: FrozenView, x: torch.Tensor) -> tuple[GuessAbout, list[Gue
         transcript=frozen.about.id, kind="reconstruction", name="trial", version="1", reference="", licence="MIT",
         knows=False,
     )  # fmt: skip
-    return about, [Guess(x=row.float()) for row in x], digest_of({"x": x})
+    return about, [Guess(x=row.float()) for row in x], answers_digest({"x": x})
 
 
 class Trial:
@@ -206,8 +206,8 @@ def ran(trial: Trial, tries: int) -> dict[str, dict[str, float]]:
             one = trial.tried(name, x, number)
             found.append(one)
             kinds[kind] += bool(one["moved"])
-            told_apart["student"] += one["student"] <= level_of(number)
-            told_apart["signs"] += one["signs"] <= level_of(number)
+            told_apart["student"] += one["student"] <= try_level(number)
+            told_apart["signs"] += one["signs"] <= try_level(number)
         late = trial.tried(name, better(trial, name, draw), asked_for + 1)
         now = trial.before[name]
         told[name] = {
@@ -252,7 +252,7 @@ def majority(trials: int = 3000, share: float = 2 / 3, classes: int = 7) -> str:
         signs = stats.binom.sf(more - 1, more + less, 0.5) if more > less else 1.0
         p = max(signs, stats.binom.sf(right.sum() - 1, VICTIMS, 1 / classes))
         apart = permutation_p(VICTIMS, lambda order, right=right: right.astype(float))
-        moved += np.array([p, max(p, apart)]) <= level_of(1)
+        moved += np.array([p, max(p, apart)]) <= try_level(1)
     return f"naming the commonest class: {moved[0]:.0f} of {trials} would move, {moved[1]:.0f} do"
 
 
@@ -278,7 +278,7 @@ def main() -> None:
         print(
             f"{name}: " + ", ".join(f"{key} {min(v):.3g} to {max(v):.3g}, sum {sum(v):.3g}" for key, v in some.items())
         )
-    print("levels:", {k: float(f"{level_of(k):.3g}") for k in (1, 2, 10, 100, 1000, tries + 1)})
+    print("levels:", {k: float(f"{try_level(k):.3g}") for k in (1, 2, 10, 100, 1000, tries + 1)})
     print(f"{trials} trials of {tries} tries a view, {time.process_time() - begun:.0f} s of a core")
     if os.environ.get("PPBENCH_KEEP"):
         RESULTS.write_text(json.dumps({"trials": trials, "tries": tries, **whole}, indent=1) + "\n")

@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ppbench.records.archive import pack, unpack
+from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.origin import restate
 from ppbench.records.store import TIMES_FOLDER, Store
 from ppbench.report.accepted import history
@@ -128,7 +128,7 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
     with tempfile.TemporaryDirectory() as made:
         base, packed = Path(made) / "base", Path(made) / "records.zip"
         if former:
-            unpack(place / "records.zip", base)
+            unpack_archive(place / "records.zip", base)
         times = _times(board, base, folder)
         shutil.rmtree(
             base / TIMES_FOLDER, ignore_errors=True
@@ -139,7 +139,7 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         for name, text in times.items():
             (base / TIMES_FOLDER).mkdir(exist_ok=True)
             (base / TIMES_FOLDER / name).write_bytes(text)
-        pack(base, packed)
+        pack_archive(base, packed)
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.zip").write_bytes(packed.read_bytes())
         (place / "worst_case.csv").write_bytes((base / "worst_case.csv").read_bytes())

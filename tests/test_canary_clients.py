@@ -25,7 +25,7 @@ from ppbench.questions.clients import Clients, score_clients
 from ppbench.records.figure import Terms
 from ppbench.run import evaluation
 from ppbench.run.audit.clients import takes_canaries
-from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -57,8 +57,8 @@ class ServerNoise(Defense):
         return super().stepped(ctx, server, noisy)
 
 
-def audit(tmp_path, defense: Defense, **options) -> Audit:
-    return Audit.of(resolve(configure(**{**SMALL, **options})), Point(defense), tmp_path)
+def audit(tmp_path, defense: Defense, **options) -> PointAudit:
+    return PointAudit.of(resolve(configure(**{**SMALL, **options})), Point(defense), tmp_path)
 
 
 def figures(tmp_path, defense: Defense, **options) -> Mapping[str, float]:

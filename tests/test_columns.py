@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
 from ppbench.questions.base import question_for, questions
-from ppbench.records.archive import files_of, pack, unpack
+from ppbench.records.archive import files_of, pack_archive, unpack_archive
 from ppbench.records.schema import AuditInfo, CellConfig
 from ppbench.records.store import Store, open_results
 from ppbench.report import columns
@@ -108,10 +108,10 @@ def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monke
     assert again.main([]) == 0, "it may have been written before a column was there"
     derived = {path.name: path.read_bytes() for path in board.iterdir()}
     assert set(derived) == {"manifest.toml", "records.zip", "worst_case.csv"}
-    unpack(board / "records.zip", tmp_path / "old")
+    unpack_archive(board / "records.zip", tmp_path / "old")
     (tmp_path / "old" / "worst_case.csv").write_text("dataset,rank\ndigits,1-5\n")
     (board / "records.zip").unlink()
-    pack(tmp_path / "old", board / "records.zip")
+    pack_archive(tmp_path / "old", board / "records.zip")
     assert again.main(["bank"]) == 0, "healed, digest and all"
     assert {path.name: path.read_bytes() for path in board.iterdir()} == derived
 

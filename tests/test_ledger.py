@@ -20,10 +20,10 @@ from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.ledger import freeze
-from ppbench.ledger.book import counting_records, entries
+from ppbench.ledger.book import counting_records, read_book
 from ppbench.ledger.dealt import permutation_p
-from ppbench.ledger.guesses import digest_of
-from ppbench.ledger.judge import LEDGER_ALPHA, decide, level_of
+from ppbench.ledger.guesses import answers_digest
+from ppbench.ledger.judge import LEDGER_ALPHA, decide, try_level
 from ppbench.ledger.publish import publish
 from ppbench.ledger.score import exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
 from ppbench.ledger.site import build_site
@@ -35,7 +35,7 @@ from ppbench.run.again import find_cell
 from ppbench.run.complete import missing_cells
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
-from ppbench.run.scene import victims_of
+from ppbench.run.scene import group_victims
 
 HARD, EASY = "dp", "spn"
 """A row whose worst case is below a blind guess, and one in which an attack rebuilds every image."""
@@ -111,7 +111,7 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     with pytest.raises(UsageError, match="scored before, as try 1"):
         submit(near, "again")
     record = Store(truth / "external").load(first.record.cell_id)
-    stands = standing_worst(counting_records(truth, entries(truth)), record)
+    stands = standing_worst(counting_records(truth, read_book(truth)), record)
     assert stands.name == "external:near"
     assert stands.metric("psnr_median").value == pytest.approx(first.decision.after, abs=1e-9)
     worse = submit(near + 0.01 * torch.randn(SHAPE, generator=draw), "worse")
@@ -122,8 +122,8 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     )
     last = submit(nearer, "nearer")
     assert last.decision.moved and last.decision.tries == 4
-    assert [entry.moved for entry in entries(truth)] == [True, False, False, True]
-    assert standing_worst(counting_records(truth, entries(truth)), record).name == "external:nearer"
+    assert [entry.moved for entry in read_book(truth)] == [True, False, False, True]
+    assert standing_worst(counting_records(truth, read_book(truth)), record).name == "external:nearer"
 
 
 def test_what_stands_already_does_not_move_it(published, truth, tmp_path):
@@ -144,8 +144,8 @@ def test_labels_move_a_row_where_they_are_told_and_not_where_one_class_is_named(
 
 def test_levels_sum_to_alpha():
     tail = 2 * LEDGER_ALPHA / 2.612 / np.sqrt(100_000.5)
-    assert sum(map(level_of, range(1, 100_001))) + tail == pytest.approx(LEDGER_ALPHA, rel=1e-4)
-    assert level_of(1) < LEDGER_ALPHA / 2
+    assert sum(map(try_level, range(1, 100_001))) + tail == pytest.approx(LEDGER_ALPHA, rel=1e-4)
+    assert try_level(1) < LEDGER_ALPHA / 2
 
 
 def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(published):
@@ -159,7 +159,7 @@ def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(publ
     def decided(x, tries):
         answers = [Guess(x=row) for row in x]
         victims = inquiry_of(frozen, light, "reconstruction").score(answers).victims
-        record = like.model_copy(update={"cell_id": digest_of({"x": x})[:32], "victims": victims})
+        record = like.model_copy(update={"cell_id": answers_digest({"x": x})[:32], "victims": victims})
         return decide(now, blind, record, tries, lambda: exchange_p(frozen, light, "reconstruction", answers))
 
     mean = known.yardstick.mean
@@ -235,7 +235,7 @@ def test_no_number_in_a_transcript_draws_its_victims_again(published):
     right = {row.numpy().tobytes() for row in published.images(HARD).flatten(1)}
 
     def same(config):
-        found = victims_of(resolve(config), group)
+        found = group_victims(resolve(config), group)
         return sum(found.truth(unit).x.numpy().tobytes() in right for unit in found.units)
 
     assert same(experiment.config) == VICTIMS

@@ -108,7 +108,9 @@ def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeyp
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
-    monkeypatch.setattr(schedule, "undefended_stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
+    monkeypatch.setattr(
+        schedule, "undefended_stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False
+    )
     settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
     found = evaluate(**settings, out=tmp_path / "out", workers=1)
     gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]

@@ -18,8 +18,8 @@ from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_p
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims
 from ppbench.report.worst import worst_case
-from ppbench.run.cells import Group
-from ppbench.run.choice import attacks
+from ppbench.run.cells import CellGroup
+from ppbench.run.choice import select_attacks
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
@@ -97,7 +97,7 @@ class Told(Attack):
 
 
 ANSWERS = {}
-GROUP = Group(0, "init", "server/1", 2, False)
+GROUP = CellGroup(0, "init", "server/1", 2, False)
 
 
 @pytest.fixture
@@ -143,35 +143,37 @@ def test_public_examples_are_held_by_no_client_and_known_to_every_view():
 
 def test_attacks_that_learn_from_public_examples_need_some():
     with pytest.raises(UsageError, match=r"'gifd' learns from public examples; set some apart, as --public 0.5"):
-        attacks(configure(defense="none", attacks=("gifd",)))
+        select_attacks(configure(defense="none", attacks=("gifd",)))
     for share, expected in ((0.0, False), (0.5, True)):
-        names = {attack.name for attack in attacks(configure(defense="none", attacks=("all",), public=share))}
+        names = {attack.name for attack in select_attacks(configure(defense="none", attacks=("all",), public=share))}
         assert ("gifd" in names) == expected and "ig" in names
-    (own,) = attacks(configure(defense="none", attacks=("gifd",), settings={"gifd.generator": "mine.safetensors"}))
+    (own,) = select_attacks(
+        configure(defense="none", attacks=("gifd",), settings={"gifd.generator": "mine.safetensors"})
+    )
     assert not own.needs_public
 
 
 def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
     with pytest.raises(UsageError, match="'mia_lira' is asked in audits; add --stage audit"):
-        attacks(configure(defense="none", attacks=("mia_lira",)))
+        select_attacks(configure(defense="none", attacks=("mia_lira",)))
     with pytest.raises(UsageError, match="'mia_lira' learns from reference runs; add --references 16"):
-        attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
-    quick = {attack.name for attack in attacks(configure(defense="spn"))}
-    audit = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",), references=4))}
+        select_attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
+    quick = {attack.name for attack in select_attacks(configure(defense="spn"))}
+    audit = {attack.name for attack in select_attacks(configure(defense="spn", stages=("audit",), references=4))}
     assert {"mia_lira", "mia_rmia", "mia_update_cosine", "tracing_cosine", "mia_loss"} <= audit, "by default, too"
-    alone = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",)))}
+    alone = {attack.name for attack in select_attacks(configure(defense="spn", stages=("audit",)))}
     assert "mia_lira" not in alone and "mia_whitebox" in alone, "nothing to learn from without references"
-    whole = {attack.name for attack in attacks(configure("portfolio", defense="spn"))}
-    standard = {attack.name for attack in attacks(configure(defense="spn", attacks=("standard",)))}
+    whole = {attack.name for attack in select_attacks(configure("portfolio", defense="spn"))}
+    standard = {attack.name for attack in select_attacks(configure(defense="spn", attacks=("standard",)))}
     assert {"ig", "adaptive_spn", "adaptive_server"} <= quick < standard < whole and standard - quick == {"dlg"}
     for defense, own in (("fedpc", "adaptive_fedpc"), ("baffle", "baffle_sketch"), ("none", "fedavg_inversion")):
-        assert own in {attack.name for attack in attacks(configure(defense=defense))}, "dlg's heirs are no dlg"
+        assert own in {attack.name for attack in select_attacks(configure(defense=defense))}, "dlg's heirs are no dlg"
     assert {"likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
 
 
 def test_one_budget_for_all_that_search_unless_one_is_named():
     settings = {"dlg.budget": 7}
-    found = {a.name: a for a in attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
+    found = {a.name: a for a in select_attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
     assert found["dlg"].budget == 7 and found["ig"].budget == found["gifd"].budget == found["adaptive_dp"].budget == 50
 
 

@@ -18,7 +18,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
 from ppbench.run.audit import runs as audit_runs
 from ppbench.run.audit.rounds import Recorder, load_recorded, spaced_rounds
-from ppbench.run.audit.runs import TARGET, Audit, Refused
+from ppbench.run.audit.runs import TARGET, PointAudit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -31,7 +31,7 @@ SMALL = dict(
 
 def audit(tmp_path, defense=None, **options):
     experiment = resolve(configure(**{**SMALL, **options}))
-    return Audit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
+    return PointAudit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
 
 
 PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16))

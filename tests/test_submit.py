@@ -21,12 +21,12 @@ from ppbench.ledger.case import RerunTerms, case_of_archive, case_of_folder
 from ppbench.ledger.examine import CHECKS, run_checks
 from ppbench.ledger.form import to_json
 from ppbench.ledger.rerun import draw_cells, first_difference, untolerated_difference
-from ppbench.ledger.submission import Package, machine, submission_of
+from ppbench.ledger.submission import Package, submission_of, this_machine
 from ppbench.records import sources
 from ppbench.records.aggregate import aggregate
-from ppbench.records.archive import SUBMISSION, pack, unpack
+from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
 from ppbench.records.origin import commit_of
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
 from ppbench.run import complete, suite
@@ -163,7 +163,7 @@ def rewritten(out, change):
         if new is not record and new is not None:
             cell = new.config.cell_id()
             (out / "records" / f"{cell}.json").write_bytes(
-                canonical(new.model_copy(update={"cell_id": cell, "artifacts": []}))
+                canonical_json(new.model_copy(update={"cell_id": cell, "artifacts": []}))
             )
     for name in ("leaderboard.csv", "worst_case.csv"):
         (out / name).unlink(missing_ok=True)
@@ -206,8 +206,8 @@ def test_an_honest_submission_is_handed_in_and_accepted(received, site):
 def test_an_archive_of_a_submission_is_one_of_results(received, honest, tmp_path):
     path, _ = received
     assert verify(path, claimed, recheck) == []
-    assert unpack(path, tmp_path / "back") == []
-    assert pack(tmp_path / "back", tmp_path / "again.zip") == []
+    assert unpack_archive(path, tmp_path / "back") == []
+    assert pack_archive(tmp_path / "back", tmp_path / "again.zip") == []
     assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
     assert not (honest / SUBMISSION).exists(), "the submitter's folder stays as it was"
 
@@ -394,7 +394,7 @@ def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
     shutil.rmtree(out / "cache")
     assert (out / "salt").read_text().strip() == salt
     (tmp_path / "scratch").mkdir()
-    pack(out, tmp_path / "s.zip", to_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
+    pack_archive(out, tmp_path / "s.zip", to_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
     assert "salt" not in zipfile.ZipFile(tmp_path / "s.zip").namelist()
     code, told = run("submit", "--check", tmp_path / "s.zip")
     assert code == 2 and "--salt FILE" in told
@@ -490,7 +490,7 @@ def test_which_comparison_applies_is_told(received, tmp_path, monkeypatch):
     new = put(path, tmp_path / "n.zip", **{SUBMISSION: to_json(about.model_copy(update={"environment": other}))})
     told = checked(new, tmp_path)["again"]
     assert told.ok and "within the tolerance of another machine (processor Other (AVX512), here " in told.sentence
-    here = machine()
+    here = this_machine()
     assert here.unlike(here) == ()
     older = [replace_version(one) for one in here.packages]
     assert any(

@@ -47,7 +47,7 @@ def submit(
     from ppbench.ledger.case import RerunTerms, case_of_archive, case_of_folder
     from ppbench.ledger.examine import run_checks
     from ppbench.ledger.form import to_json
-    from ppbench.records.archive import pack
+    from ppbench.records.archive import pack_archive
 
     told = any([paper, reference, licence, out])
     if check and told:
@@ -73,5 +73,5 @@ def submit(
     if check:
         typer.echo("Accepted.")
         return
-    pack(what, target, to_json(case.about))
+    pack_archive(what, target, to_json(case.about))
     typer.echo(str(target))

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError, first_fault
 from ppbench.base.files import kind_of, write_atomic
-from ppbench.ledger.form import JSON_BYTES, Hex, Id, ShownLine, Word, read_bounded
+from ppbench.ledger.form import JSON_BYTES, Hex, Id, ShownLine, ShownWord, read_bounded
 from ppbench.records.schema import Record
 from ppbench.records.scores import Amount, Count, Share, Strict
 from ppbench.records.store import Store
@@ -30,17 +30,17 @@ class BookEntry(Strict):
 
     day: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     transcript: Id
-    scene: Word
-    kind: Word
-    attack: Word
-    version: Word
+    scene: ShownWord
+    kind: ShownWord
+    attack: ShownWord
+    version: ShownWord
     reference: ShownLine
     guesses: Hex
     cell: Id
     tries: Annotated[int, Field(ge=1)]
     level: Share
     p: Amount
-    metric: Word
+    metric: ShownWord
     before: float | None
     after: float
     holder: ShownLine
@@ -48,7 +48,7 @@ class BookEntry(Strict):
     reason: ShownLine
 
 
-def entries(truth: Path) -> list[BookEntry]:
+def read_book(truth: Path) -> list[BookEntry]:
     """Return all submissions, in order; UsageError: the book is damaged."""
     path = truth / BOOK_FILE
     if kind_of(path, follow=False) is None:

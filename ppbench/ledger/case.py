@@ -11,7 +11,7 @@ from ppbench.base.files import kind_of
 from ppbench.base.registry import KINDS, find
 from ppbench.ledger.rerun import RERUN_SHARE
 from ppbench.ledger.submission import Submission, describe_submission, submission_of, suite_of
-from ppbench.records.archive import unpack
+from ppbench.records.archive import unpack_archive
 from ppbench.records.salt import SALT_FILE, commitment, keep_salt, salt_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, open_results
@@ -100,7 +100,7 @@ def case_of_archive(archive: Path, scratch: Path, terms: RerunTerms) -> Submissi
                 f"{one.version}, with the code {one.code}."
             )
     folder = scratch / "received"
-    if damaged := unpack(archive, folder):
+    if damaged := unpack_archive(archive, folder):
         raise UsageError(f"{archive} is damaged: {first_of(damaged)}.")
     store = Store(folder)
     records, _ = store.readable()

@@ -13,7 +13,7 @@ from ppbench.base.errors import UsageError, first_of
 from ppbench.ledger.case import CheckOutcome, SubmissionCase
 from ppbench.ledger.due import check_complete, due_of
 from ppbench.ledger.rerun import TOLERANCE_WORDS, draw_cells, first_difference, recompute, untolerated_difference
-from ppbench.ledger.submission import entry_of, machine, strangers
+from ppbench.ledger.submission import entry_of, strangers, this_machine
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.sources import code_of
@@ -141,7 +141,7 @@ def _difference(record: Record, new: Store, cells: int) -> str:
 
 def _machine_differences(case: SubmissionCase) -> tuple[str, ...]:
     """Return differences between the submitter's machine and this one that may change last bits, a clause each."""
-    stated, here = case.about.environment, machine()
+    stated, here = case.about.environment, this_machine()
     others = {r.environment.torch for r in case.records} - {stated.torch}
     threads = {r.environment.threads for r in case.records} - {1}
     clauses = [f"cells of torch {one}" for one in sorted(others)]

@@ -23,7 +23,7 @@ from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.files import kind_of, read_regular
 from ppbench.base.tree import hashed
 from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
-from ppbench.records.scores import Amount, Count, Positive, Scalar, Strict, Whole
+from ppbench.records.scores import Amount, AtLeastOne, Count, Scalar, Strict, Whole
 
 TRANSCRIPT_SCHEMA: Literal["ppbench.transcript/1"] = "ppbench.transcript/1"
 TRUTH_SCHEMA: Literal["ppbench.truth/1"] = "ppbench.truth/1"
@@ -43,10 +43,10 @@ def _printable(text: str) -> str:
     return text
 
 
-Word = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+ShownWord = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 ShownLine = Annotated[str, Field(max_length=2000), AfterValidator(_printable)]
 """Text shown to people: one line of printable characters; pages escape it."""
-S = TypeVar("S", bound=Strict)
+Form = TypeVar("Form", bound=Strict)
 
 
 class File(Strict):
@@ -71,7 +71,7 @@ class ObservedUpdate(Strict):
     """
 
     question: Count
-    channel: Word
+    channel: ShownWord
     weights: Count | None
     law: Literal["gaussian", "laplace"] | None = None
     std: Amount | None = None
@@ -89,8 +89,8 @@ class TranscriptInfo(Strict):
 
     schema_: Literal["ppbench.transcript/1"] = Field(default=TRANSCRIPT_SCHEMA, alias="schema")
     id: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]
-    title: Word
-    threat: Word
+    title: ShownWord
+    threat: ShownWord
     sees: ShownLine
     party: Whole | None
     plan: dict[str, Any]
@@ -98,22 +98,22 @@ class TranscriptInfo(Strict):
     federation: FederationInfo
     data: DataInfo
     model: ModelInfo
-    code: Word
+    code: ShownWord
     layers: Annotated[str, Field(max_length=100_000)]
     stage: Literal["init", "iterate", "final"]
-    batch: Positive
+    batch: AtLeastOne
     probe: Literal["gradient", "local"]
-    probe_rounds: Positive
+    probe_rounds: AtLeastOne
     role: Annotated[str, Field(max_length=200)]
-    kinds: Annotated[tuple[Word, ...], Field(min_length=1, max_length=20)]
+    kinds: Annotated[tuple[ShownWord, ...], Field(min_length=1, max_length=20)]
     questions: Annotated[tuple[QuestionSlots, ...], Field(min_length=1, max_length=MAX_ENTRIES)]
-    sessions: Annotated[tuple[tuple[Whole, Whole, Word], ...], Field(max_length=MAX_ENTRIES)]
+    sessions: Annotated[tuple[tuple[Whole, Whole, ShownWord], ...], Field(max_length=MAX_ENTRIES)]
     observed: Annotated[tuple[ObservedUpdate, ...], Field(max_length=MAX_ENTRIES)]
-    draws: Annotated[dict[Word, Count], Field(max_length=1000)]
+    draws: Annotated[dict[ShownWord, Count], Field(max_length=1000)]
     commitment: Hex
     files: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z]{1,40}\.safetensors$")], File], Field(max_length=10)]
-    ppbench: Word
-    torch: Word
+    ppbench: ShownWord
+    torch: ShownWord
 
     def name(self) -> str:
         """Return the id that belongs to the other fields."""
@@ -150,7 +150,7 @@ class GuessAbout(Strict):
 
     schema_: Literal["ppbench.guesses/1"] = Field(default=GUESSES_SCHEMA, alias="schema")
     transcript: Id
-    kind: Word
+    kind: ShownWord
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}$")]
     reference: ShownLine
@@ -173,7 +173,7 @@ def truth_commitment(nonce: str, *truth: Tensor) -> str:
     return digest.hexdigest()
 
 
-def row_of(config: CellConfig) -> str:
+def row_key(config: CellConfig) -> str:
     """Return the key of a cell's row: its configuration but for attack, knowledge, tuning and feature network."""
     fields = config.model_dump(mode="json", by_alias=True)
     neutral = {"attack": None, "tuning": 0, "perceptual": "", "threat_model": config.threat_model.id}
@@ -194,7 +194,7 @@ def read_bounded(path: Path, most: int) -> bytes:
         raise UsageError(f"{path} cannot be read ({cause.strerror}); give another file.") from cause
 
 
-def parse_json(model: type[S], path: Path) -> S:
+def parse_json(model: type[Form], path: Path) -> Form:
     """Return a JSON file as `model`; UsageError: it is not of this form, with its first fault."""
     data = read_bounded(path, JSON_BYTES)
     try:

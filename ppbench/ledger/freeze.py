@@ -36,10 +36,10 @@ from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.choice import Point
 from ppbench.run.experiment import Experiment
-from ppbench.run.scene import draws_of, prepare_federation, probe_group, victims_of, yardstick_of
+from ppbench.run.scene import draws_of, group_victims, prepare_federation, probe_group, yardstick_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ViewSource:
 
     store: Store
     experiment: Experiment
-    group: Group
+    group: CellGroup
     records: list[Record]
     title: str
     salt: str
@@ -56,7 +56,7 @@ class ViewSource:
     @property
     def victims(self) -> Tensor:
         """The victims' images [N, *shape]."""
-        victims = victims_of(self.experiment, self.group)
+        victims = group_victims(self.experiment, self.group)
         return torch.cat([victims.truth(unit).x for unit in victims.units])
 
     @property

@@ -74,10 +74,10 @@ def read_guesses(path: Path | str, frozen: FrozenView) -> tuple[GuessAbout, list
     for place, (guess, challenge) in enumerate(zip(guesses, frozen.challenges, strict=True)):
         for fault in question.malformed(guess, challenge, frozen.view.plan):
             raise UsageError(f"{beside}, question {place}: {fault}.")
-    return about, guesses, digest_of(tensors)
+    return about, guesses, answers_digest(tensors)
 
 
-def digest_of(tensors: dict[str, Tensor]) -> str:
+def answers_digest(tensors: dict[str, Tensor]) -> str:
     """Return the SHA-256 of answers, of x and y alone."""
     digest = hashlib.sha256()
     for name in sorted({"x", "y"} & set(tensors)):

@@ -45,7 +45,7 @@ class Decision:
     reason: str
 
 
-def level_of(tries: int) -> float:
+def try_level(tries: int) -> float:
     """Return the level at which the `tries`-th submission to a transcript is judged; they sum to LEDGER_ALPHA."""
     return float(LEDGER_ALPHA / (_WHOLE * tries**POWER))
 
@@ -66,7 +66,7 @@ def decide(
     (`ledger.dealt`), called if all else would move the row; None: not tested.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
-    level = level_of(tries)
+    level = try_level(tries)
     best: Decision | None = None
     for rule in rules:
         against = [p_of(side, new, rule) for side in (now, *blind) if side is not None]

@@ -17,7 +17,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, write_atomic
 from ppbench.federation.view import acts
-from ppbench.ledger.form import TranscriptInfo, row_of
+from ppbench.ledger.form import TranscriptInfo, row_key
 from ppbench.ledger.freeze import ViewSource, freeze
 from ppbench.ledger.scenes import separate_views
 from ppbench.questions.base import question_of
@@ -110,7 +110,7 @@ def _disjoint(every: Sequence[ViewSource]) -> tuple[list[ViewSource], list[Tenso
     owners, secrets = dict[bytes, str](), dict[str, Tensor]()
     clashes, refused = list[str](), set[str]()
     for scene in every:
-        probes = row_of(scene.config.model_copy(update={"role": ""}))
+        probes = row_key(scene.config.model_copy(update={"role": ""}))
         if probes in secrets or probes in refused:
             continue
         images = [image.tobytes() for image in scene.victims.flatten(1).numpy()]
@@ -121,7 +121,7 @@ def _disjoint(every: Sequence[ViewSource]) -> tuple[list[ViewSource], list[Tenso
             continue
         owners |= dict.fromkeys(images, scene.title)
         secrets[probes] = scene.victims
-    kept = [s for s in every if row_of(s.config.model_copy(update={"role": ""})) in secrets]
+    kept = [s for s in every if row_key(s.config.model_copy(update={"role": ""})) in secrets]
     return kept, list(secrets.values()), clashes
 
 
@@ -153,7 +153,7 @@ def _views(records: Sequence[Record]) -> list[list[Record]]:
     for record in records:
         question = question_of(record.config.attack.kind)
         if record.status == "complete" and question.source == "probe" and not question.follows:
-            by_row[row_of(record.config)].append(record)
+            by_row[row_key(record.config)].append(record)
     each = [sorted(some, key=lambda r: r.cell_id) for some in by_row.values()]
     return sorted(each, key=lambda some: (title_of(some[0].config), some[0].cell_id))
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import KINDS, Group, find
 from ppbench.base.toml_lines import Loc, Source, source_of
-from ppbench.ledger.form import Word
+from ppbench.ledger.form import ShownWord
 from ppbench.ledger.submission import CodeDigest, entry_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.scores import Strict
@@ -34,10 +34,10 @@ ENTRY_GROUPS: tuple[tuple[Literal["defense", "attack"], Group], ...] = (("defens
 class RegisteredFigure(Strict):
     """A metric of one cell at random weights: of `attack` on `defense`, at `control` where it has a parameter."""
 
-    defense: Word
+    defense: ShownWord
     control: float | None = None
-    attack: Word
-    metric: Word
+    attack: ShownWord
+    metric: ShownWord
     value: float
 
     @property
@@ -60,7 +60,7 @@ class RegisterEntry(Strict):
     register lies in. code: digest of its source as installed. suite: a shipped one, or a TOML file of that repository.
     """
 
-    name: Word
+    name: ShownWord
     package: Argument
     version: Argument
     install: Argument

@@ -14,7 +14,7 @@ from ppbench.adversary.victims import asked_units
 from ppbench.federation.view import acts
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
-from ppbench.run.cells import Group, groups
+from ppbench.run.cells import CellGroup, groups
 from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
@@ -42,7 +42,7 @@ def separate_views(suite: Suite) -> Suite:
     return replace(suite, places=places, alone=True)
 
 
-def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
+def _alone(experiment: Experiment, group: CellGroup) -> EvaluateConfig | None:
     """Return the evaluation of a group's view alone, None if it cannot be published."""
     config, point = experiment.config, experiment.points[group.point]
     if group.records or acts(group.threat) or group.stage == "audit":
@@ -67,7 +67,7 @@ def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
     )
 
 
-def _taken(experiment: Experiment, group: Group) -> int:
+def _taken(experiment: Experiment, group: CellGroup) -> int:
     """Return the number of examples of each client that a view's probes use."""
     config, defense = experiment.config, experiment.points[group.point].defense
     count, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1

@@ -24,9 +24,9 @@ from ppbench.base.locks import locked
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
-from ppbench.ledger.book import EXTERNAL, BookEntry, add_entry, counting_records, entries, tries_at
+from ppbench.ledger.book import EXTERNAL, BookEntry, add_entry, counting_records, read_book, tries_at
 from ppbench.ledger.dealt import permutation_p
-from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, parse_json, read_bounded, row_of, truth_commitment
+from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, parse_json, read_bounded, row_key, truth_commitment
 from ppbench.ledger.guesses import read_guesses
 from ppbench.ledger.judge import Decision, decide
 from ppbench.ledger.transcript import FrozenView
@@ -95,7 +95,7 @@ def score(frozen: FrozenView, guesses: Path | str, truth: Path | str, weights: s
     about, answers, digest = read_guesses(guesses, frozen)
     known = open_truth(frozen, home, weights)
     with locked(home, "scoring"):
-        book = entries(home)
+        book = read_book(home)
         for old in book:
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
                 raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
@@ -110,8 +110,8 @@ def score(frozen: FrozenView, guesses: Path | str, truth: Path | str, weights: s
 
 def standing_worst(records: Sequence[Record], like: Record) -> WorstCase | None:
     """Return the worst case over the `records` of the same view and question as `like`, None without any."""
-    row = row_of(like.config)
-    same = [r for r in records if row_of(r.config) == row and question_for(r) is question_for(like)]
+    row = row_key(like.config)
+    same = [r for r in records if row_key(r.config) == row and question_for(r) is question_for(like)]
     return worst_case(same, question_for(like).headline(like.config))
 
 

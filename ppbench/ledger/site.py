@@ -15,10 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, make_folder, write_atomic
-from ppbench.ledger.book import BookEntry, counting_records, entries
-from ppbench.ledger.form import ABOUT, TranscriptInfo, Truth, parse_json, row_of
-from ppbench.ledger.judge import LEDGER_ALPHA, floor_of, level_of
-from ppbench.ledger.transcript import about_of, read_checked
+from ppbench.ledger.book import BookEntry, counting_records, read_book
+from ppbench.ledger.form import ABOUT, TranscriptInfo, Truth, parse_json, row_key
+from ppbench.ledger.judge import LEDGER_ALPHA, floor_of, try_level
+from ppbench.ledger.transcript import read_checked, read_info
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
@@ -100,7 +100,7 @@ def _abouts(transcripts: Path) -> list[TranscriptInfo]:
     if kind_of(transcripts) != "folder":
         raise UsageError(f"{transcripts} is no folder of transcripts; give the --out of `ppbench publish`.")
     homes = [home for home in listing(transcripts) if kind_of(home / ABOUT) == "file"]
-    abouts = [about_of(home) for home in homes]
+    abouts = [read_info(home) for home in homes]
     for home, about in zip(homes, abouts, strict=True):
         if home.name != about.id:
             raise UsageError(f"{home} holds the transcript {about.id}; a folder has the name of what lies in it.")
@@ -111,16 +111,16 @@ def _abouts(transcripts: Path) -> list[TranscriptInfo]:
 
 def site_rows(every: Sequence[TranscriptInfo], truth: Path) -> list[SiteRow]:
     """Return the rows of the site, the worst first."""
-    book = entries(truth)
+    book = read_book(truth)
     records = counting_records(truth, book)
     by_row: dict[str, list[Record]] = {}
     for record in records:
-        by_row.setdefault(row_of(record.config), []).append(record)
+        by_row.setdefault(row_key(record.config), []).append(record)
     known, store = Knowledge.of(records), Store(truth)
     table, undefended = [], dict[str, Leak | None]()
     for about in sorted(every, key=lambda a: a.defense.id != "none"):
         stated = parse_json(Truth, truth / "truth" / f"{about.id}.json")
-        mine = by_row[row_of(store.load(stated.cell).config)]
+        mine = by_row[row_key(store.load(stated.cell).config)]
         where = str((about.model, about.federation, about.threat, about.stage, about.batch))
         leak = leak_of(mine, vouched=known.vouches(mine), none=undefended.get(where))
         if about.defense.id == "none":
@@ -130,7 +130,7 @@ def site_rows(every: Sequence[TranscriptInfo], truth: Path) -> list[SiteRow]:
 
 
 def _row(about: TranscriptInfo, mine: Sequence[Record], leak: Leak | None, history: Sequence[BookEntry]) -> SiteRow:
-    level = level_of(len(history) + 1)
+    level = try_level(len(history) + 1)
     return SiteRow(
         id=about.id,
         title=about.title,

@@ -23,11 +23,11 @@ from ppbench.base.errors import UsageError, first_fault, shown
 from ppbench.base.machine import GIB, memory
 from ppbench.base.registry import ADDRESSED, KINDS, OWN, Group, Plugin, find
 from ppbench.base.version import __version__
-from ppbench.ledger.form import ShownLine, Word
+from ppbench.ledger.form import ShownLine, ShownWord
 from ppbench.records.archive import SUBMISSION, Files
 from ppbench.records.origin import commit_of
 from ppbench.records.schema import Record
-from ppbench.records.scores import Positive, Strict
+from ppbench.records.scores import AtLeastOne, Strict
 from ppbench.records.sources import code_of, source_digest
 
 SUBMISSION_SCHEMA: Literal["ppbench.submission/1"] = "ppbench.submission/1"
@@ -49,9 +49,9 @@ class SubmittedPlugin(Strict):
     """
 
     group: Literal["defenses", "attacks", "questions"]
-    name: Word
-    package: Word
-    version: Word
+    name: ShownWord
+    package: ShownWord
+    version: ShownWord
     code: CodeDigest
     commit: Commit = ""
 
@@ -64,8 +64,8 @@ class SubmittedPlugin(Strict):
 class Package(Strict):
     """An installed distribution."""
 
-    name: Word
-    version: Word
+    name: ShownWord
+    version: ShownWord
 
 
 class Machine(Strict):
@@ -75,14 +75,14 @@ class Machine(Strict):
     people. packages: those that compute figures, and the requirements of the submitted ones.
     """
 
-    ppbench: Word
+    ppbench: ShownWord
     code: CodeDigest
-    python: Word
-    torch: Word
-    platform: Word
-    processor: Word
-    cores: Positive
-    memory: Word
+    python: ShownWord
+    torch: ShownWord
+    platform: ShownWord
+    processor: ShownWord
+    cores: AtLeastOne
+    memory: ShownWord
     packages: Annotated[tuple[Package, ...], Field(max_length=1000)]
 
     def unlike(self, other: Machine) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Submission(Strict):
     day: UTC, YYYY-MM-DD."""
 
     schema_: Literal["ppbench.submission/1"] = Field(default=SUBMISSION_SCHEMA, alias="schema")
-    suite: Word
+    suite: ShownWord
     digest: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     plugins: Annotated[tuple[SubmittedPlugin, ...], Field(min_length=1, max_length=100)]
     environment: Machine
@@ -126,7 +126,7 @@ def describe_submission(
     day = datetime.now(timezone.utc).date().isoformat()
     try:
         return Submission(
-            suite=suite, digest=digest, plugins=entered, environment=machine(one.package for one in entered),
+            suite=suite, digest=digest, plugins=entered, environment=this_machine(one.package for one in entered),
             paper=paper, reference=reference, licence=licence, day=day,
         )  # fmt: skip
     except ValidationError as error:
@@ -206,7 +206,7 @@ def _home(plugin: Plugin) -> Path:
     return Path(folders[0])
 
 
-def machine(packages: Iterable[str] = ()) -> Machine:
+def this_machine(packages: Iterable[str] = ()) -> Machine:
     """Return the description of this machine; packages: submitted ones, whose requirements are included."""
     names = {*FIGURE_PACKAGES, *(name for package in packages for name in _required(package))} - {OWN}
     versions = [(name, _version(name)) for name in sorted(names)]

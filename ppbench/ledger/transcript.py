@@ -66,7 +66,7 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
     altered, or needs a plugin that is not installed.
     """
     home = Path(path)
-    about = about_of(home)
+    about = read_info(home)
     plan, defense = _plan(about, home, trust), _defense(about, home, trust)
     with _named(home / ABOUT):
         for fault in chain(transcript_faults(about, plan), network_faults(about, plan)):
@@ -79,7 +79,7 @@ def load_transcript(path: Path | str, *, trust: bool = False, device: str = "cpu
     return FrozenView(about, view, tuple(challenges))
 
 
-def about_of(home: Path) -> TranscriptInfo:
+def read_info(home: Path) -> TranscriptInfo:
     """Return transcript.json of a folder; UsageError: it is missing or was altered."""
     about = parse_json(TranscriptInfo, home / ABOUT)
     if about.id != about.name():

@@ -11,9 +11,9 @@ from pydantic import model_validator
 
 from ppbench.metrics.intervals import proportion
 from ppbench.metrics.labels import multiset_chance
-from ppbench.records.figure import metric_of
+from ppbench.records.figure import record_metric
 from ppbench.records.schema import Metric, Strict
-from ppbench.records.scores import Count, Positive, Share
+from ppbench.records.scores import AtLeastOne, Count, Share
 
 
 class Recognition(Strict):
@@ -26,7 +26,7 @@ class Recognition(Strict):
         common: share of the commonest class, which who sees nothing gets right at best; null without classes.
     """
 
-    gallery: Positive
+    gallery: AtLeastOne
     rank: Count
     read: bool | None = None
     rank_features: Count | None = None
@@ -66,7 +66,7 @@ def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) 
         for found, size in known
     ]
     share = proportion(list(units.values()), sum(blind) / len(blind))
-    return metric_of(name, share, False)
+    return record_metric(name, share, False)
 
 
 def seen_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_]]:

@@ -204,7 +204,7 @@ SUBMISSION = "submission.json"
 """The file that `ppbench submit` adds to an archive, see `ppbench.ledger.submission`."""
 
 
-def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
+def pack_archive(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of files left out.
 
     submission: bytes of submission.json, in place of the folder's own.
@@ -232,7 +232,7 @@ def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
     return sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in names - {*kept}})
 
 
-def unpack(archive: Path, folder: Path) -> list[str]:
+def unpack_archive(archive: Path, folder: Path) -> list[str]:
     """Unpack into a new or empty folder (else UsageError); return a sentence for each file that is damaged."""
     files = Archive(archive)
     if kind_of(folder) is not None and (kind_of(folder) != "folder" or listing(folder)):

@@ -24,33 +24,33 @@ class Terms:
     delta: float | None = None
 
 
-def rounded(value: float | None) -> float | None:
+def round_figure(value: float | None) -> float | None:
     """Return `value` with 12 significant digits, as records keep it."""
     return None if value is None else float(f"{value:.12g}")
 
 
-def metric_of(name: str, figure: Estimate, safer: bool) -> Metric:
+def record_metric(name: str, figure: Estimate, safer: bool) -> Metric:
     """Return the record's form of a figure. safer: whether a higher value means less leakage."""
     return Metric(
         name=name,
-        value=rounded(figure.value),
-        low=rounded(figure.interval.low),
-        high=rounded(figure.interval.high),
+        value=round_figure(figure.value),
+        low=round_figure(figure.interval.low),
+        high=round_figure(figure.interval.high),
         method=figure.interval.method,
         n=figure.n,
         higher_is_safer=safer,
         reason=figure.reason,
-        chance=rounded(figure.chance),
-        realized_fpr=rounded(figure.realized_fpr),
+        chance=round_figure(figure.chance),
+        realized_fpr=round_figure(figure.realized_fpr),
     )
 
 
-def seed_of(seed: int, name: str) -> int:
+def bootstrap_seed(seed: int, name: str) -> int:
     """Return the seed of the bootstrap of the metric called `name` in a cell with master seed `seed`."""
     return (seed % 2**32) << 32 | zlib.crc32(name.encode())
 
 
-def leak(metric: Metric) -> float:
+def leakage_value(metric: Metric) -> float:
     """Return a metric's value such that larger leaks more; it must not be null."""
     value = metric.value or 0.0
     return -value if metric.higher_is_safer else value
@@ -85,7 +85,7 @@ AnyFigured = TypeVar("AnyFigured", bound=Figured)
 def best(records: Iterable[AnyFigured], name: str) -> AnyFigured | None:
     """Return the record that leaks most by a metric, without oracles; ties go to the first attack and cell; or None."""
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
-    leaks = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
+    leaks = [(leakage_value(m), r) for m, r in figures if m is not None and m.value is not None]
     most = max((leaked for leaked, _ in leaks), default=0.0)
     equal = [record for leaked, record in leaks if leaked == most]
     first = min((record.config.attack.id for record in equal), default="")

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import write_atomic
 from ppbench.records.schema import Strict
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 
 ORIGIN = "origin.json"
 _PIECE = re.compile(r"((?:[\w-]{2,}:)*)(.*)", re.S)
@@ -68,12 +68,12 @@ def typed_command() -> str:
 def save_origin(out: Path, command: str, data: Sequence[str] = ()) -> None:
     """Keep today's origin in the results folder `out`, with notes on `data`. UsageError: it cannot be written."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    write_atomic(out / ORIGIN, canonical(Origin(command=command, date=today, commit=_commit(), data=tuple(data))))
+    write_atomic(out / ORIGIN, canonical_json(Origin(command=command, date=today, commit=_commit(), data=tuple(data))))
 
 
 def restate(out: Path, command: str) -> None:
     """Replace the command in the origin of a folder by one that computes all of its cells. Raises as `origin_of`."""
-    write_atomic(out / ORIGIN, canonical(origin_of(Store(out)).model_copy(update={"command": command})))
+    write_atomic(out / ORIGIN, canonical_json(origin_of(Store(out)).model_copy(update={"command": command})))
 
 
 def origin_of(store: Store) -> Origin:

@@ -17,10 +17,10 @@ from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
 from ppbench.records.scores import (
     Amount,
+    AtLeastOne,
     Count,
     Grown,
     OtherScore,
-    Positive,
     Scalar,
     Score,
     Share,
@@ -97,8 +97,8 @@ class FederationInfo(Grown):
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     schedule: str
     upload: str
-    local_epochs: Positive
-    batch: Positive
+    local_epochs: AtLeastOne
+    batch: AtLeastOne
     optimizer: str
     lr: Amount
     momentum: Share
@@ -123,8 +123,8 @@ class DataInfo(Coded):
 
     name: str
     sha256: str
-    train: Positive
-    test: Positive
+    train: AtLeastOne
+    test: AtLeastOne
     public: Count = 0
     salt: str = Field(default="", pattern="^([0-9a-f]{32})?$")
 
@@ -139,7 +139,7 @@ class ModelInfo(Coded):
 
     id: str
     options: dict[str, Scalar]
-    shape: Annotated[list[Positive], Field(min_length=1)]
+    shape: Annotated[list[AtLeastOne], Field(min_length=1)]
     classes: Few
     parameters: Count
     loss: str
@@ -180,7 +180,7 @@ class CellConfig(Grown):
     victims: Few
     seed: Whole
     probe: Literal["gradient", "local"] = "gradient"
-    probe_rounds: Positive = 1
+    probe_rounds: AtLeastOne = 1
     role: str = ""
     tuning: Count = 0
     perceptual: str = ""
@@ -248,7 +248,7 @@ class Environment(Grown):
     python: str
     torch: str
     device: str
-    threads: Positive
+    threads: AtLeastOne
     dtype: str
     apart: str = Field(default="", max_length=300)
     LATER: ClassVar[Mapping[str, Any]] = {"apart": ""}

@@ -29,7 +29,7 @@ MAX_WHOLE = 2**63 - 1
 """Largest whole number on record: what 64 bits hold."""
 Whole = Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)]
 Count = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
-Positive = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
 """Types of numbers on record: whole, >= 0, >= 1, in [0, 1], >= 0; all finite."""

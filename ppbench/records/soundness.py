@@ -10,14 +10,14 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import write_atomic
 from ppbench.records.schema import Strict
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 
 SELFTEST = "selftest.json"
 FALLEN = 0.5
 """Share of a network's victims that must be rebuilt."""
 
 
-class Trial(Strict):
+class SelftestTrial(Strict):
     """An undefended network under an attack that must break it. share: of victims above 20 dB; error: "" if it ran."""
 
     model: str
@@ -44,12 +44,12 @@ class Soundness(Strict):
     code: str
     torch: str
     python: str
-    trials: list[Trial] = Field(min_length=1)
+    trials: list[SelftestTrial] = Field(min_length=1)
 
 
 def save_soundness(out: Path, outcome: Soundness) -> None:
     """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError: it cannot be written."""
-    write_atomic(out / SELFTEST, canonical(outcome))
+    write_atomic(out / SELFTEST, canonical_json(outcome))
 
 
 def soundness_of(store: Store) -> Soundness | None:

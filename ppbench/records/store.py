@@ -70,7 +70,7 @@ class CellImages:
     blind: NDArray[np.float32] | None = None
 
 
-def canonical(model: BaseModel) -> bytes:
+def canonical_json(model: BaseModel) -> bytes:
     """Return the JSON of `model` as written to disk: sorted keys, shortest float repr, one final newline."""
     data = model.model_dump(mode="json", by_alias=True)
     return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
@@ -183,8 +183,8 @@ class Store:
                 write_atomic(images, data)
             record = record.model_copy(update={"artifacts": artifacts})
             if seconds is not None:
-                write_atomic(timing, canonical(Timing(seconds=seconds)))
-            write_atomic(final, canonical(record))
+                write_atomic(timing, canonical_json(Timing(seconds=seconds)))
+            write_atomic(final, canonical_json(record))
         except UsageError:
             for part in (images, timing) if new else ():
                 part.unlink(missing_ok=True)

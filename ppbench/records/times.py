@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, read_regular, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
-from ppbench.records.scores import Amount, Count, Positive
-from ppbench.records.store import TIMES_FOLDER, canonical
+from ppbench.records.scores import Amount, AtLeastOne, Count
+from ppbench.records.store import TIMES_FOLDER, canonical_json
 
 
 class EncryptionTime(Strict):
@@ -45,7 +45,7 @@ class ClientTime(Strict):
     seconds: Amount
     undefended_seconds: Amount
     machine: str
-    threads: Positive
+    threads: AtLeastOne
     encryption: EncryptionTime | None = None
 
 
@@ -71,7 +71,7 @@ def training_of(record: Record) -> str:
 
 def save_time(out: Path, training: str, time: ClientTime) -> None:
     """Keep a training's client time, whole or not at all. Raises UsageError: it cannot be written."""
-    write_atomic(make_folder(out / TIMES_FOLDER) / f"{training}.json", canonical(time))
+    write_atomic(make_folder(out / TIMES_FOLDER) / f"{training}.json", canonical_json(time))
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:

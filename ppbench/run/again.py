@@ -10,7 +10,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.records.salt import commitment
 from ppbench.records.schema import CellConfig, Scalar
 from ppbench.report.controls import CONTROLS
-from ppbench.run.cells import Cell, Group, cells, groups
+from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.task.opening import open_dataset
@@ -18,7 +18,7 @@ from ppbench.task.opening import open_dataset
 
 def find_cell(
     config: CellConfig, data: str, salt: str = "", weights: str | None = None
-) -> tuple[Experiment, Group, Cell]:
+) -> tuple[Experiment, CellGroup, Cell]:
     """Return the experiment, the group and the cell that `config` belongs to.
 
     data: the argument that opens its data set here (`run.complete.local_dataset`). salt: the secret of its draws, ""

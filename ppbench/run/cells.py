@@ -21,7 +21,7 @@ RECORDS_BATCH = 1
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells that share a view and the role of their victims.
 
     records: whether they ask about records through a model, not about probes. acting: the attack that sent the weights,
@@ -52,7 +52,7 @@ class Cell:
         return bool(self.config.tuning) and self.follows is None
 
 
-def groups(experiment: Experiment) -> Iterator[Group]:
+def groups(experiment: Experiment) -> Iterator[CellGroup]:
     """Yield the groups of an experiment, point by point.
 
     Record questions are asked of trained models, and of iterates if the evaluated defense trains another model than it
@@ -72,10 +72,10 @@ def groups(experiment: Experiment) -> Iterator[Group]:
                 for batch in experiment.config.attack_batch:
                     for role in ("",) if mixed else point.defense.roles:
                         for acting in _acting(experiment, threat):
-                            yield Group(index, stage, threat, batch, False, role, acting)
+                            yield CellGroup(index, stage, threat, batch, False, role, acting)
             of_records = {"final": record, "iterate": record if masked else [], "audit": audited}
             for threat in of_records.get(stage, []):
-                yield Group(index, stage, threat, RECORDS_BATCH, True)
+                yield CellGroup(index, stage, threat, RECORDS_BATCH, True)
 
 
 def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
@@ -104,7 +104,7 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
     return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
 
 
-def owners(experiment: Experiment, group: Group) -> int:
+def count_owners(experiment: Experiment, group: CellGroup) -> int:
     """Return the number of clients that own a group's victims; with roles, the largest possible number."""
     config, defense = experiment.config, experiment.points[group.point].defense
     roles, count = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
@@ -112,7 +112,7 @@ def owners(experiment: Experiment, group: Group) -> int:
     return len({slot.client for unit in units for slot in unit})
 
 
-def cells(experiment: Experiment, group: Group) -> list[Cell]:
+def cells(experiment: Experiment, group: CellGroup) -> list[Cell]:
     """Return the cells of `group`, each attack before those that follow it, without cells that cannot show anything."""
     threat, config = group.threat, experiment.config
     chosen = [
@@ -120,7 +120,7 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
     ]
     chosen = [a for a in chosen if group.acting in ("", a.name)]
     if not group.records:
-        owner_count = owners(experiment, group)
+        owner_count = count_owners(experiment, group)
         chosen = [a for a in chosen if question_of(a.kind).owners <= owner_count]
     group_cells = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
@@ -132,7 +132,7 @@ def cells(experiment: Experiment, group: Group) -> list[Cell]:
     return group_cells
 
 
-def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:
+def _cell_config(experiment: Experiment, group: CellGroup, attack: Attack, follows: Attack | None) -> CellConfig:
     config, point = experiment.config, experiment.points[group.point]
     data, model, federation = experiment.facts
     records, audited = group.records, group.stage == "audit"

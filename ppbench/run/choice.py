@@ -97,7 +97,7 @@ def points(config: EvaluateConfig) -> list[Point]:
     return [Point(make_defense(name)) for name in CONTROLS if name not in names] + grid
 
 
-def attacks(config: EvaluateConfig) -> list[Attack]:
+def select_attacks(config: EvaluateConfig) -> list[Attack]:
     """Return the attacks of an evaluation, with their parameters; a word of `WHOLE` selects those that apply."""
     for key in config.settings:
         if "." in key:

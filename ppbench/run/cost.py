@@ -94,7 +94,7 @@ class Client:
         return None if job is None else moved(job, fed.device)
 
 
-def client_of(fed: Federation, index: int = 0) -> Client:
+def measured_client(fed: Federation, index: int = 0) -> Client:
     """Return a client of a started federation with its messages of the next round, which runs on a fork.
 
     The others hold one batch of their examples each: only this client is measured.
@@ -201,7 +201,7 @@ def client_cost(fed: Federation, params: Params, index: int = 0) -> ClientCost:
     plain = Federation(UNDEFENDED, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
     plain.start(params)
     try:
-        client, beside = client_of(fed, index), client_of(plain, index)
+        client, beside = measured_client(fed, index), measured_client(plain, index)
         encrypted = encryption_time(fed.defense.ciphering(fed.plan))
         taken = relative_time(client, beside).model_copy(update={"encryption": encrypted})
         return ClientCost(peak_memory(client), taken)

@@ -47,7 +47,7 @@ def detection_scores(
     sign = int((areas - 0.5).abs().argmax())
     way = 1.0 if float(areas[sign]) >= 0.5 else -1.0
     first = {Slot(e.probe, e.receiver): e.message for e in reversed(transcript.mail) if e.sender == SERVER}
-    seen = {slot: signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
+    seen = {slot: message_signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
     return {slot: float(_share_below(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
 
 
@@ -69,7 +69,7 @@ def _population(
             for client in clients:
                 shard = fed.shards[client]
                 some = torch.randperm(len(shard.x), generator=draws)[:batch].to(shard.x.device)
-                rows.append(signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
+                rows.append(message_signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
     return torch.stack(honest), torch.stack(crafted)
 
 
@@ -86,7 +86,7 @@ def _share_below(honest: Tensor, crafted: Tensor) -> Tensor:
     return below.mean(0)
 
 
-def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
+def message_signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
     """Return the signs [S] float64 of a message and of a step on a client's batch; infinite values become 1e30.
 
     Of the message the size, the largest entry beside the typical one, the share of zeros and how alike rows are; of the

@@ -34,17 +34,17 @@ from ppbench.report.unasked import unasked
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
-from ppbench.run.cells import Group, groups
+from ppbench.run.cells import CellGroup, groups
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Executor
 from ppbench.run.looks import in_first_answer
-from ppbench.run.scene import victims_of
+from ppbench.run.scene import group_victims
 from ppbench.run.schedule import (
     PlannedCells,
     Progress,
-    Schedule,
+    Scheduler,
     count_cells,
     ended_cells,
     plan_cells,
@@ -133,7 +133,7 @@ def _evaluate(
     if config.isolate and not config.salt:
         config = config.model_copy(update={"salt": salt_of(store.out)})
     experiment = resolve(config)
-    check(experiment)
+    check_experiment(experiment)
     store.prepare()
     keep_salt(store.out, config.salt)
     store.sweep()
@@ -153,7 +153,7 @@ def _evaluate(
 
 
 @guard()
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Refuse an experiment that cannot be run (UsageError), before anything is written."""
     config = experiment.config
     check_device(config.device)
@@ -187,7 +187,7 @@ def check(experiment: Experiment) -> None:
             attack.check_held(inputs)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
-    drawn: dict[Hashable, Group] = {}
+    drawn: dict[Hashable, CellGroup] = {}
     for group in (g for g in every if g.stage != "audit"):  # victims are the same at every point and stage
         defense = experiment.points[group.point].defense
         drawn.setdefault((replace(group, point=0, stage="init"), defense.sums, len(defense.roles)), group)
@@ -205,12 +205,12 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
         refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
 
 
-def _check_victims(experiment: Experiment, group: Group) -> None:
+def _check_victims(experiment: Experiment, group: CellGroup) -> None:
     task, config = experiment.task, experiment.config
     if group.records:
         choose_candidates(task.shards, task.test, config.candidates, task.seeds)
         return
-    victims_of(experiment, group)
+    group_victims(experiment, group)
     if config.tuning and any(len(attack.variants()) > 1 for attack in experiment.attacks):
         tuning_victims(experiment.points[group.point].defense, experiment, group)
 
@@ -241,6 +241,6 @@ def compute(
     if not todo:
         save_soundness(store.out, selftest())
         return True
-    work = Schedule(store, executor, progress, strict, first)
+    work = Scheduler(store, executor, progress, strict, first)
     work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
     return True

@@ -13,7 +13,7 @@ from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import admit
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
-from ppbench.run.choice import Point, attacks, points, skip_unusable
+from ppbench.run.choice import Point, points, select_attacks, skip_unusable
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, describe, task_key, task_of
 
@@ -85,7 +85,7 @@ class Experiment:
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     admit(config.defense)
-    return Experiment(config, tuple(points(config)), tuple(attacks(config)))
+    return Experiment(config, tuple(points(config)), tuple(select_attacks(config)))
 
 
 @cache

@@ -15,7 +15,7 @@ from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
 from ppbench.nets.held import Held
 from ppbench.nets.net import Net
-from ppbench.run.handed import describe_value, tensor_of
+from ppbench.run.handed import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
 WRAPPERS = frozenset({"module", "_module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -66,7 +66,7 @@ def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
     """Return one parameter's gradient as a dense float32 tensor, None as None; UsageError: another type or shape."""
     if value is None:
         return None
-    numbers = tensor_of(value)
+    numbers = to_dense(value)
     if numbers is not None and numbers.is_floating_point() and tuple(numbers.shape[1:]) == shape and numbers.dim():
         words = f"{tuple(numbers.shape)}, one axis more than {shape}"
         raise UsageError(
@@ -83,7 +83,7 @@ def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse tensors in swapped places (UsageError), as far as their shapes show."""
-    numbers = {name: tensor_of(values[name]) for name in shapes if values.get(name) is not None}
+    numbers = {name: to_dense(values[name]) for name in shapes if values.get(name) is not None}
     seen = {name: tuple(value.shape) for name, value in numbers.items() if value is not None}
     wrong = [name for name, shape in shapes.items() if name in seen and seen[name] != shape]
     for one in wrong:
@@ -95,7 +95,7 @@ def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
 
 def _check_weights(values: Mapping[str, Any], module: Module) -> None:
     """Refuse weights in the place of gradients (UsageError): all values equal the parameters."""
-    pairs = [(tensor_of(values[name]), own.detach()) for name, own in module.named_parameters() if name in values]
+    pairs = [(to_dense(values[name]), own.detach()) for name, own in module.named_parameters() if name in values]
     if any(bool(own.any()) for _, own in pairs) and all(
         value is not None and value.shape == own.shape and torch.equal(value.cpu(), own.to(value.dtype).cpu())
         for value, own in pairs
@@ -106,7 +106,7 @@ def _check_weights(values: Mapping[str, Any], module: Module) -> None:
 def _check_frozen(values: Mapping[str, Any], names: Names) -> None:
     """Refuse gradients of parameters that the network does not train (UsageError)."""
     for name in (own for own in names.parameters if own not in names.trained):
-        numbers = tensor_of(values[name]) if values.get(name) is not None else None
+        numbers = to_dense(values[name]) if values.get(name) is not None else None
         if numbers is not None and bool(numbers.any()):
             fix = "leave it out, or set requires_grad=True as where the gradient was taken"
             raise UsageError(f"The gradient has {name!r}, which is no trained parameter of the model (frozen); {fix}.")
@@ -160,7 +160,7 @@ def _are_floats(gradient: Any) -> bool:
 
 def _vector(gradient: Any) -> Any:
     """Return a NumPy vector or a list of floats as a tensor, an array of arrays as a list."""
-    numbers = tensor_of(gradient)
+    numbers = to_dense(gradient)
     return list(gradient) if numbers is None or numbers.dim() != 1 else numbers
 
 

@@ -31,13 +31,13 @@ from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, R
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit, Refused
-from ppbench.run.cells import Cell, Group, cells, finished
+from ppbench.run.audit.runs import PointAudit, Refused
+from ppbench.run.cells import Cell, CellGroup, cells, finished
 from ppbench.run.detection import detection_scores
 from ppbench.run.experiment import Experiment
 from ppbench.run.noticing import probe_flags
 from ppbench.run.scene import draws_of, prepare_federation, probe_group, yardstick_of
-from ppbench.run.train import Trained, untrained, with_probe_guarantee
+from ppbench.run.train import TrainingResult, untrained, with_probe_guarantee
 from ppbench.run.tuning import rehearse, tune
 
 CellStatus = Literal["complete", "diverged", "failed"]
@@ -55,9 +55,9 @@ class Bench:
     """Runs the cells of one group and keeps their records."""
 
     experiment: Experiment
-    group: Group
+    group: CellGroup
     store: Store
-    trained: Trained
+    trained: TrainingResult
     privacy: Privacy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -233,7 +233,7 @@ def _environment(federation: FederationInfo, apart: bool) -> Environment:
     )
 
 
-def run_group(experiment: Experiment, group: Group, out: Path, only: Collection[str]) -> None:
+def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collection[str]) -> None:
     """Run those cells of `group` whose names are in `only` and that `out` does not hold complete or diverged."""
     store, every = Store(out), cells(experiment, group)
     if lost := {*only} - {c.id for c in every}:
@@ -242,14 +242,14 @@ def run_group(experiment: Experiment, group: Group, out: Path, only: Collection[
     if not missing:
         return
     if group.stage == "audit":
-        audit = Audit.of(experiment, experiment.points[group.point], out / "cache")
+        audit = PointAudit.of(experiment, experiment.points[group.point], out / "cache")
         _run_audit(audit, group, store, missing)
         return
     fed, trained = prepare_federation(experiment, group, out)
     Bench(experiment, group, store, trained).run(fed, missing)
 
 
-def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) -> None:
+def _run_audit(audit: PointAudit, group: CellGroup, store: Store, missing: list[Cell]) -> None:
     try:
         bench = Bench(audit.experiment, group, store, audit.complete().trained)
         bench.run_audit(Questions(audit), missing)
@@ -257,7 +257,7 @@ def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) ->
         keep_failed(audit.experiment, group, missing, store, str(cause))
 
 
-def keep_failed(experiment: Experiment, group: Group, missing: Iterable[Cell], store: Store, reason: str) -> None:
+def keep_failed(experiment: Experiment, group: CellGroup, missing: Iterable[Cell], store: Store, reason: str) -> None:
     """Keep cells of a group as failed, without figures of their training."""
     data, model, _ = experiment.facts
     bench = Bench(experiment, group, store, untrained(model.classes, data.test, reason))

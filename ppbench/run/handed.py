@@ -71,7 +71,7 @@ def range_of(data_range: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-def tensor_of(value: Any) -> Tensor | None:
+def to_dense(value: Any) -> Tensor | None:
     """Return a tensor, array, list or frame as a dense tensor without history; None if it holds no numbers."""
     try:
         if not isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def tensor_of(value: Any) -> Tensor | None:
 
 def describe_value(value: Any) -> str:
     """Return a value in words, for messages: a tensor by its dtype and shape."""
-    numbers = tensor_of(value)
+    numbers = to_dense(value)
     if isinstance(value, Tensor) and numbers is None:
         return "a tensor without values (on the meta device, or nested)"
     if numbers is None or (numbers.dim() == 0 and not isinstance(value, Tensor)):
@@ -100,7 +100,7 @@ def one_hot_of(labels: ClassLabels | int, classes: int, of: str = "") -> Tensor:
 
     UsageError: they are no classes from 0 to C - 1. of: prefix of the message, whose labels they are.
     """
-    numbers = tensor_of(labels)
+    numbers = to_dense(labels)
     if numbers is not None and numbers.dim() == 0:
         numbers = numbers[None]
     hint = _unfit(numbers, classes)
@@ -190,7 +190,7 @@ def _read(client: int, source: Any) -> tuple[Tensor, Tensor]:
     sized = not isinstance(source, DataLoader) and hasattr(source, "__len__")
     try:
         for item in (source[i] for i in range(len(source))) if sized else islice(source, MAX_ITEMS + 1):
-            x, y = map(tensor_of, item if isinstance(item, tuple | list) else (None, None))
+            x, y = map(to_dense, item if isinstance(item, tuple | list) else (None, None))
             if x is None or y is None:
                 raise TypeError(f"it has items such as {shown(item, 60)}")
             items.append((x, y) if batched else (x[None], y[None]))
@@ -207,7 +207,7 @@ def _read(client: int, source: Any) -> tuple[Tensor, Tensor]:
 
 def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
     """Return a client's inputs [N, ...], dense floats (else UsageError). shape: of one input, if it is known."""
-    x = tensor_of(inputs)
+    x = to_dense(inputs)
     if x is not None and x.dim() and not len(x):
         raise UsageError(f"Client {client} holds no examples; leave it out, or give it one.")
     if x is None or not x.is_floating_point() or x.dim() < 2:
@@ -216,7 +216,7 @@ def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
 
 
 def _no_inputs(client: int, inputs: Any, shape: Sequence[int]) -> UsageError:
-    x, sizes = tensor_of(inputs), ", ".join(map(str, shape)) or "*shape"
+    x, sizes = to_dense(inputs), ", ".join(map(str, shape)) or "*shape"
     integers = x is not None and not x.is_floating_point() and not x.is_complex() and x.dim() > 1
     hint = "; of bytes, x.float() / 255 (of pictures, transform=ToTensor())" if integers else ""
     right = f"give finite floats [N, {sizes}] and N labels{hint}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.metrics.image import match, psnr
-from ppbench.run.handed import tensor_of
+from ppbench.run.handed import to_dense
 
 RECOVERED_DB = 10.0
 """dB above the best constant image at which a planted input counts as recovered: nine tenths of its variance."""
@@ -129,7 +129,7 @@ class Inverted:
         return [psnr(one, own, self.data_range) or 0.0 for one, own in zip(matched, true, strict=True)]
 
     def _checked(self, truth: Any) -> Tensor:
-        true, (low, high) = tensor_of(truth), self.data_range
+        true, (low, high) = to_dense(truth), self.data_range
         if true is None:
             raise UsageError(f"The truth is {shown(truth, 60)}; it must be a tensor of shape {tuple(self.x.shape)}.")
         if true.shape != self.x.shape:

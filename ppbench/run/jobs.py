@@ -15,8 +15,8 @@ from typing import Protocol
 from ppbench.base.blame import guard
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
 from ppbench.base.precision import computing
-from ppbench.run.audit.runs import Audit, Refused
-from ppbench.run.cells import Group
+from ppbench.run.audit.runs import PointAudit, Refused
+from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import run_group
 from ppbench.run.train import train
@@ -35,7 +35,7 @@ class WorkItem:
     experiment: Experiment
     out: Path
     point: int
-    group: Group | None = None
+    group: CellGroup | None = None
     cells: tuple[str, ...] = ()
     runs: range = range(0)
     gate: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ def work(job: WorkItem, tell: Tell | None = None) -> None:
         if job.group is not None:
             run_group(job.experiment, job.group, job.out, job.cells)
         elif job.runs:
-            Audit.of(job.experiment, point, cache).run(job.runs, after)
+            PointAudit.of(job.experiment, point, cache).run(job.runs, after)
         else:
             train(job.experiment, point, cache, after)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ppbench.questions.base import question_of
 from ppbench.records.store import Store
 from ppbench.report.unasked import stood
-from ppbench.run.cells import Cell, Group, cells
+from ppbench.run.cells import Cell, CellGroup, cells
 from ppbench.run.experiment import Experiment
 
 
@@ -28,7 +28,7 @@ def searches(cell: Cell) -> bool:
     return question_of(cell.attack.kind).inputs or cell.follows is not None
 
 
-def in_first_answer(experiment: Experiment, group: Group) -> bool:
+def in_first_answer(experiment: Experiment, group: CellGroup) -> bool:
     """Return whether a group belongs to the first answer: the smallest batch at the first stage, or the final model."""
     config = experiment.config
     if group.records:
@@ -37,7 +37,7 @@ def in_first_answer(experiment: Experiment, group: Group) -> bool:
     return (group.stage, group.batch) == (first, min(config.attack_batch))
 
 
-def gate_of(experiment: Experiment, group: Group) -> frozenset[str]:
+def gate_of(experiment: Experiment, group: CellGroup) -> frozenset[str]:
     """Return the names of the cells of `none` that decide whether a group is searched; empty if it always is."""
     names = [point.defense.name for point in experiment.points]
     probed = not group.records and group.stage != "audit"
@@ -52,7 +52,7 @@ def gate_of(experiment: Experiment, group: Group) -> frozenset[str]:
     return frozenset(cell.id for cell in cells(experiment, beside) if searches(cell))
 
 
-def is_redundant(experiment: Experiment, group: Group) -> bool:
+def is_redundant(experiment: Experiment, group: CellGroup) -> bool:
     """Return whether searching a group repeats another: pure noise is the same at every stage and batch size."""
     alone = experiment.points[group.point].defense.name == "full_noise" != experiment.config.defense
     return gates_searches(experiment) and alone and not group.records and not in_first_answer(experiment, group)

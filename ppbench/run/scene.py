@@ -13,10 +13,10 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.view import TARGET, Transcript, View
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.inquiry import Yardstick
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.config import Stage
 from ppbench.run.experiment import Experiment
-from ppbench.run.train import Trained, federation, train
+from ppbench.run.train import TrainingResult, federation, train
 
 
 class Scene(NamedTuple):
@@ -28,10 +28,10 @@ class Scene(NamedTuple):
     acting: Acting | None
 
 
-def probe_group(experiment: Experiment, group: Group, fed: Federation) -> Scene:
+def probe_group(experiment: Experiment, group: CellGroup, fed: Federation) -> Scene:
     """Probe the victims of a group and return the scene; its victims' units are () if no client played the role."""
     config, task = experiment.config, experiment.task
-    victims = victims_of(experiment, group)
+    victims = group_victims(experiment, group)
     acting = acting_of(experiment, group, victims)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
     view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
@@ -40,7 +40,7 @@ def probe_group(experiment: Experiment, group: Group, fed: Federation) -> Scene:
     return Scene(transcript, view, victims, acting)
 
 
-def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "") -> int:
+def draws_of(experiment: Experiment, group: CellGroup, attack: str, follows: str = "") -> int:
     """Return the seed of an attack's own draws on a group's view; it reveals no other draws."""
     return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
 
@@ -50,7 +50,7 @@ def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int
     return seeds.seed("attack", attack, follows, threat, stage, batch)
 
 
-def victims_of(experiment: Experiment, group: Group) -> Victims:
+def group_victims(experiment: Experiment, group: CellGroup) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
     config, task, defense = experiment.config, experiment.task, experiment.points[group.point].defense
     roles = len(defense.roles) if group.role or group.acting else 1
@@ -60,7 +60,7 @@ def victims_of(experiment: Experiment, group: Group) -> Victims:
     )
 
 
-def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:
+def acting_of(experiment: Experiment, group: CellGroup, victims: Victims) -> Acting | None:
     """Return how the server of a group acts, None if it does not; it targets one client if only one is a victim."""
     attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
     if attack is None:
@@ -77,7 +77,7 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
 
 
-def prepare_federation(experiment: Experiment, group: Group, out: Path) -> tuple[Federation, Trained]:
+def prepare_federation(experiment: Experiment, group: CellGroup, out: Path) -> tuple[Federation, TrainingResult]:
     """Return the federation at a group's stage and the training's figures; train now if `out` lacks the training."""
     point = experiment.points[group.point]
     fed, trained = train(experiment, point, out / "cache")

@@ -17,8 +17,8 @@ from ppbench.base.machine import of_machine
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.controls import unread
-from ppbench.run.audit.runs import TARGET, Audit, Refused
-from ppbench.run.cells import Cell, Group, cells, finished, groups
+from ppbench.run.audit.runs import TARGET, PointAudit, Refused
+from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
 from ppbench.run.jobs import Done, Executor, WorkerDied, WorkItem
@@ -53,7 +53,7 @@ class PlannedCells:
     """
 
     experiment: Experiment
-    group: Group
+    group: CellGroup
     cells: tuple[Cell, ...]
     gate: frozenset[str] = frozenset()
 
@@ -73,7 +73,7 @@ def plan_cells(
     return planned
 
 
-def _parts(experiment: Experiment, group: Group, chosen: Sequence[Cell]) -> list[PlannedCells]:
+def _parts(experiment: Experiment, group: CellGroup, chosen: Sequence[Cell]) -> list[PlannedCells]:
     """Return a group's cells in parts: searches may wait for a gate, and redundant searches are dropped."""
     gate, rest = gate_of(experiment, group), tuple(cell for cell in chosen if not searches(cell))
     if is_redundant(experiment, group):
@@ -128,7 +128,7 @@ class Strand:
         first = self.planned[0]
         experiment, point = first.experiment, first.group.point
         if first.group.stage == "audit":
-            audit = Audit(experiment, experiment.points[point], self.home)
+            audit = PointAudit(experiment, experiment.points[point], self.home)
             yield [WorkItem(experiment, self.out, point, runs=part) for part in audit.missing() if part == TARGET]
             # The target determines how many references run together. If it was refused, its cells say so.
             yield [WorkItem(experiment, self.out, point, runs=part) for part in audit.missing() if part != TARGET]
@@ -145,13 +145,13 @@ def strands(planned: Sequence[PlannedCells], out: Path) -> list[Strand]:
     by_home: dict[Path, Strand] = {}
     for part in planned:
         place = part.experiment, part.experiment.points[part.group.point], out / "cache"
-        home = Audit.of(*place).home if part.group.stage == "audit" else home_of(*place)
+        home = PointAudit.of(*place).home if part.group.stage == "audit" else home_of(*place)
         by_home.setdefault(home, Strand(home, out)).planned.append(part)
     return list(by_home.values())
 
 
 @dataclass
-class Schedule:
+class Scheduler:
     """One run of an executor over strands, with a store that receives the cells.
 
     strict: whether an error of a training or a worker is raised; else the cells that need it are kept as failed with

@@ -19,7 +19,7 @@ from ppbench.federation.engine import Federation
 from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.images import score_images
 from ppbench.records.schema import Scalar
-from ppbench.records.soundness import Soundness, Trial
+from ppbench.records.soundness import SelftestTrial, Soundness
 from ppbench.records.sources import source_digest
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
@@ -63,7 +63,7 @@ def selftest() -> Soundness:
             share, error = share_broken(subject), ""
         except Exception as cause:  # noqa: BLE001 - whatever breaks here is what this test is for
             share, error = 0.0, f"{type(cause).__name__}: {cause}"
-        trials.append(Trial(model=subject.model, attack=subject.attack, share=share, error=error))
+        trials.append(SelftestTrial(model=subject.model, attack=subject.attack, share=share, error=error))
     return Soundness(
         ppbench=__version__,
         code=source_digest(),

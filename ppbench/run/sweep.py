@@ -24,7 +24,7 @@ from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.evaluations import judged, said, verdict_of
 from ppbench.run.cells import Cell
-from ppbench.run.evaluation import check, compute
+from ppbench.run.evaluation import check_experiment, compute
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
 from ppbench.run.schedule import PlannedCells, Progress, count_cells, ended_cells, plan_cells, strands, unfinished
@@ -124,7 +124,7 @@ def _check_and_plan(places: Mapping[Experiment, str]) -> list[PlannedCells]:
 
     def check_at_place(experiment: Experiment) -> None:
         try:
-            check(experiment)
+            check_experiment(experiment)
         except UsageError as cause:
             raise UsageError(f"{places[experiment]}: {cause}") from cause
 

@@ -44,7 +44,7 @@ PIXELS_AT_ONCE = 2**20
 """Pixels that are predicted at a time in segmentation: such networks keep maps of full size."""
 
 
-class Trained(Strict):
+class TrainingResult(Strict):
     """The figures of a training, without its states. seconds: wall time, never part of a record."""
 
     utility: Utility
@@ -68,11 +68,11 @@ def home_of(experiment: Experiment, point: Point, cache: Path) -> Path:
     return cache / training_id(__version__, about, experiment.facts, experiment.config.seed)
 
 
-def untrained(classes: int, count: int, reason: str) -> Trained:
+def untrained(classes: int, count: int, reason: str) -> TrainingResult:
     """Return the figures of a training that was not run, on `count` test examples: null, with the reason."""
     none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
     cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
-    return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
+    return TrainingResult(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
 
 
 def is_trained(home: Path) -> bool:
@@ -80,17 +80,17 @@ def is_trained(home: Path) -> bool:
     return kind_of(home / TRAINED_FILE, follow=False) == "file"
 
 
-def load_trained(home: Path) -> Trained:
+def load_trained(home: Path) -> TrainingResult:
     """Return the figures in a training's folder; UsageError: they or a state beside them are damaged."""
     try:
-        return Trained.model_validate_json(json.dumps(unsealed(home / TRAINED_FILE)))
+        return TrainingResult.model_validate_json(json.dumps(unsealed(home / TRAINED_FILE)))
     except ValueError as cause:
         raise UsageError(f"{home / TRAINED_FILE} holds other fields than this ppbench's") from cause
 
 
 def train(
     experiment: Experiment, point: Point, cache: Path, after: Callable[[int], None] | None = None
-) -> tuple[Federation, Trained]:
+) -> tuple[Federation, TrainingResult]:
     """Return the trained federation and its figures, from `cache` if they are there; `after` is called with each round.
 
     A checkpoint appears whole or not at all. A training that collapsed is repeated with other seeds, except for
@@ -120,8 +120,8 @@ def train(
 
 
 def _retrain(
-    experiment: Experiment, point: Point, cache: Path, first: tuple[Federation, Trained]
-) -> tuple[Federation, Trained]:
+    experiment: Experiment, point: Point, cache: Path, first: tuple[Federation, TrainingResult]
+) -> tuple[Federation, TrainingResult]:
     """Train with other seeds until one learns and return that one, else `first`; its figures count the collapses."""
     for attempt in range(1, TRAININGS):
         fed, result = _train_once(experiment, point, attempt, cache, None)
@@ -134,7 +134,7 @@ def _retrain(
 
 def _train_once(
     experiment: Experiment, point: Point, attempt: int, cache: Path, after: Callable[[int], None] | None
-) -> tuple[Federation, Trained]:
+) -> tuple[Federation, TrainingResult]:
     """Train once. A client's cost is measured before the first round; its time is kept for the first training."""
     task, rounds = task_of_attempt(experiment.task, attempt), experiment.config.rounds
     fed = federation(experiment, point, attempt)
@@ -209,7 +209,7 @@ def _mask_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -
 
 def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
-) -> Trained:
+) -> TrainingResult:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     if finished and stranger("defenses", fed.defense.name):
         refuse("defenses", fed.defense.name, _output_faults(fed.outputs(task.test.x[:2]), task))
@@ -242,7 +242,7 @@ def figures_of(
     )
     if finished and task.segmented:
         utility = _mask_utility(fed, task, curve)
-    return Trained(
+    return TrainingResult(
         utility=utility,
         cost=_cost(fed, memory_peak),
         privacy=_privacy(fed),

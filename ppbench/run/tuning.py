@@ -17,7 +17,7 @@ from ppbench.federation.view import View
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe
 from ppbench.records.schema import Tuned
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
@@ -33,7 +33,7 @@ class Rehearsal:
     victims: Victims
 
 
-def rehearse(fed: Federation, experiment: Experiment, group: Group) -> Rehearsal:
+def rehearse(fed: Federation, experiment: Experiment, group: CellGroup) -> Rehearsal:
     """Probe `tuning` images of the test part, which no client trains on and no cell reports, and return the view."""
     config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
@@ -43,7 +43,7 @@ def rehearse(fed: Federation, experiment: Experiment, group: Group) -> Rehearsal
     return Rehearsal(view, victims)
 
 
-def tuning_victims(defense: Defense, experiment: Experiment, group: Group) -> Victims:
+def tuning_victims(defense: Defense, experiment: Experiment, group: CellGroup) -> Victims:
     """Return the victims of a rehearsal, examples of the test part; UsageError: it has too few."""
     task, clients, count = experiment.task, experiment.config.clients, experiment.config.tuning
     seeds, roles, sums = Seeds(task.seeds.seed("tuning")), len(defense.roles) if group.role else 1, defense.sums

@@ -69,7 +69,7 @@ def takes_canaries(defense: Defense, plan: Plan, examples: int, rounds: int) -> 
     return kind.compute is Defense.compute or defense.guarantee(plan, examples, rounds) == (0.0, 0.0)
 
 
-def canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int, Data]) -> CanaryClients:
+def make_canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int, Data]) -> CanaryClients:
     """Return the canary clients of an audit's target whose other clients hold `shards`.
 
     Their gradients have the mean norm of honest clients' at the initial weights, or the defense's clipping norm

@@ -23,7 +23,7 @@ from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
-FAMILIES = ("mislabelled", "blank", "out_of_distribution")
+CANARY_FAMILIES = ("mislabelled", "blank", "out_of_distribution")
 """Families of canaries: a test record with a wrong target; one without content; one of uniform noise."""
 BLOCKS = 4
 """Blocks of columns of a blank table row; the image's are its quarters."""
@@ -49,7 +49,7 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     level, noise = _blank(count, low.shape, generator), torch.rand(count, *low.shape, generator=generator)
     x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
     y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
-    return Data(x, y), tuple(name for name in FAMILIES for _ in range(count)), used
+    return Data(x, y), tuple(name for name in CANARY_FAMILIES for _ in range(count)), used
 
 
 def _range(task: Task) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def populate(experiment: Experiment) -> Population:
     order = torch.randperm(len(x), generator=seeds.generator("order"))
     x, y, owner = x[order], y[order], owner[order]
     words = tuple(words[i] for i in order.tolist())
-    code = torch.tensor([(AVERAGE, *FAMILIES).index(word) for word in words])
+    code = torch.tensor([(AVERAGE, *CANARY_FAMILIES).index(word) for word in words])
     keep = _coins(code, config.references, seeds)
     half = random_half(2 * code + keep[0].long(), seeds.generator("half")).long()
     rest = torch.ones(len(task.test.x), dtype=torch.bool)

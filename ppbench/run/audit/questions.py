@@ -14,7 +14,7 @@ from ppbench.records.schema import Flag
 from ppbench.run.audit.clients import CanaryClients
 from ppbench.run.audit.population import ADVERSARY
 from ppbench.run.audit.rounds import load_recorded
-from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.audit.runs import PointAudit, Refused
 
 PUBLIC_REFERENCES = "the reference runs were trained on public examples and the kept candidates"
 SAME_BASE_REFERENCES = (
@@ -26,7 +26,7 @@ SAME_BASE_REFERENCES = (
 class Questions:
     """The questions of an audit that is complete."""
 
-    audit: Audit
+    audit: PointAudit
 
     @property
     def candidates(self) -> Candidates:

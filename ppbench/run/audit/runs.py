@@ -31,13 +31,13 @@ from ppbench.federation.drive import choose
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
 from ppbench.records.schema import Strict
-from ppbench.run.audit.clients import CanaryClients, canary_clients
+from ppbench.run.audit.clients import CanaryClients, make_canary_clients
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
 from ppbench.run.choice import Point
-from ppbench.run.cost import client_of, peak_memory
+from ppbench.run.cost import measured_client, peak_memory
 from ppbench.run.experiment import Experiment
-from ppbench.run.train import Trained, curve_figure, figures_of
+from ppbench.run.train import TrainingResult, curve_figure, figures_of
 
 AUGMENTATIONS = 2
 """Copies of each candidate on which references are evaluated: itself and its mirror image."""
@@ -55,13 +55,13 @@ class Refused(UsageError):
 class AuditTarget(Strict):
     """The trained target. at_once: number of concurrent reference runs; rounds: those whose mail is kept."""
 
-    trained: Trained
+    trained: TrainingResult
     at_once: int
     rounds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Audit:
+class PointAudit:
     """An audit of one point of an experiment. home: folder of its results."""
 
     experiment: Experiment
@@ -69,14 +69,14 @@ class Audit:
     home: Path
 
     @staticmethod
-    def of(experiment: Experiment, point: Point, cache: Path) -> Audit:
+    def of(experiment: Experiment, point: Point, cache: Path) -> PointAudit:
         """Return the audit of `point`, kept under `cache` by the hash of everything that determines it."""
         info, config = point.info, experiment.config
         parts = [part.model_dump(mode="json") for part in experiment.facts]
         about = [__version__, info.id, info.edition, info.parameters, *parts, config.seed]
         riders = [config.canary_clients] if config.canary_clients else []
         text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS, *riders], sort_keys=True)
-        return Audit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
+        return PointAudit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
     @cached_property
     def population(self) -> Population:
@@ -91,7 +91,7 @@ class Audit:
         if not self.experiment.config.canary_clients:
             raise Refused("This audit has no canary clients; add --canary-clients 100.")
         try:
-            return canary_clients(self.experiment, self.point.defense, self.population.shards(0))
+            return make_canary_clients(self.experiment, self.point.defense, self.population.shards(0))
         except UsageError as cause:
             raise Refused(str(cause)) from cause
 
@@ -188,7 +188,7 @@ class Audit:
         return {name: torch.cat([one[name] for one in results]) for name in results[0]} if results else {}
 
 
-def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
+def _train_target(audit: PointAudit, after: Callable[[int], None] | None) -> None:
     fed, task, last = audit.start(0), audit.experiment.task, audit.experiment.config.rounds
     peak, at_once = _room(audit, fed)
     recorder = Recorder(fed, last)
@@ -212,16 +212,16 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
     publish_folder(audit.target_folder, write)
 
 
-def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
+def _room(audit: PointAudit, fed: Federation) -> tuple[int | None, int]:
     """Return the peak bytes of a client's computation, None if round 1 overflows, and the number of concurrent runs."""
     kind = "cuda" if fed.device.type == "cuda" else "cpu"
     if choose(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
         try:
-            return peak_memory(client_of(fed)), 1
+            return peak_memory(measured_client(fed)), 1
         except Overflow:
             return None, 1
     try:
-        client = client_of(fed, max(fed.shards, key=lambda c: len(fed.shards[c].x)))
+        client = measured_client(fed, max(fed.shards, key=lambda c: len(fed.shards[c].x)))
         peak = peak_memory(client)
     except Overflow:
         return None, 1
@@ -231,7 +231,7 @@ def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
     return peak, max(1, min(MOST_AT_ONCE[kind], bound // max(1, each)))
 
 
-def _train_references(audit: Audit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
+def _train_references(audit: PointAudit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
     """Return "finished" [R] bool, "outputs" [R, A, Q, C], "population" [R, Z, C] float64, NaN where a run diverged."""
     candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
     runs = [audit.start(run) for run in part]
