@@ -94,9 +94,6 @@ def test_workers_share_gpus_evenly(workers, gpus, share):
 def test_an_error_arrives_under_its_name_whatever_its_class():
     ours_ = Failure("Refused", "no", "").to_exception()
     other = Failure("SoreError", "planted", "the trace").to_exception()
-        Failure("Refused", "no", "").to_exception(),
-        Failure("SoreError", "planted", "the trace").to_exception(),
-    )
     assert isinstance(ours_, Refused) and str(ours_) == "no"
     assert type(other).__name__ == "SoreError" and str(other) == "planted" and "the trace" in str(other.__cause__)
     assert not isinstance(other, UsageError)

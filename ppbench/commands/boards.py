@@ -53,6 +53,7 @@ def pack(
     the records, and caches do not.
     """
     from ppbench.base.files import kind_of
+    from ppbench.records.archive import pack_archive
     from ppbench.records.store import open_results
 
     if kind_of(folder) == "file" or not open_results(folder).ids():
