@@ -1,4 +1,4 @@
-"""A cell asked for again by its record: the evaluation, group and cell have the name of the record, or none is made."""
+"""`find_cell`: experiment, group and cell have the name of the record, or UsageError."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_every_cell_of_a_board_is_found_again_controls_under_attacks_on_others_t
 def test_what_is_asked_for_otherwise_today_is_no_cell_of_that_name():
     config = Store(BOARD).load_all()[0].config
     older = config.model_copy(update={"attack": config.attack.model_copy(update={"version": "0"})})
-    with pytest.raises(UsageError, match="cannot be asked for again"):
+    with pytest.raises(UsageError, match="cannot be computed again"):
         find_cell(older, "digits")
     secret = config.model_copy(update={"data": config.data.model_copy(update={"salt": "0" * 32})})
     with pytest.raises(UsageError, match="drawn with a secret"):

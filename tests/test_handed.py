@@ -251,7 +251,7 @@ SHARDS: list[tuple[Any, str]] = [
     ([EMPTY, (X, Y)], "Client 0 holds no examples"),
     ([(X, Y), (torch.tensor([]), torch.tensor([]))], "Client 1 holds no examples"),
     ([TensorDataset(*EMPTY)], "Client 0 holds no examples"),
-    (TensorDataset(X, Y), "are those of one client (a TensorDataset); give a list, with an entry a client."),
+    (TensorDataset(X, Y), "are those of one client (a TensorDataset); give a list, with one entry per client."),
     (DataLoader(TensorDataset(X, Y)), "are those of one client (a DataLoader)"),
     ((X, Y), "are those of one client (inputs and labels)"),
     ([X, Y], "Client 0 holds torch.float32 of shape (4, 1, 8, 8); give a pair"),

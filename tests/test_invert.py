@@ -258,7 +258,7 @@ def broken(gradient: tuple[Tensor, ...], **others: Any) -> list[Any]:
         (lambda m, g: (m, g, SHAPE), {"device": "gpu"}, "Device 'gpu' cannot be used"),
         (lambda m, g: (m, g, SHAPE), {"budgt": 3}, "parameter of attack 'dlg' named 'budgt'; did you mean 'budget'"),
         (lambda m, g: (m, g, SHAPE), {"budget": 0}, "budget=0 cannot be used; it must be a whole number from 1"),
-        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "given whole"),
+        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "to an attack object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_told_in_one_sentence(victim: Any, arguments: Any, options: Any, words: str) -> None:

@@ -117,7 +117,7 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     worse = submit(near + 0.01 * torch.randn(SHAPE, generator=draw), "worse")
     assert not worse.decision.moved and worse.before.name == "external:near"
     assert not submit(torch.full(SHAPE, 0.2), "constant").decision.moved
-    assert worse.receipt == "try 2: not better than what stands, at level 0.0068", (
+    assert worse.receipt == "try 2: not better than the worst case so far, at level 0.0068", (
         "no figure: it would lead to the truth"
     )
     last = submit(nearer, "nearer")
@@ -274,7 +274,7 @@ def test_code_at_an_address_is_not_imported_unless_one_says_so(what, published, 
     else:
         said["defense"]["id"] = "flower:ledger_trap:net"
     (there / "transcript.json").write_text(json.dumps(signed(said)))
-    with pytest.raises(UsageError, match="imported only where you say so"):
+    with pytest.raises(UsageError, match="imported only with your consent"):
         load_transcript(there)
     assert "ledger_trap" not in sys.modules
     with pytest.raises(UsageError):

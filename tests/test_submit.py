@@ -349,7 +349,7 @@ def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded
         ({"records/x.py": "x"}, "is no file of results"),
         ({"sources.json": b"0" * (1 << 25)}, "it would unfold to"),
         ({SUBMISSION: None}, "is no submission"),
-        ({SUBMISSION: "{}"}, "is not of the form that it must have"),
+        ({SUBMISSION: "{}"}, "does not have the required form"),
         ({SUBMISSION: to_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
         ({SUBMISSION: b"[" * 100_000}, "is not of the form"),
     ]

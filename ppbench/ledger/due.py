@@ -92,7 +92,7 @@ def _data(case: SubmissionCase) -> str | None:
         return case.terms.dataset
     opener = local_dataset(named[0])
     if opener is None:
-        raise UsageError(f"Where {named[0]} lies here cannot be known; name it, as --dataset parquet:FOLDER.")
+        raise UsageError(f"The place of {named[0]} on this machine is unknown; give it, as --dataset parquet:FOLDER.")
     return opener
 
 
@@ -109,7 +109,7 @@ def check_complete(case: SubmissionCase, due: Due) -> CheckOutcome:
     name = due.suite.name
     if gone := [cell.config for cell in expected if cell.id not in have]:
         problem = (
-            f"{len(gone)} of {len(expected)} cells that {name} asks for are missing, such as {gone[0].defense.id} under"
+            f"{len(gone)} of {len(expected)} cells that {name} requires are missing, such as {gone[0].defense.id} under"
         )
         return CheckOutcome(
             "complete", False, f"{problem} {gone[0].attack.id} ({gone[0].stage}); sweep into the folder again."
@@ -120,7 +120,7 @@ def check_complete(case: SubmissionCase, due: Due) -> CheckOutcome:
     if unknown := unjudged(case.records):
         return CheckOutcome("complete", False, f"No cell of {', '.join(unknown)} is complete.")
     kept = ", ".join([*CONTROLS, *case.defenses] if case.defenses else case.attacks)
-    return CheckOutcome("complete", True, f"All {len(expected)} cells are there that {name} asks for of {kept}.")
+    return CheckOutcome("complete", True, f"All {len(expected)} cells that {name} requires of {kept} are there.")
 
 
 def _is_required(case: SubmissionCase, cell: Cell) -> bool:

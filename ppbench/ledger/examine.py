@@ -37,18 +37,20 @@ def run_checks(case: SubmissionCase) -> Iterator[CheckOutcome]:
     for check in (_check_records, _check_controls, _check_code, _check_isolation):
         made.append(check(case))
         yield made[-1]
-    due, outcome = due_of(case) if made[2].ok else (None, CheckOutcome("suite", None, "Other code than here was run."))
+    due, outcome = (
+        due_of(case) if made[2].ok else (None, CheckOutcome("suite", None, "The cells were computed by other code."))
+    )
     made.append(outcome)
     yield outcome
     outcome = (
-        CheckOutcome("complete", None, "It is not known what is asked.") if due is None else check_complete(case, due)
+        CheckOutcome("complete", None, "The required cells are unknown.") if due is None else check_complete(case, due)
     )
     made.append(outcome)
     yield outcome
     if due is not None and all(one.ok for one in made):
         yield _check_rerun(case, due.may)
     else:
-        yield CheckOutcome("again", None, "Nothing is computed again where something before it does not hold.")
+        yield CheckOutcome("again", None, "No cell is computed again, since an earlier check does not hold.")
 
 
 def _check_records(case: SubmissionCase) -> CheckOutcome:
@@ -83,7 +85,7 @@ def _check_code(case: SubmissionCase) -> CheckOutcome:
     if stale := [record.config for record in case.records if _stale(record)]:
         problem = f"{len(stale)} of {len(case.records)} cells, such as {stale[0].defense.id} under {stale[0].attack.id}"
         return CheckOutcome(
-            "code", False, f"{problem}, are of other code than what is installed here; sweep again with this."
+            "code", False, f"{problem}, are of other code than what is installed here; sweep again with it."
         )
     if missing := {*strangers(case.records)} - {(one.group, one.name) for one in case.about.plugins}:
         names = ", ".join(sorted(name for _, name in missing))
@@ -117,7 +119,7 @@ def _check_rerun(case: SubmissionCase, planned: Sequence[PlannedCells]) -> Check
     new = recompute(planned, chosen.cells, case.home, case.salt, terms.workers, terms.progress)
     head = f"{len(chosen.cells)} of {chosen.all} cells were computed again (--seed {chosen.seed})"
     if check_harness(soundness_of(new)).ok is not True:
-        return CheckOutcome("again", False, f"{head}, but the self-test fails here: nothing can be said.")
+        return CheckOutcome("again", False, f"{head}, but the self-test fails here: inconclusive.")
     how = (
         f"within the tolerance of another machine ({'; '.join(unlike)}): {TOLERANCE_WORDS}" if unlike else "bit for bit"
     )

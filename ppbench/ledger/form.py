@@ -201,9 +201,9 @@ def parse_json(model: type[Form], path: Path) -> Form:
         content = model.model_validate_json(data, strict=True)
         json.loads(data, object_pairs_hook=_once)
     except ValidationError as error:
-        raise UsageError(f"{path} is not of the form that it must have ({first_fault(error)}).") from error
+        raise UsageError(f"{path} does not have the required form ({first_fault(error)}).") from error
     except ValueError as error:
-        raise UsageError(f"{path} is not of the form that it must have ({because(error)}).") from error
+        raise UsageError(f"{path} does not have the required form ({because(error)}).") from error
     return content
 
 
@@ -211,7 +211,7 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
     """Refuse an object with a duplicate name (ValueError): readers differ in which of the two counts."""
     if len(pairs) != len(dict(pairs)):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{shown(name, 40)} stands twice in one object")
+        raise ValueError(f"{shown(name, 40)} appears twice in one object")
 
 
 def to_json(model: Strict) -> bytes:

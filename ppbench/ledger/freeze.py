@@ -176,8 +176,8 @@ def _check_leaks(draft: Path, secrets: Sequence[Tensor], salt: str) -> None:
     faults = leaks((back.view, back.challenges), secrets)
     data = b"".join((draft / name).read_bytes() for name in (ABOUT, VIEW, GRADIENTS))
     rows = [row.tobytes() for x in secrets for row in x.flatten(1).numpy() if (row != row[0]).any()]
-    faults += ["a victim's values stand in its files" for row in rows if row in data][:1]
-    faults += ["the secret of the draws stands in its files"] * (salt.encode() in data or bytes.fromhex(salt) in data)
+    faults += ["a victim's values are in its files" for row in rows if row in data][:1]
+    faults += ["the secret of the draws is in its files"] * (salt.encode() in data or bytes.fromhex(salt) in data)
     if faults:
         raise UsageError(
             f"The transcript {back.about.title!r} gives the truth away ({faults[0]}); it was not published."

@@ -63,7 +63,9 @@ def read_guesses(path: Path | str, frozen: FrozenView) -> tuple[GuessAbout, list
             f"{json_path} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own."
         )
     if about.kind not in frozen.about.kinds:
-        raise UsageError(f"{json_path} answers {shown(about.kind)}; asked is {' or '.join(frozen.about.kinds)}.")
+        raise UsageError(
+            f"{json_path} answers {shown(about.kind)}; the transcript asks for {' or '.join(frozen.about.kinds)}."
+        )
     data = read_bounded(beside, _most(frozen))
     tensors = _tensors(data, beside)
     count = len(frozen.challenges)

@@ -116,8 +116,8 @@ def _reason(p: float, level: float, floor: float, stands: bool) -> str:
         return f"better, victim by victim (p = {p:.2g}, judged at {level:.2g})"
     if floor > level:
         return (
-            f"so few victims tell no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
+            f"so few victims show no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
             "this transcript is spent; publish others"
         )
-    than = "than the worst case that stands, or than a blind guess" if stands else "than a blind guess"
+    than = "than the worst case so far, or than a blind guess" if stands else "than a blind guess"
     return f"not better {than} beyond chance (p = {p:.2g}, judged at {level:.2g})"

@@ -74,7 +74,7 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
     store, salt = Store(results), salt_of(results, fresh=False)
     if not salt:
         raise UsageError(
-            f"The draws of {results} derive from its seeds alone, which anybody can repeat; publish a suite into a new "
+            f"The draws of {results} derive from its seeds alone, which anyone can repeat; publish a suite into a new "
             "folder of results, or evaluate with --isolate."
         )
     every, left_out = list[ViewSource](), list[str]()
@@ -85,7 +85,7 @@ def publish(results: Path, out: Path, dataset: str | None = None, weights: str |
         data = dataset or local_dataset(some[0].config.data.name)
         if data is None:
             name = some[0].config.data.name
-            raise UsageError(f"Where {name} lies here cannot be known; name it, as --dataset parquet:FOLDER.")
+            raise UsageError(f"The place of {name} on this machine is unknown; give it, as --dataset parquet:FOLDER.")
         experiment, group, _ = find_cell(some[0].config, data, salt, weights)
         every.append(ViewSource(store, experiment, group, some, title_of(some[0].config), salt))
     if not every:
@@ -133,13 +133,13 @@ def _remarks(made: Sequence[TranscriptInfo]) -> Iterator[str]:
             continue
         if parts[0] == "warped":
             yield (
-                f"whoever has {name.partition(':')[2]} can still look originals up and bend them until they fit, but "
-                "for the grain (docs/benchmarks.md): only data that nobody has leave no dictionary"
+                f"anyone with {name.partition(':')[2]} can still look up originals and warp them until they fit, "
+                "except for the grain (docs/benchmarks.md): only private data rule out a dictionary"
             )
         else:
             yield (
-                f"whoever has {name} can look victims up in it, by what their gradients would be: a guess of such a "
-                "dictionary is no reconstruction; warped:DATA makes victims that stand in no data set"
+                f"anyone with {name} can look victims up in it, by the gradients of its images: such a lookup is no "
+                "reconstruction; warped:DATA makes victims that are in no data set"
             )
 
 
@@ -169,7 +169,7 @@ def title_of(config: CellConfig) -> str:
 def _obstacle(config: CellConfig) -> str:
     """Return why a view cannot be published, "" if it can."""
     if acts(config.threat_model.id):
-        return "its server chose what clients were sent, and nobody can choose again"
+        return "its server chose the weights that clients received, and a reader cannot choose again"
     if any(str(value).startswith("sha256:") for value in config.model.options.values()):
         return "its network has weights in a file"
     return ""

@@ -30,7 +30,7 @@ RERUN_LEVEL = 0.05
 """Probability of a false alarm, over all compared cells and all of their rules."""
 TOLERANCE_WORDS = (
     "same questions, status and bytes sent; epsilon to 1e-6; accuracy within the other's 95 % interval; by each rule "
-    "of `ppbench compare` no change shown, victim by victim, at level .05 over all rules and cells"
+    "of `ppbench compare` no change shown, victim by victim, at level 0.05 over all rules and cells"
 )
 NOT_COMPARED = frozenset({"environment", "cost", "cell_id", "config"})
 """Fields of a record that are not compared directly: memory depends on the machine, the name on the configuration."""

@@ -68,7 +68,7 @@ class ScoredSubmission:
         """The message for the submitter: figures only if the row moved, to a tenth. More would reveal the truth."""
         d = self.decision
         if not d.moved:
-            return f"try {d.tries}: not better than what stands, at level {d.level:.2g}"
+            return f"try {d.tries}: not better than the worst case so far, at level {d.level:.2g}"
         was = "nothing" if d.before is None else f"{d.before:.1f}"
         return f"try {d.tries}: the worst case moves, {d.metric} from {was} to {d.after:.1f}"
 

@@ -40,14 +40,14 @@ def transcript_faults(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
     if len(set(about.kinds)) != len(about.kinds):
         yield "it names a question twice"
     if len({(probe, round_) for probe, round_, _ in about.sessions}) != len(about.sessions):
-        yield "it tells two sessions of one round"
+        yield "it states two sessions of one round"
 
 
 def _of_plan(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
     spec, (low, high) = plan.spec, plan.data_range
     stated = about.model.id, tuple(about.model.shape), about.model.classes, about.federation.clients
     if (spec.model, spec.shape, spec.classes, plan.clients) != stated:
-        yield "its plan is of another federation than it tells of"
+        yield "its plan describes another federation than its other fields"
     elif len(spec.shape) > AXES:
         yield f"its inputs have {len(spec.shape):,} axes"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):

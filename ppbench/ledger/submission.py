@@ -256,4 +256,4 @@ def submission_of(files: Files) -> Submission:
         return Submission.model_validate_json(data[: MAX_SUBMISSION_BYTES + 1], strict=True)
     except ValidationError as error:
         why = first_fault(error)
-        raise UsageError(f"{files.path}: {SUBMISSION} is not of the form that it must have ({why}).") from error
+        raise UsageError(f"{files.path}: {SUBMISSION} does not have the required form ({why}).") from error

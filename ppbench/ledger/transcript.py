@@ -51,7 +51,9 @@ class FrozenView:
         """
         own = make_attack(attack, parameters) if isinstance(attack, str) else attack
         if own.kind not in self.about.kinds:
-            raise UsageError(f"Attack {own.name!r} answers {own.kind}; asked is {' or '.join(self.about.kinds)}.")
+            raise UsageError(
+                f"Attack {own.name!r} answers {own.kind}; the transcript asks for {' or '.join(self.about.kinds)}."
+            )
         if self.view.threat not in own.threats or not own.suits(self.view.plan):
             raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
         with guard("attacks", own.name):
@@ -83,7 +85,7 @@ def read_info(home: Path) -> TranscriptInfo:
     """Return transcript.json of a folder; UsageError: it is missing or was altered."""
     about = parse_json(TranscriptInfo, home / ABOUT)
     if about.id != about.name():
-        raise UsageError(f"{home / ABOUT} was altered: its id is {about.id}, what it says has {about.name()}.")
+        raise UsageError(f"{home / ABOUT} was altered: its id is {about.id}, its content has {about.name()}.")
     return about
 
 
@@ -94,14 +96,14 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (UsageError, RecursionError) as cause:
         why = "nested too deep" if isinstance(cause, RecursionError) else because(cause, 240)
-        raise UsageError(f"{path} is not what a transcript holds ({why}); fetch it again.") from cause
+        raise UsageError(f"{path} is not valid in a transcript ({why}); fetch it again.") from cause
 
 
 def read_checked(home: Path, about: TranscriptInfo, name: str) -> bytes:
     """Return the bytes of a transcript's file; UsageError: they are not the published ones."""
     data, stated = read_bounded(home / name, TENSOR_BYTES), about.files.get(name)
     if stated is None or hashlib.sha256(data).hexdigest() != stated.sha256:
-        raise UsageError(f"{home / name} is not the file that {ABOUT} tells of; fetch the transcript again.")
+        raise UsageError(f"{home / name} is not the file that {ABOUT} describes; fetch the transcript again.")
     return data
 
 
@@ -133,8 +135,8 @@ def _defense(about: TranscriptInfo, home: Path, trust: bool) -> Defense:
 def _permit(installed: bool, what: str, name: str, trust: bool) -> None:
     if not installed and not trust:
         raise UsageError(
-            f"The {what} {shown(name)} is not installed here; where it is code at an address, it is imported only "
-            "where you say so: load_transcript(path, trust=True), --trust."
+            f"The {what} {shown(name)} is not installed here; code at an address is imported only "
+            "with your consent: load_transcript(path, trust=True), --trust."
         )
 
 

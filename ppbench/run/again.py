@@ -34,8 +34,8 @@ def find_cell(
             if cell.id == name:
                 return experiment, group, cell
     raise UsageError(
-        f"Cell {name} ({config.defense.id}, {config.attack.id}) cannot be asked for again: with the code, data and "
-        "packages that are here no cell has its name; check it out where it was made."
+        f"Cell {name} ({config.defense.id}, {config.attack.id}) cannot be computed again: with the code, data and "
+        "packages installed here no cell has its name; compute it where it was made."
     )
 
 

@@ -39,7 +39,7 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
     """
     by_suite: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
     if any(record.config.victims_from is not None for record in records):
-        yield "whether all views are there that were to be published (no suite says which)", False
+        yield "whether all views for publication are there (no suite lists them)", False
     for record in (record for record in records if record.config.victims_from is None):
         config = record.config
         where = config.federation
@@ -47,8 +47,8 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
     for (name, digest, device, tf32), found_records in sorted(by_suite.items(), key=str):
         suite = _suite(name, digest, device, local_dataset(found_records[0].config.data.name), bool(tf32))
         if suite is None:
-            why = "no shipped suite of that name and digest, or no data at hand"
-            yield f"whether all cells are there that {name} asked for ({why})", False
+            why = "no shipped suite of that name and digest, or its data are not here"
+            yield f"whether all cells of {name} are there ({why})", False
             continue
         try:
             whole = [cell.config for e in suite.places for group in groups(e) for cell in cells(e, group)]

@@ -185,7 +185,7 @@ class Bench:
         except Unread:
             return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
         if len(guesses) != len(inquiry.challenges):
-            raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
+            raise ValueError(f"{len(guesses)} guesses for {len(inquiry.challenges)} questions")
         if odd := [guess for guess in guesses if not isinstance(guess, Guess)]:
             raise TypeError(f"a {type(odd[0]).__name__} where a Guess is expected")
         return guesses, inquiry.score(guesses), None
@@ -237,7 +237,7 @@ def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collect
     """Run those cells of `group` whose names are in `only` and that `out` does not hold complete or diverged."""
     store, every = Store(out), cells(experiment, group)
     if lost := {*only} - {c.id for c in every}:
-        raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was asked for; start the run again.")
+        raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was planned; start the run again.")
     missing = [c for c in every if c.id in only and not finished(store, c)]
     if not missing:
         return

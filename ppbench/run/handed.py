@@ -115,7 +115,7 @@ def _unfit(labels: Tensor | None, classes: int) -> str | None:
     if labels is None:
         return ", whole numbers: put numbers in the place of names and gaps"
     if not labels.numel():
-        return ", one an input"
+        return ", one per input"
     if labels.dim() == 2 and labels.shape[1] == classes > 1:
         return ": of one-hot rows, labels.argmax(1)"
     if labels.dim() == 2 and labels.shape[1] == 1:
@@ -139,7 +139,7 @@ def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple
     one = one or (isinstance(shards, tuple) and len(shards) == 2 and not any(_is_shard(part) for part in shards))
     if one:
         raise UsageError(
-            f"The {kind} are those of one client ({_called(shards)}); give a list, with an entry a client."
+            f"The {kind} are those of one client ({_called(shards)}); give a list, with one entry per client."
         )
     if isinstance(shards, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(shards, Iterable):
         raise UsageError(f"The {kind} are {describe_value(shards)}; {right}.")

@@ -219,7 +219,9 @@ def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, 
     elif not isinstance(attack, Attack):
         raise UsageError(f"The attack is {shown(attack, 60)}; give a name, as 'dlg', or what load_attack gives.")
     elif parameters:
-        raise UsageError(f"Parameter {next(iter(parameters))!r} is of an attack that is given whole; tell load_attack.")
+        raise UsageError(
+            f"Parameter {next(iter(parameters))!r} does not apply to an attack object; give it to load_attack."
+        )
     else:
         chosen = attack
     with guard("attacks", chosen.name):

@@ -103,7 +103,7 @@ def _end_of(process: BaseProcess | None) -> str:
         time.sleep(0.01)  # the pool's own thread takes the code, and keeps it a moment later
     code = None if process is None else process.exitcode
     if code is None:
-        return "ended, and nothing tells why"
+        return "ended for an unknown reason"
     if code >= 0:
         return f"ended with exit code {code}: code of a plugin, or of a library, ended it"
     why = ", probably for lack of memory" if -code == getattr(signal, "SIGKILL", 9) else ""

@@ -58,7 +58,7 @@ def unfit(order: Order) -> str | None:
         seen = ""
     if seen != order.marker:
         return (
-            f"Node {node} does not see the folder {out} of this machine (its {MARKER} is another or not there); "
+            f"Node {node} does not see the folder {out} of this machine (its {MARKER} differs or is missing); "
             "give an --out that all nodes share, under one path."
         )
     return None
