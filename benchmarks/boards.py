@@ -130,9 +130,7 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
         if former:
             unpack_archive(place / "records.zip", base)
         times = _times(board, base, folder)
-        shutil.rmtree(
-            base / TIMES_FOLDER, ignore_errors=True
-        )  # no part of a baseline, which would be refused with them
+        shutil.rmtree(base / TIMES_FOLDER, ignore_errors=True)  # a baseline with times would be refused
         accept(folder, base, reason, recheck, keep=True)
         seeds = sorted({r.config.seed for r in Store(base).load_all()})
         restate(base, " ".join(board.command(seeds)))

@@ -44,8 +44,8 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
         config = record.config
         where = config.federation
         by_suite[config.suite, config.suite_digest, where.device, where.tf32].append(record)
-    for (name, digest, device, tf32), found_records in sorted(by_suite.items(), key=str):
-        suite = _suite(name, digest, device, local_dataset(found_records[0].config.data.name), bool(tf32))
+    for (name, digest, device, tf32), suite_records in sorted(by_suite.items(), key=str):
+        suite = _suite(name, digest, device, local_dataset(suite_records[0].config.data.name), bool(tf32))
         if suite is None:
             why = "no shipped suite of that name and digest, or its data are not here"
             yield f"whether all cells of {name} are there ({why})", False
@@ -56,7 +56,7 @@ def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
             yield f"whether all cells of {name} are there ({cause})", False
             continue
         expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
-        yield from _compare(name, expected, [record.config for record in found_records])
+        yield from _compare(name, expected, [record.config for record in suite_records])
 
 
 def _suite(name: str, digest: str, device: str, data: str | None, tf32: bool) -> Suite | None:

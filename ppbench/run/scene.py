@@ -65,8 +65,8 @@ def acting_of(experiment: Experiment, group: CellGroup, victims: Victims) -> Act
     attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
     if attack is None:
         return None
-    asked_slots = sum(map(len, victims.units))
-    return Acting(attack.crafted, TARGET if asked_slots < len(victims.data) else None, experiment.task.public)
+    slot_count = sum(map(len, victims.units))
+    return Acting(attack.crafted, TARGET if slot_count < len(victims.data) else None, experiment.task.public)
 
 
 def yardstick_of(experiment: Experiment) -> Yardstick:
