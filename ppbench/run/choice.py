@@ -179,7 +179,7 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
     acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
     if "all" in config.attacks or audited or acting:
         return True
-    # Of its own, not inherited: who builds on an attack that is left out need not be left out.
+    # Not inherited: a subclass of an attack that is left out need not be left out.
     quick = getattr(factory, "__dict__", {}).get("quick", True)
     return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
 

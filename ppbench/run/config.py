@@ -58,7 +58,7 @@ class EvaluateConfig(Strict):
         weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
             torchvision's cache, else these are null. device: as torch names it. tf32: whether a GPU may compute with
             TF32 (`base.precision`): faster, with factors of products rounded to ten bits.
-        isolate: whether strangers' attacks run in processes of their own (`adversary.apart`).
+        isolate: whether other packages' attacks run in processes of their own (`adversary.apart`).
         salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
             and none is given, the folder of results has one.
         suite, suite_digest: the suite with its version, and the digest of what its cells share.

@@ -113,7 +113,7 @@ def evaluate(
     progress: receives how far the work is. command: as typed, for `origin.json`. Raises UsageError: an option cannot
     be used; nothing has been trained then.
     """
-    # Whatever a stranger's code raises outside of jobs, in cells' names or on the board: one sentence.
+    # Errors of other packages' code outside of jobs, as in cells' names or on the board, become one sentence.
     with guard():
         return _evaluate(config, Path(out), workers, progress, command, preset, options)
 

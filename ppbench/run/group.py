@@ -155,14 +155,14 @@ class Bench:
                     status: CellStatus = "failed" if failure else "complete"
                     seconds = time.perf_counter() - began
                     self._keep(cell, scored, seconds, status, failure, choice, inquiry.digest)
-        except PluginError as cause:  # a stranger's question, or scores that no record can hold
+        except PluginError as cause:  # another package's question, or scores that no record can hold
             guesses, failure = [], str(cause)
             if keep:
                 self.keep_without_figures([cell], "failed", failure)
         return AttackAnswer(guesses, failure)
 
     def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
-        """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
+        """Run and score an attack. Any fault of another package's attack fails the cell, not the run."""
         group, attack = self.group, cell.attack
         generator = torch.Generator().manual_seed(draws_of(self.experiment, group, attack.name, cell.follows or ""))
         try:

@@ -82,7 +82,7 @@ def attempt(job: WorkItem, tell: Tell | None = None) -> Failure | None:
     """Do a job as `work` does; return its failure, None without one."""
     try:
         work(job, tell)
-    except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+    except Exception as cause:  # noqa: BLE001 - other packages' code may raise anything; the scheduler decides
         return Failure(type(cause).__name__, str(cause), traceback.format_exc())
     return None
 

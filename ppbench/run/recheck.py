@@ -215,7 +215,7 @@ def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: 
         victims = _draw_victims(record, defense, task) if question.source == "probe" else None
         inquiry = _inquiry(record, defense, task, victims)
         expected = [(score.place, score.truth) for score in inquiry.score(_empty_guesses(inquiry, config)).victims]
-    except Exception as cause:  # noqa: BLE001 - a question may be a stranger's
+    except Exception as cause:  # noqa: BLE001 - another package's question may raise anything
         notes.unchecked[f"victims of {question.name} ({type(cause).__name__})"] += 1
         return
     where = f"seed {config.seed} draws from {config.data.name}"

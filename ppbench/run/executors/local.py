@@ -34,7 +34,7 @@ def _enter(queue: SimpleQueue[int], parent: int) -> None:
     """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
     global _rounds
     torch.set_num_threads(1)
-    for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all: who started this process ends it
+    for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all processes: the parent ends this one
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # see `held_back`
@@ -91,7 +91,7 @@ class InlineExecutor:
         try:
             with one_thread():
                 work(job, self._tell)
-        except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+        except Exception as cause:  # noqa: BLE001 - other packages' code may raise anything; the scheduler decides
             return Done(job, cause)
         return Done(job)
 
@@ -214,7 +214,7 @@ class LocalExecutor:
     def _listen(self) -> None:
         ending = False
         while not ending:
-            ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it
+            ending = self._stop.wait(0.1)  # once more after the end, for the last rounds
             for queue in list(self._lines.values()):
                 while not queue.empty():
                     self._tell(queue.get())

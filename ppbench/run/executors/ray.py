@@ -105,7 +105,7 @@ class RayExecutor:
         """Start or join the cluster. Raises UsageError: none answers, or it lacks a GPU that is asked for."""
         ray = self._ray
         if not ray.is_initialized():
-            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
             self._connect()
             self._ours = True
         try:
