@@ -351,7 +351,7 @@ def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded
         ({SUBMISSION: None}, "is no submission"),
         ({SUBMISSION: "{}"}, "does not have the required form"),
         ({SUBMISSION: to_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
-        ({SUBMISSION: b"[" * 100_000}, "is not of the form"),
+        ({SUBMISSION: b"[" * 100_000}, "does not have the required form"),
     ]
     for place, (members, told) in enumerate(evil):
         code, said = run("submit", "--check", put(path, tmp_path / f"{place}.zip", **members))
