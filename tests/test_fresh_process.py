@@ -39,7 +39,7 @@ torch.set_num_threads(1)
 experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
 fed = federation(experiment, experiment.points[0])
 fed.start(experiment.task.params)
-print(cost.peak_memory(cost.client_of(fed)))
+print(cost.peak_memory(cost.measured_client(fed)))
 """
 LACKING = """
 import torch
