@@ -24,7 +24,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.nets.net import initial
-from ppbench.run.cost import UNDEFENDED, Client, client_of, peak_memory, relative_time
+from ppbench.run.cost import UNDEFENDED, Client, measured_client, peak_memory, relative_time
 from ppbench.testing.scene import DefenseTrial, shards_for
 
 KEPT = Path(__file__).parent / "results/defense_cost.json"
@@ -68,7 +68,7 @@ def first_round(defense: Defense, like: Defense) -> tuple[int, int]:
 
 
 def measured(defense: Defense) -> Pair:
-    client, twin = (client_of(started(one, defense)) for one in (defense, UNDEFENDED))
+    client, twin = (measured_client(started(one, defense)) for one in (defense, UNDEFENDED))
     up, down = first_round(defense, defense)
     none_up, none_down = first_round(UNDEFENDED, defense)
     return Pair(client, twin, Exact(up, down, none_up, none_down, peak_memory(client), peak_memory(twin)))

@@ -19,11 +19,11 @@ from torch import Tensor
 from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.attack import Guess
 from ppbench.base.confine import confinement
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.run.scene import victims_of
+from ppbench.run.scene import group_victims
 from ppbench.run.train import federation
 
 
@@ -56,7 +56,7 @@ def main() -> int:
     experiment = resolve(configure(defense="none", model="mlp", train=200, victims=asked.victims, attack_batch=(1,)))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
-    victims = victims_of(experiment, Group(0, "init", "server/1", 1, False))
+    victims = group_victims(experiment, CellGroup(0, "init", "server/1", 1, False))
     view, challenges = fed.probe(victims.data).view("server/1"), victims.challenges()
     print(f"apart: {confinement().words}; Python {sys.version.split()[0]}, torch {torch.__version__}, cpu, 1 thread")
     costs, alike = [], True

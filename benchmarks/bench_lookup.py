@@ -32,8 +32,8 @@ from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.seeds import Seeds
 from ppbench.federation.evidence import Evidence
-from ppbench.ledger.publish import computed, publish, title_of
-from ppbench.ledger.transcript import Frozen, load_transcript
+from ppbench.ledger.publish import compute_views, publish, title_of
+from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.records.salt import salt_of
 from ppbench.records.store import Store
 from ppbench.task.dataset import Split
@@ -94,7 +94,7 @@ class Target:
     observed: Tensor
 
     @classmethod
-    def of(cls, frozen: Frozen) -> Target:
+    def of(cls, frozen: FrozenView) -> Target:
         """Return what a transcript's questions are about, in their order."""
         reader = AdaptiveSPN() if frozen.about.defense.id == "spn" else AdaptiveDP()
         found = {e.unit: e for e in reader.evidence(frozen.view)}
@@ -170,7 +170,7 @@ def measure(dataset: str, home: Path) -> None:
     results, out, suite = home / "results", home / "transcripts", home / "suite.toml"
     home.mkdir(parents=True, exist_ok=True)
     suite.write_text(SUITE.replace("DATASET", dataset))
-    computed(str(suite), results, only={"attack": OURS}, workers=1)
+    compute_views(str(suite), results, only={"attack": OURS}, workers=1)
     seed = Seeds(0, salt_of(results, fresh=False)).seed("data")
     theirs, known = Known.of(dataset, seed), Known.of("digits", 0)
     ours: dict[str, float] = {}

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ppbench.records.archive import pack, unpack
+from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.origin import restate
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
@@ -51,11 +51,11 @@ def rederive(board: Path) -> bool:
     before = archive.read_bytes()
     with tempfile.TemporaryDirectory() as made:
         folder, packed = Path(made) / "board", Path(made) / "records.zip"
-        if problems := unpack(archive, folder):
+        if problems := unpack_archive(archive, folder):
             raise SystemExit(problems[0])
         write_tables(folder)
         restate(folder, tomllib.loads(manifest.read_text())["command"])
-        pack(folder, packed)
+        pack_archive(folder, packed)
         archive.write_bytes(packed.read_bytes())
         (board / WORST).write_bytes((folder / WORST).read_bytes())
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()

@@ -31,7 +31,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
-from ppbench.run.detection import detected
+from ppbench.run.detection import detection_scores
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
 from ppbench.testing.scene import all_digits
@@ -270,12 +270,12 @@ class Honest(Imprint):
 def test_clients_notice_a_trap_and_nothing_where_there_is_nothing():
     world, acting = probed(QuietImprint(), NoDefense(), 8, 32)
     transcript = world.run.probe(world.victims.data, acting=acting)
-    assert set(detected(world.run, acting, transcript, world.victims.data).values()) == {1.0}
+    assert set(detection_scores(world.run, acting, transcript, world.victims.data).values()) == {1.0}
     placed = []
     for seed in range(8):
         world, acting = probed(Honest(), NoDefense(), 8, 32, seed=seed, options={"hidden": 16})
         transcript = world.run.probe(world.victims.data, acting=acting)
-        placed += detected(world.run, acting, transcript, world.victims.data).values()
+        placed += detection_scores(world.run, acting, transcript, world.victims.data).values()
     assert 0.25 < sum(placed) / len(placed) < 0.75
 
 

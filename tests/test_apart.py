@@ -23,13 +23,13 @@ from ppbench.base.tree import save
 from ppbench.records import sources
 from ppbench.records.salt import commitment, keep_salt, salt_of
 from ppbench.report.verify import examine
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
-from ppbench.run.scene import victims_of
-from ppbench.run.suite import load_suite, salted
+from ppbench.run.scene import group_victims
+from ppbench.run.suite import load_suite, salt_if_isolated
 from ppbench.run.train import federation
 
 TINY = {
@@ -94,9 +94,9 @@ def quick(helper):
 def world():
     """A view of an undefended federation, and the truth about it."""
     experiment = resolve(configure(**TINY, attacks=("label_recovery",)))
-    fed, group = federation(experiment, experiment.points[0]), Group(0, "init", "server/1", 1, False)
+    fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", "server/1", 1, False)
     fed.start(experiment.task.params)
-    victims = victims_of(experiment, group)
+    victims = group_victims(experiment, group)
     return fed.probe(victims.data).view("server/1"), victims
 
 
@@ -193,9 +193,9 @@ def test_with_a_secret_nobody_draws_the_victims_again(quick, tmp_path):
     )
     held = []
     for experiment in (open_, secret):
-        fed, group = federation(experiment, experiment.points[0]), Group(0, "init", "server/1", 1, False)
+        fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", "server/1", 1, False)
         fed.start(experiment.task.params)
-        victims = victims_of(experiment, group)
+        victims = group_victims(experiment, group)
         guesses = experiment.attacks[0].run(fed.probe(victims.data).view("server/1"), victims.challenges(), seeded())
         held.append("drawn_again" in taken(guesses, victims, os.getpid()))
     assert held == [True, False]
@@ -359,10 +359,13 @@ def test_a_suite_runs_strangers_apart_unless_told_otherwise(quick, tmp_path):
     )
     (config,) = load_suite(suite).configs
     assert config.isolate and not config.salt
-    assert salted(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
+    assert salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
     assert not load_suite(suite, isolate=False).configs[0].isolate
     suite.write_text(suite.read_text().replace('["plain"]', '["label_recovery"]'))
-    assert not load_suite(suite).configs[0].isolate and salted(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    assert (
+        not load_suite(suite).configs[0].isolate
+        and salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    )
 
 
 def test_a_secret_is_its_folders(tmp_path):

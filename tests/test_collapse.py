@@ -19,7 +19,14 @@ from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.table import rows
 from ppbench.report.strays import FAR
 from ppbench.run import train as training
-from ppbench.run.collapse import LOOKS, at_chance, attempt_in, attempt_of, commonest, ends_above
+from ppbench.run.collapse import (
+    MIN_EVALUATIONS,
+    at_chance,
+    attempt_number,
+    commonest_count,
+    ends_above_chance,
+    task_of_attempt,
+)
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.train import train
@@ -42,24 +49,24 @@ def utility(curve, n=100):
 def test_only_what_never_rose_above_the_commonest_class_is_at_chance():
     task = experiment().task
     n = len(task.test.x)
-    top = clopper_pearson(commonest(task), n).high
-    assert commonest(task) / n > 0.1, "digits' classes are not of one size"
-    assert at_chance(utility([top] * LOOKS), task)
+    top = clopper_pearson(commonest_count(task), n).high
+    assert commonest_count(task) / n > 0.1, "digits' classes are not of one size"
+    assert at_chance(utility([top] * MIN_EVALUATIONS), task)
     assert not at_chance(utility([top, top + 1 / n, top]), task), "it had learnt before it fell"
-    assert not at_chance(utility([top] * (LOOKS - 1)), task), "too short to tell"
-    assert not at_chance(utility([0.9] * LOOKS), task)
-    gone = utility([top] * LOOKS).model_copy(update={"accuracy": None})
+    assert not at_chance(utility([top] * (MIN_EVALUATIONS - 1)), task), "too short to tell"
+    assert not at_chance(utility([0.9] * MIN_EVALUATIONS), task)
+    gone = utility([top] * MIN_EVALUATIONS).model_copy(update={"accuracy": None})
     assert not at_chance(gone, task), "what diverged has a status of its own"
 
 
 def test_other_seeds_change_the_training_and_nothing_that_is_attacked():
     task = experiment().task
-    assert attempt_of(task, 0) is task
-    tries = [attempt_of(task, i) for i in range(TRAININGS)]
+    assert task_of_attempt(task, 0) is task
+    tries = [task_of_attempt(task, i) for i in range(TRAININGS)]
     assert len({one.seeds.master for one in tries}) == TRAININGS
     assert len({float(sum(p.double().sum() for p in one.params.values())) for one in tries}) == TRAININGS
     assert all(one.shards is task.shards and one.test is task.test for one in tries)
-    assert attempt_of(task, 1).seeds == attempt_of(task, 1).seeds
+    assert task_of_attempt(task, 1).seeds == task_of_attempt(task, 1).seeds
 
 
 def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
@@ -73,8 +80,8 @@ def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
 
 @pytest.mark.parametrize(("defense", "lr", "times"), [("none", 1e6, 1), ("full_noise", 1e6, 1), ("dp", 5e-3, 1)])
 def test_controls_and_healthy_trainings_are_never_retried(tmp_path, monkeypatch, defense, lr, times):
-    asked, own = [], training._trained
-    monkeypatch.setattr(training, "_trained", lambda *words: asked.append(words[2]) or own(*words))
+    asked, own = [], training._train_once
+    monkeypatch.setattr(training, "_train_once", lambda *words: asked.append(words[2]) or own(*words))
     one = experiment(lr=lr, rounds=4 if lr > 1 else 8, optimizer="sgd" if lr > 1 else "adam")
     _, found = train(one, point_of(one, defense), tmp_path / "cache")
     assert len(asked) == times
@@ -87,12 +94,12 @@ def test_one_that_learns_with_another_seed_stands_with_that_seed(tmp_path, monke
     told = iter([True, False])
     monkeypatch.setattr(training, "at_chance", lambda *_: next(told))
     fed, found = train(one, point_of(one, "dp"), tmp_path / "cache")
-    seeds = attempt_of(one.task, 1).seeds
+    seeds = task_of_attempt(one.task, 1).seeds
     assert (found.utility.collapsed, found.utility.retrained) == (1, seeds.master) and fed.seeds == seeds
     assert found.utility.collapse == "collapsed in 1 of 2 trainings" and not found.utility.is_collapsed
     monkeypatch.setattr(training, "at_chance", own)
     kept, same = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert same == found and attempt_in(found.utility) == 1
+    assert same == found and attempt_number(found.utility) == 1
     assert kept.seeds == seeds and kept.accuracy(one.task.test) == found.utility.accuracy
     assert Utility.model_validate_json(json.dumps(found.utility.model_dump(mode="json"))) == found.utility
 
@@ -115,17 +122,17 @@ def test_a_constant_answer_of_the_commonest_class_is_at_chance_whatever_one_over
     others = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8, 9])[torch.arange(8865) % 9]
     labels = torch.eye(10)[torch.cat([torch.ones(1135).long(), others])]
     task = SimpleNamespace(test=Data(torch.zeros(10_000, 1), labels), classified=True, segmented=False)
-    assert commonest(task) == 1135
-    assert at_chance(utility([0.1135] * LOOKS, n=10_000), task)
-    assert not at_chance(utility([0.13] * LOOKS, n=10_000), task)
+    assert commonest_count(task) == 1135
+    assert at_chance(utility([0.1135] * MIN_EVALUATIONS, n=10_000), task)
+    assert not at_chance(utility([0.13] * MIN_EVALUATIONS, n=10_000), task)
 
 
 def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_path, monkeypatch):
     one, task = experiment(lr=1e6), experiment().task
-    top = clopper_pearson(commonest(task), len(task.test.x)).high
+    top = clopper_pearson(commonest_count(task), len(task.test.x)).high
     jumped = utility([0.1, top + 0.1, 0.1, 0.1])
-    assert not at_chance(jumped, task) and not ends_above(jumped, task)
-    first = utility([0.1] * LOOKS)
+    assert not at_chance(jumped, task) and not ends_above_chance(jumped, task)
+    first = utility([0.1] * MIN_EVALUATIONS)
     asked = []
 
     def trained(experiment, point, attempt, *more):
@@ -133,8 +140,8 @@ def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_pa
         asked.append(attempt)
         return fed, result.model_copy(update={"utility": jumped if attempt else first})
 
-    own = training._trained
-    monkeypatch.setattr(training, "_trained", trained)
+    own = training._train_once
+    monkeypatch.setattr(training, "_train_once", trained)
     _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
     assert asked == [0, 1, 2] and found.utility.is_collapsed and found.utility.curve == first.curve
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
 from ppbench.questions.base import question_for, questions
-from ppbench.records.archive import files_of, pack, unpack
+from ppbench.records.archive import files_of, pack_archive, unpack_archive
 from ppbench.records.schema import AuditInfo, CellConfig
-from ppbench.records.store import Store, results
+from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, WORST
 from ppbench.report.controls import Check
@@ -79,7 +79,7 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     for name in ("leaderboard.csv", "worst_case.csv"):
         head = next(csv.reader(io.StringIO(files.read(name).decode())))
         assert head and not set(head) - explained(), name
-    told = {metric.name for record in results(part).load_all() for metric in record.metrics}
+    told = {metric.name for record in open_results(part).load_all() for metric in record.metrics}
     assert not {name for name in told if not name.startswith("auc_")} - set(METRICS)
 
 
@@ -108,10 +108,10 @@ def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monke
     assert again.main([]) == 0, "it may have been written before a column was there"
     derived = {path.name: path.read_bytes() for path in board.iterdir()}
     assert set(derived) == {"manifest.toml", "records.zip", "worst_case.csv"}
-    unpack(board / "records.zip", tmp_path / "old")
+    unpack_archive(board / "records.zip", tmp_path / "old")
     (tmp_path / "old" / "worst_case.csv").write_text("dataset,rank\ndigits,1-5\n")
     (board / "records.zip").unlink()
-    pack(tmp_path / "old", board / "records.zip")
+    pack_archive(tmp_path / "old", board / "records.zip")
     assert again.main(["bank"]) == 0, "healed, digest and all"
     assert {path.name: path.read_bytes() for path in board.iterdir()} == derived
 

@@ -15,7 +15,7 @@ from ppbench.commands.compare import compare as command
 from ppbench.defenses.dp import DP
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
-from ppbench.records.sources import CODE
+from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import Store
 from ppbench.report.cap import caps
 from ppbench.report.compare import machine, outcome, report
@@ -307,7 +307,7 @@ def test_markdown_shows_names_as_they_are_and_links_nothing(text):
 @pytest.mark.parametrize(("content", "told"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0)])
 def test_cells_of_several_states_of_the_code_are_told(cell, controls, tmp_path, content, told):
     base, new = (written(tmp_path / name, *controls, cell()) for name in ("base", "new"))
-    (new / CODE).write_text(content)
+    (new / SOURCES_FILE).write_text(content)
     found = compare(base, new)
     assert found.exit_code == 0 and len(found.warnings) == told
     lines = [line for line in machine.workflow_commands(found) if line.startswith("::warning ")]

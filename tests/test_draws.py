@@ -26,8 +26,8 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
-from ppbench.run.cost import client_of, cut, peak_bytes
-from ppbench.run.evaluation import check
+from ppbench.run.cost import first_steps, measured_client, peak_bytes
+from ppbench.run.evaluation import check_experiment
 from ppbench.run.experiment import resolve
 from ppbench.run.task import check_clients
 
@@ -146,9 +146,9 @@ def test_more_steps_take_no_more_memory_for_noise(name: str, backend: Backend, d
 
 def test_a_job_is_cut_to_its_first_steps(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "EAGER_NUMBERS", draws.NORMAL_BLOCK)
-    client = client_of(federation(digits, noisy("dp")))
+    client = measured_client(federation(digits, noisy("dp")))
     job = next(iter(client.jobs()))
-    right, part = draws.at_step(job.noise, 1), draws.at_step(cut(job, 2).noise, 1)
+    right, part = draws.at_step(job.noise, 1), draws.at_step(first_steps(job, 2).noise, 1)
     assert all(torch.equal(right[name], part[name]) for name in right)
 
 
@@ -188,10 +188,10 @@ def test_clients_that_compute_at_once_are_counted(monkeypatch: pytest.MonkeyPatc
 
 def test_an_evaluation_asks_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = resolve(configure(defense="dp", schedule="parallel", train=100))
-    check(experiment)
+    check_experiment(experiment)
     room(monkeypatch, 1e-4)
-    assert "defense 'none'" in refusal(lambda: check(experiment)) or "defense 'dp'" in refusal(
-        lambda: check(experiment)
+    assert "defense 'none'" in refusal(lambda: check_experiment(experiment)) or "defense 'dp'" in refusal(
+        lambda: check_experiment(experiment)
     )
 
 

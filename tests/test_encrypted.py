@@ -248,9 +248,9 @@ def test_a_longer_modulus_has_more_slots_and_costs_more_bytes():
 
 def test_seconds_scale_with_the_ciphertexts_and_say_what_was_timed():
     one = ciphers.Seconds(encrypt=2.0, partial=1.0, decrypt=5.0, library="a library 1")
-    found = ciphers.scaled(one, paillier(2048, 5, 3, 100))
+    found = ciphers.round_times(one, paillier(2048, 5, 3, 100))
     assert (found.client, found.server) == (12.0, 20.0)  # four ciphertexts of 31 numbers
-    twice = ciphers.scaled(one, paillier(2048, 5, 3, 8 * 31))
+    twice = ciphers.round_times(one, paillier(2048, 5, 3, 8 * 31))
     assert (twice.client, twice.server) == (24.0, 40.0)
     sentence = encryption_sentence(found)
     assert sentence == "encryption adds 12 s a client and round, 20 s at the server (a library 1)"
@@ -262,7 +262,7 @@ def test_without_the_libraries_the_cost_says_what_to_install_and_all_else_works(
     def missing(*_):
         raise ModuleNotFoundError("No module named 'phe'")
 
-    monkeypatch.setattr(ciphers, "timed", missing)
+    monkeypatch.setattr(ciphers, "time_operations", missing)
     monkeypatch.setattr(cost, "BUDGET_S", 0.0)
     run = federation(made("tp_smc"))
     found = cost.client_cost(run, run.parties.server.params).time

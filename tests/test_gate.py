@@ -18,10 +18,10 @@ from ppbench.base.errors import PluginError, UsageError
 from ppbench.cli import app
 from ppbench.records.store import Store
 from ppbench.run.config import configure
-from ppbench.run.evaluation import check
+from ppbench.run.evaluation import check_experiment
 from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import Schedule, strands, wanted
+from ppbench.run.schedule import Scheduler, plan_cells, strands
 
 TINY = {
     **{"dataset": "digits", "model": "mlp", "train": 40, "clients": 2, "rounds": 1, "victims": 2, "candidates": 8},
@@ -70,11 +70,13 @@ def use(one, out):
         if one.group == "questions":
             registry.load("questions", one.name)
         experiment = resolve(configure("quick", **options))
-        check(experiment)
-        asked = [w for w in wanted([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]]
+        check_experiment(experiment)
+        asked = [
+            w for w in plan_cells([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]
+        ]
         store = Store(out)
         store.prepare()
-        Schedule(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
+        Scheduler(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
     except UsageError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000 and str(error).isprintable(), str(error)
         assert isinstance(error, PluginError) is (one.module in str(error)) or one.about == "metadata", str(error)
@@ -142,7 +144,7 @@ def test_all_of_them_together_leave_list_and_what_others_ask_for_as_it_is(packag
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             after = resolve(configure("quick", **TINY, defense="dp"))
-            check(after)
+            check_experiment(after)
             left = {attack.name for attack in after.attacks}
         assert {name for name in left if not name.startswith("bad_")} == names
         texts = [str(warning.message) for warning in told]
@@ -206,7 +208,7 @@ def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainin
         with site(folder, [package(source)]):
             registry_caches()
             experiment = resolve(configure("quick", **TINY, defense="bad_0", attacks=("label_recovery",)))
-            configs = [cell.config for w in wanted([experiment]) for cell in w.cells]
+            configs = [cell.config for w in plan_cells([experiment]) for cell in w.cells]
             homes = {p.defense.name: home_of(experiment, p, folder).name for p in experiment.points}
             return {c.defense.id: c for c in configs}, homes
 

@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 import ppbench
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.nets.net import Classifier, Net, build, initial, net_spec, trainable
-from ppbench.run.complete import at_hand
+from ppbench.run.complete import local_dataset
 from ppbench.task.given import dataset_from
 from ppbench.task.opening import open_dataset
 
@@ -338,7 +338,7 @@ def test_modules_of_the_present_folder_are_found(tmp_path: Path, monkeypatch: py
 
 def test_records_do_not_choose_what_is_imported() -> None:
     """`verify` opens data by what records call them; an address in a record is not followed."""
-    assert at_hand("somebodys:arrays") is None
+    assert local_dataset("somebodys:arrays") is None
 
 
 @pytest.mark.parametrize("text", ["somebodys:", ":arrays", "some bodys:arrays", "somebodys:a b", "../somebodys:arrays"])

@@ -31,7 +31,7 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.invert import view_of
-from ppbench.run.scene import probed
+from ppbench.run.scene import probe_group
 from ppbench.run.train import federation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
 
     fed = federation(experiment, experiment.points[group.point])
     fed.start(experiment.task.params)
-    scene = probed(experiment, group, fed)
+    scene = probe_group(experiment, group, fed)
     (exchange,) = scene.view.exchanges()
     model = lenet()
     names = held_network(model, SHAPE).names
@@ -258,7 +258,7 @@ def broken(gradient: tuple[Tensor, ...], **others: Any) -> list[Any]:
         (lambda m, g: (m, g, SHAPE), {"device": "gpu"}, "Device 'gpu' cannot be used"),
         (lambda m, g: (m, g, SHAPE), {"budgt": 3}, "parameter of attack 'dlg' named 'budgt'; did you mean 'budget'"),
         (lambda m, g: (m, g, SHAPE), {"budget": 0}, "budget=0 cannot be used; it must be a whole number from 1"),
-        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "given whole"),
+        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "to an attack object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_told_in_one_sentence(victim: Any, arguments: Any, options: Any, words: str) -> None:

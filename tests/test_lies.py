@@ -22,7 +22,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe, Yardstick
 from ppbench.run.choice import make_defense
-from ppbench.run.noticing import noticed
+from ppbench.run.noticing import probe_flags
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import NotAsked
 from ppbench.testing.scene import DefenseTrial
@@ -172,7 +172,7 @@ def test_who_protects_the_probe_alone_is_found_out(started):
     def remarks(defense, kind="gradient", schedule="parallel"):
         run = started(defense, schedule=schedule)
         victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0), sums=defense.sums).data
-        return noticed(run, run.probe(victims, kind), victims)
+        return probe_flags(run, run.probe(victims, kind), victims)
 
     for kind, schedule in (("gradient", "parallel"), ("local", "parallel"), ("gradient", "round_robin")):
         (flag,) = remarks(Shy(), kind, schedule)

@@ -8,7 +8,7 @@ from ppbench.run import schedule
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import missing, size, wanted
+from ppbench.run.schedule import count_cells, plan_cells, unfinished
 
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
 TINY = {
@@ -87,31 +87,33 @@ def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak)
     found, _ = weak
     again = evaluate(**TINY, out=found.out, workers=1)
     assert again.computed == 0 and again.left_out == found.left_out
-    plan = wanted([resolve(configure(**TINY, attacks=("standard",)))])
+    plan = plan_cells([resolve(configure(**TINY, attacks=("standard",)))])
     store = schedule.Store(found.out)
     assert not any(one.gate for one in plan)
     asked = {c.id: c for one in plan for c in one.cells}
     assert {r.cell_id for r in found.records} < asked.keys()  # a cell is the same cell, whoever asks for it
-    left = {c.attack.name for one in missing(plan, store) for c in one.cells if c.config.defense.id == "spn"}
+    left = {c.attack.name for one in unfinished(plan, store) for c in one.cells if c.config.defense.id == "spn"}
     assert {"dlg", "ig", "adaptive_spn", "tracing"} <= left and "label_recovery" not in left
 
 
 def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):
-    plan, store = wanted([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
-    assert not missing(plan, store)
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: False)
-    left = missing(plan, store)
-    assert size(left) == sum(len(one.cells) for one in plan if one.gate) > 0
+    plan, store = plan_cells([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
+    assert not unfinished(plan, store)
+    monkeypatch.setattr(schedule, "undefended_stands", lambda store, gate: False)
+    left = unfinished(plan, store)
+    assert count_cells(left) == sum(len(one.cells) for one in plan if one.gate) > 0
     assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
 
 
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
+    monkeypatch.setattr(
+        schedule, "undefended_stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False
+    )
     settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
     found = evaluate(**settings, out=tmp_path / "out", workers=1)
-    gated = [one for one in wanted([resolve(configure(**settings))]) if one.gate]
+    gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]
     assert len(gated) == 1 and order and order[-1] == len(gated[0].gate)
     assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in found.records} and not found.left_out
 

@@ -10,7 +10,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import Metric
-from ppbench.records.store import Images, Store
+from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
@@ -306,7 +306,7 @@ def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_fi
 def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page):
     noise = np.random.default_rng(0).random((10, 3, 32, 32)).astype(np.float32)
     record = next(bench_page.synthetic(1))
-    album = Album(lambda _: Images(noise, noise), budget=100_000)
+    album = Album(lambda _: CellImages(noise, noise), budget=100_000)
     found = [album.strip(record) for _ in range(5)]
     assert found[0] is not None and found[-1] is None
     assert album.refused == sum(uri is None for uri in found) > 0

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Played
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
@@ -60,7 +60,7 @@ def part(page, first, last):
 
 def gradient_images(record=None):
     truth = np.linspace(0, 1, 3 * 3 * 8 * 8, dtype=np.float32).reshape(3, 3, 8, 8)
-    return Images(truth[:, :, ::-1].copy(), truth)
+    return CellImages(truth[:, :, ::-1].copy(), truth)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Flag
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import Finding
 from ppbench.report.controls import Check
@@ -84,7 +84,7 @@ def images_of(record):
     if record.config.attack.kind != "reconstruction" or record.status != "complete":
         return None
     truth = np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
-    return Images(truth[:, :, ::-1].copy(), truth)
+    return CellImages(truth[:, :, ::-1].copy(), truth)
 
 
 @pytest.fixture(scope="module")

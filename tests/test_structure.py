@@ -14,7 +14,7 @@ from ppbench.questions.base import MissingQuestion, missing_sentences, question_
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import boards
@@ -140,7 +140,7 @@ def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
 @pytest.fixture
 def stranger(fabricate):
     """Return a record of a question that nobody here has, as it lies on disk."""
-    data = json.loads(canonical(fabricate("none", None, "value_search", "label", stage="init")))
+    data = json.loads(canonical_json(fabricate("none", None, "value_search", "label", stage="init")))
     data["config"]["attack"]["kind"] = "attribute"
     data["victims"] = [{"kind": "attribute", "index": i, "value": 0.5, "more": [1, {"a": None}]} for i in range(3)]
     data["metrics"] = [{**data["metrics"][0], "name": "attribute_accuracy"}]
@@ -153,7 +153,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
     for record in records:
         store.save(record)
     (again,) = [record for record in store.load_all() if record.cell_id == stranger.cell_id]
-    assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
+    assert canonical_json(again) == canonical_json(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
     assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
     assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
@@ -166,7 +166,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
 
 
 def test_scores_that_answer_another_question_are_refused(fabricate):
-    data = json.loads(canonical(fabricate("none", None, "x", "label")))
+    data = json.loads(canonical_json(fabricate("none", None, "x", "label")))
     data["victims"] = [{"kind": "attribute", "index": 0}]
     with pytest.raises(ValueError, match="do not answer the question 'label'"):
         Record.model_validate_json(json.dumps(data))

@@ -11,7 +11,7 @@ from ppbench.metrics.tracing import tracing_accuracy
 from ppbench.questions.tracing import TraceScore, Tracing
 from ppbench.report.page.table import rows
 from ppbench.report.verdict.lines import lines
-from ppbench.run.cells import cells, groups, owners
+from ppbench.run.cells import cells, count_owners, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 
@@ -52,7 +52,7 @@ def test_owners_are_counted_as_victims_are_drawn(defense, threat):
     for group in (g for g in groups(experiment) if not g.records and g.point == len(experiment.points) - 1):
         roles = len(point.defense.roles) if group.role else 1
         drawn = choose_victims(shards, group.threat, group.batch, 6, Seeds(0), sums=point.defense.sums, roles=roles)
-        assert owners(experiment, group) == len({slot.client for unit in drawn.units for slot in unit})
+        assert count_owners(experiment, group) == len({slot.client for unit in drawn.units for slot in unit})
 
 
 def test_one_owner_found_out_later_has_no_figure_and_raises_no_alarm(fabricate):

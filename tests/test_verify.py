@@ -13,7 +13,7 @@ from ppbench.metrics.image import image_figures
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
-from ppbench.records.soundness import Soundness, Trial, save_soundness
+from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.page.boards import boards
 from ppbench.report.page.table import no_claims, write_csv
@@ -250,7 +250,7 @@ def test_a_changed_rank_is_found_and_where_the_self_test_fails_there_is_none(ran
     (problem,) = verify(ranked.out)
     assert f"{name} line 2: rank_low is '9', the records give" in problem
     path.write_text(before)
-    trial = Trial(model="mlp", attack="analytic", share=0.0)
+    trial = SelftestTrial(model="mlp", attack="analytic", share=0.0)
     save_soundness(ranked.out, Soundness(ppbench="0", code="0", torch="0", python="0", trials=[trial]))
     assert any(name in problem for problem in verify(ranked.out)), "nothing may be ranked there"
     tables(ranked, sound=False)

@@ -24,15 +24,15 @@ def leaderboard(
     Exit code 0: all records are on the board; 1: some could not be read, which the page and stderr name; 2: none could.
     """
     from ppbench.base.files import kind_of
-    from ppbench.records.archive import unpack
-    from ppbench.records.store import results
+    from ppbench.records.archive import unpack_archive
+    from ppbench.records.store import open_results
     from ppbench.report.page.board import rebuild
 
     if (kind_of(folder) == "file") != (out is not None):
         raise UsageError(f"{folder}: --out FOLDER is where an archive is unpacked and drawn, and for archives alone.")
-    results(folder)  # what is no results is refused before it is unpacked
-    damaged = unpack(folder, out) if out is not None else []
-    written = rebuild(results(out or folder))
+    open_results(folder)  # what is no results is refused before it is unpacked
+    damaged = unpack_archive(folder, out) if out is not None else []
+    written = rebuild(open_results(out or folder))
     for problem in (*damaged, *written.problems):
         typer.echo(f"warning: {problem}", err=True)
     for path in written.paths:
@@ -53,13 +53,13 @@ def pack(
     the records, and caches do not.
     """
     from ppbench.base.files import kind_of
-    from ppbench.records.archive import pack as run
-    from ppbench.records.store import results
+    from ppbench.records.archive import pack_archive
+    from ppbench.records.store import open_results
 
-    if kind_of(folder) == "file" or not results(folder).ids():
+    if kind_of(folder) == "file" or not open_results(folder).ids():
         raise UsageError(f"{folder} holds no records; give the --out of an evaluation.")
     target = archive or folder.with_name(f"{folder.resolve().name}.zip")
-    left_out = run(folder, target)
+    left_out = pack_archive(folder, target)
     typer.echo(str(target))
     if left_out:
         typer.echo(f"left out: {', '.join(left_out)}", err=True)
@@ -72,12 +72,12 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
     the mechanism, victims and originals from the data set where it is at hand; docs/verify.md says what that vouches
     for. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
     """
-    from ppbench.records.store import results
+    from ppbench.records.store import open_results
     from ppbench.report.page.board import claimed
     from ppbench.report.verify import examine
     from ppbench.run.recheck import recheck
 
-    found = examine(results(folder).out, claimed, recheck)
+    found = examine(open_results(folder).out, claimed, recheck)
     for problem in found.problems:
         typer.echo(problem)
     if not found.problems:

@@ -92,14 +92,14 @@ def evaluate(
     """
     from ppbench.commands.live import Live
     from ppbench.commands.terminal import as_json, report
-    from ppbench.records.origin import typed
+    from ppbench.records.origin import typed_command
     from ppbench.report.completeness import exit_of
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
     config = configure(preset, defense=defense, **_fields(options))
     with Live(quiet=json_) as bars:
-        result = run(config, out=out, workers=workers, progress=bars, command=typed())
+        result = run(config, out=out, workers=workers, progress=bars, command=typed_command())
     if json_:
         typer.echo(json.dumps(as_json(result), indent=1))
     else:

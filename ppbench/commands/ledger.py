@@ -34,9 +34,9 @@ def publish(
     """
     from ppbench.base.bars import Bars
     from ppbench.base.files import kind_of
-    from ppbench.ledger.publish import LARGEST, computed
+    from ppbench.ledger.publish import BOARD_BYTES, compute_views
     from ppbench.ledger.publish import publish as run
-    from ppbench.records.origin import typed
+    from ppbench.records.origin import typed_command
 
     folder = kind_of(Path(what)) == "folder"
     if folder == (truth is not None):
@@ -44,15 +44,15 @@ def publish(
     home = truth or Path(what)
     if not folder:
         with Bars() as bars:
-            computed(what, home, preset, filters(only or []), dataset, weights, workers, bars, typed())
+            compute_views(what, home, preset, filters(only or []), dataset, weights, workers, bars, typed_command())
     found = run(home, out, dataset, weights)
     for about in found.transcripts:
         typer.echo(f"{about.id}  {about.title}")
     typer.echo(f"{len(found.transcripts)} transcripts, {found.bytes / 1e6:.1f} MB, in {out}; the truth is in {home}.")
     for sentence in (*found.left_out, *found.remarks):
         typer.echo(f"note: {sentence}", err=True)
-    if found.bytes > LARGEST:
-        typer.echo(f"note: people fetch this; more than {LARGEST / 1e6:.0f} MB is a lot.", err=True)
+    if found.bytes > BOARD_BYTES:
+        typer.echo(f"note: people fetch this; more than {BOARD_BYTES / 1e6:.0f} MB is a lot.", err=True)
 
 
 def score(
@@ -92,8 +92,8 @@ def ledger(
 
     It holds no picture and no figure of a single victim. Exit code 0: written; 2: input that cannot be used.
     """
-    from ppbench.ledger.site import build
+    from ppbench.ledger.site import build_site
 
-    found = build(transcripts, truth, out)
+    found = build_site(transcripts, truth, out)
     moved = sum(len(row.history) for row in found)
     typer.echo(f"{len(found)} rows, {moved} moved by guesses of others: {out / 'index.html'}")

@@ -44,10 +44,10 @@ def submit(
     """
     from ppbench.base.bars import Bars
     from ppbench.base.files import kind_of, scratch
-    from ppbench.ledger.case import Terms, of_archive, of_folder
-    from ppbench.ledger.examine import examined
-    from ppbench.ledger.form import written
-    from ppbench.records.archive import pack
+    from ppbench.ledger.case import RerunTerms, case_of_archive, case_of_folder
+    from ppbench.ledger.examine import run_checks
+    from ppbench.ledger.form import to_json
+    from ppbench.records.archive import pack_archive
 
     told = any([paper, reference, licence, out])
     if check and told:
@@ -56,10 +56,14 @@ def submit(
     if not check and kind_of(target, follow=False) is not None:
         raise UsageError(f"{target} is there already; give another --out.")
     with scratch("ppbench-submit") as home, Bars() as bars:
-        terms = Terms(share, seed, dataset, weights, salt, workers, bars)
-        case = of_archive(what, home, terms) if check else of_folder(what, home, terms, paper, reference, licence)
+        terms = RerunTerms(share, seed, dataset, weights, salt, workers, bars)
+        case = (
+            case_of_archive(what, home, terms)
+            if check
+            else case_of_folder(what, home, terms, paper, reference, licence)
+        )
         holds = True
-        for one in examined(case):
+        for one in run_checks(case):
             word = {True: "pass", False: "FAIL", None: "not made"}[one.ok]
             typer.echo(f"{word:<9}{one.name:<9} {one.sentence}")
             holds = holds and one.ok is True
@@ -69,5 +73,5 @@ def submit(
     if check:
         typer.echo("Accepted.")
         return
-    pack(what, target, written(case.about))
+    pack_archive(what, target, to_json(case.about))
     typer.echo(str(target))

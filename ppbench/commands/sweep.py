@@ -61,11 +61,11 @@ def sweep(
     """
     from ppbench.base.bars import Bars
     from ppbench.commands.terminal import planned_report, swept_report
-    from ppbench.records.origin import typed
+    from ppbench.records.origin import typed_command
     from ppbench.report.completeness import exit_of
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite
-    from ppbench.run.sweep import default_out, plan
+    from ppbench.run.sweep import default_out, plan_sweep
     from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
@@ -74,7 +74,7 @@ def sweep(
     )
     chosen = filters(only or [])
     if dry_run:
-        planned_report(plan(asked, out or default_out(asked), chosen))
+        planned_report(plan_sweep(asked, out or default_out(asked), chosen))
         return
     with Bars() as bars:
         swept = run(
@@ -86,7 +86,7 @@ def sweep(
             only=chosen,
             device=where,
             progress=bars,
-            command=typed(),
+            command=typed_command(),
         )
     swept_report(swept, full)
     if code := exit_of(swept.records, swept.reliable):

@@ -30,7 +30,7 @@ from ppbench.report.worst import Measured, attack_of, worst_of
 if TYPE_CHECKING:
     from ppbench.run.cells import Cell
     from ppbench.run.evaluation import Evaluation
-    from ppbench.run.sweep import Planned, Swept
+    from ppbench.run.sweep import SweepPlan, SweepResult
 
 HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 Column = tuple[str, Callable[[Row], str]]
@@ -239,9 +239,9 @@ def as_json(result: Evaluation) -> dict[str, Any]:
 
 
 # -- of a sweep ------------------------------------------------------------------------------------------------------
-def planned_report(planned: Planned) -> None:
+def planned_report(planned: SweepPlan) -> None:
     """Print which cells a sweep would compute, and where they go."""
-    asked = [cell for one in planned.asked for cell in one.cells]
+    asked = [cell for one in planned.cells for cell in one.cells]
     missing = {cell.id for one in planned.todo for cell in one.cells}
     names = ("defense", "control values", "attacks", "cells", "missing")
     table = plain_table(names, wrapped=("control values",))
@@ -260,7 +260,7 @@ def planned_report(planned: Planned) -> None:
     to.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
 
 
-def swept_report(swept: Swept, full: bool = False) -> None:
+def swept_report(swept: SweepResult, full: bool = False) -> None:
     """Print the answer, a row a defense, what failed, and where the board is; full: all sentences and controls."""
     to = console()
     say_answer(to, swept.answer)

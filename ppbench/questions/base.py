@@ -23,7 +23,7 @@ from ppbench.records.scores import OtherScore
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-    from ppbench.records.store import Images
+    from ppbench.records.store import CellImages
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Question:
         """Yield contradictions among a record's scores and flags, a clause each. Default: nothing."""
         return iter(())
 
-    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
+    def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield contradictions between a record's scores and its stored images, a clause each. Default: nothing."""
         return iter(())
 

@@ -11,7 +11,7 @@ from ppbench.metrics.audit import DELTA
 from ppbench.metrics.clients import client_epsilon
 from ppbench.questions.base import Question
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import CellConfig, Metric, Record, Score
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Clients(Question):
         metrics = []
         for name, member in (("client_epsilon", True), ("client_epsilon_null", False)):
             values = np.array([score.score for score in scores if score.member == member], dtype=np.float64)
-            metrics.append(metric_of(name, client_epsilon(values, delta), False))
+            metrics.append(record_metric(name, client_epsilon(values, delta), False))
         return metrics
 
     def blind(self, scores: Sequence[ClientScore], config: CellConfig) -> tuple[float, int, float] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from ppbench.metrics.intervals import bootstrap, proportion
 from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Scored, TargetModel
-from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 from ppbench.records.scores import Amount, Count
 
@@ -73,8 +73,8 @@ class Extraction(Question):
         agreement = proportion([np.array([score.agree]) for score in scores], chance)
         units = [np.array([score.error]) for score in scores]
         return [
-            metric_of("agreement", agreement, False),
-            metric_of("output_error", bootstrap(units, "mean", seed_of(terms.seed, "output_error")), True),
+            record_metric("agreement", agreement, False),
+            record_metric("output_error", bootstrap(units, "mean", bootstrap_seed(terms.seed, "output_error")), True),
         ]
 
     def headline(self, config: CellConfig) -> str:

@@ -18,7 +18,7 @@ from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
 from ppbench.questions.labels import label_accuracy
 from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
-from ppbench.records.figure import metric_of, seed_of
+from ppbench.records.figure import bootstrap_seed, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import Amount, Count, ProbedScore, Share, without_defaults
 
@@ -163,8 +163,8 @@ def _over_all(name: str, pick: Pick, statistic: Statistic, safer: bool, reason: 
 
     def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         if reason and any(pick(score) is None for score in scores):
-            return metric_of(name, unsupported(len(scores), reason), safer)
-        return metric_of(name, bootstrap(_units(scores, pick), statistic, seed_of(seed, name)), safer)
+            return record_metric(name, unsupported(len(scores), reason), safer)
+        return record_metric(name, bootstrap(_units(scores, pick), statistic, bootstrap_seed(seed, name)), safer)
 
     return name, make
 
@@ -175,7 +175,7 @@ def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tupl
 
     def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         known = [score for score in scores if pick(score) is not None]
-        return over_all(known, classes, seed) if known else metric_of(name, unsupported(len(scores), reason), True)
+        return over_all(known, classes, seed) if known else record_metric(name, unsupported(len(scores), reason), True)
 
     return name, make
 
@@ -189,19 +189,19 @@ def median_gain(scores: Sequence[Any], seed: int) -> Metric | None:
 
 def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     none = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
-    return metric_of("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
+    return record_metric("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
 
 
 def _ssim(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     """Return the mean SSIM; a failed reconstruction counts as 0, images too small for SSIM give no value."""
     if any(s.ssim is None and s.psnr is not None for s in scores) or all(s.ssim is None for s in scores):
-        return metric_of("ssim_mean", unsupported(len(scores), SSIM_REASON), False)
+        return record_metric("ssim_mean", unsupported(len(scores), SSIM_REASON), False)
     return _over_all("ssim_mean", lambda s: s.ssim, "mean", False)[1](scores, classes, seed)
 
 
 def _above(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     share = proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
-    return metric_of("share_above_20db", share, False)
+    return record_metric("share_above_20db", share, False)
 
 
 def _labels(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
@@ -210,7 +210,7 @@ def _labels(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         figure = unsupported(len(scores), "the attack returned no labels", 1 / classes)
     else:
         figure = label_accuracy([unit > 0 for unit in _units(scores, lambda s: s.label)], classes)
-    return metric_of("label_accuracy", figure, False)
+    return record_metric("label_accuracy", figure, False)
 
 
 def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
@@ -220,7 +220,7 @@ def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     figure = unsupported(len(scores), "no victim came out above 20 dB")
     if broken:
         figure = Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
-    return metric_of("evaluations_per_broken", figure, True)
+    return record_metric("evaluations_per_broken", figure, True)
 
 
 def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
@@ -230,15 +230,17 @@ def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     """
     clients: dict[tuple[int, int], float] = {(s.probe, s.client): s.detected for s in scores if s.detected is not None}
     placed = [np.array([value], dtype=np.float64) for value in clients.values()]
-    return metric_of(DETECTION, replace(bootstrap(placed, "mean", seed_of(seed, DETECTION)), chance=0.5), True)
+    return record_metric(
+        DETECTION, replace(bootstrap(placed, "mean", bootstrap_seed(seed, DETECTION)), chance=0.5), True
+    )
 
 
 def _accuracy(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     """Return the mean share of right columns; chance is that of a blind guess, if measured."""
     blind = [score.blind_accuracy for score in scores if score.blind_accuracy is not None]
-    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", seed_of(seed, ACCURACY))
+    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", bootstrap_seed(seed, ACCURACY))
     chance = sum(blind) / len(blind) if blind else None
-    return metric_of(ACCURACY, replace(figure, chance=chance), False)
+    return record_metric(ACCURACY, replace(figure, chance=chance), False)
 
 
 LATER_METRICS: dict[str, Make] = dict(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import CellConfig, Flag
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 
 FIGURE_TOLERANCE = 1e-6
 """Relative and absolute difference beyond which a figure contradicts the images."""
@@ -28,12 +28,12 @@ RECOMPUTED = ("evidence_inexact", "budget_hurts", "blind_as_good", "oracle_gap")
 """Flags that are a function of scores alone; others depend on the evidence, which is not stored."""
 
 
-def in_range(images: Images) -> bool:
+def in_range(images: CellImages) -> bool:
     """Return whether the originals lie in `IMAGE_RANGE`; else figures were computed in another, unknown range."""
     return bool((images.truth >= IMAGE_RANGE[0]).all() and (images.truth <= IMAGE_RANGE[1]).all())
 
 
-def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: Images) -> Iterator[str]:
+def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: CellImages) -> Iterator[str]:
     """Yield contradictions between `scores` and the stored `images`, in `IMAGE_RANGE`, a clause each.
 
     Checked are psnr, rmse, rmse_raw, ssim, mse and blind of each image, and the matching of each unit's images.
@@ -46,7 +46,7 @@ def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: Image
     yield from _unmatched(scores, images)
 
 
-def _odd_figures(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
+def _odd_figures(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str]:
     sentences: dict[str, list[str]] = {}
     for score, figures in zip(scores, _figures(images), strict=True):
         for name, computed in figures.items():
@@ -63,7 +63,7 @@ def _odd_figures(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
         yield about_figure[0] + (f" (and {len(about_figure) - 1} more)" if len(about_figure) > 1 else "")
 
 
-def _figures(images: Images) -> Iterator[Mapping[str, float | None]]:
+def _figures(images: CellImages) -> Iterator[Mapping[str, float | None]]:
     """Yield the figures of each image, by field of `ImageScore`."""
     import torch
 
@@ -83,7 +83,7 @@ def same_figure(recorded: float | None, computed: float | None) -> bool:
     return isclose(recorded, computed, rel_tol=FIGURE_TOLERANCE, abs_tol=FIGURE_TOLERANCE)
 
 
-def _unmatched(scores: Sequence[ImageScore], images: Images) -> Iterator[str]:
+def _unmatched(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str]:
     """Yield units whose reconstructions are not in the order of least error: a wrong order makes them seem to fail."""
     import torch
 

@@ -12,7 +12,7 @@ from ppbench.metrics.intervals import Estimate, proportion
 from ppbench.metrics.labels import multiset_chance, multiset_hits
 from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -60,7 +60,7 @@ class Labels(Question):
         for score in scores:
             groups.setdefault(score.unit, []).append(score.label)
         units = [np.array(unit, dtype=bool) for unit in groups.values()]
-        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]
+        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False)]
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""

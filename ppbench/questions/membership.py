@@ -13,7 +13,7 @@ from ppbench.metrics.intervals import Estimate, unsupported
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Scored, TargetModel
-from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Membership(Question):
         if any(score.decision is None for score in scores):
             for name, gaussian in (("epsilon_lower", False), ("epsilon_gaussian", True)):
                 bound = _bound(canaries, DELTA if terms.delta is None else terms.delta, gaussian)
-                metrics.append(metric_of(name, bound, False))
+                metrics.append(record_metric(name, bound, False))
         return metrics
 
     def headline(self, config: CellConfig) -> str:
@@ -181,15 +181,15 @@ def _figures(scores: Sequence[MemberScore], seed: int, prefix: str, pooled: bool
     if not prefix:
         silent = any(score.decision is None for score in scores)
         no_asr = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
-        metrics.append(metric_of("asr", no_asr or asr(by_half, seed_of(seed, "asr")), False))
+        metrics.append(record_metric("asr", no_asr or asr(by_half, bootstrap_seed(seed, "asr")), False))
     metrics.append(_auc(f"{prefix}auc", by_half, seed))
     return metrics + [
-        metric_of(f"{prefix}{name}", tpr_at(by_half, rate, pooled), False) for name, rate in FPR_METRICS.items()
+        record_metric(f"{prefix}{name}", tpr_at(by_half, rate, pooled), False) for name, rate in FPR_METRICS.items()
     ]
 
 
 def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
-    return metric_of(name, auc(both, seed_of(seed, name)), False)
+    return record_metric(name, auc(both, bootstrap_seed(seed, name)), False)
 
 
 def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Estimate:

@@ -11,9 +11,9 @@ from pydantic import model_validator
 
 from ppbench.metrics.intervals import proportion
 from ppbench.metrics.labels import multiset_chance
-from ppbench.records.figure import metric_of
+from ppbench.records.figure import record_metric
 from ppbench.records.schema import Metric, Strict
-from ppbench.records.scores import Count, Share, Some
+from ppbench.records.scores import AtLeastOne, Count, Share
 
 
 class Recognition(Strict):
@@ -26,7 +26,7 @@ class Recognition(Strict):
         common: share of the commonest class, the best accuracy of a blind guess; null without classes.
     """
 
-    gallery: Some
+    gallery: AtLeastOne
     rank: Count
     read: bool | None = None
     rank_features: Count | None = None
@@ -68,7 +68,7 @@ def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) 
         for recognition, size in measured
     ]
     share = proportion(list(units.values()), sum(blind) / len(blind))
-    return metric_of(name, share, False)
+    return record_metric(name, share, False)
 
 
 def successes_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_]]:

@@ -18,7 +18,7 @@ from ppbench.records.schema import CellConfig, Metric, Record
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-    from ppbench.records.store import Images
+    from ppbench.records.store import CellImages
 
 FAILED = 1e6  # relative error of a failed reconstruction of a table row when settings are tuned
 
@@ -96,7 +96,7 @@ class Reconstruction(Question):
         if record.victims:
             yield from kept.flawed(image_scores(record), len(record.config.model.shape) == 3, record.flags)
 
-    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
+    def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""
         if kept.in_range(images):
             yield from kept.contradicted(image_scores(record), record.config, images)

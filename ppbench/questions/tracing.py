@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from ppbench.metrics.tracing import tracing_accuracy
 from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 from ppbench.records.scores import Count, Whole
 
@@ -69,7 +69,7 @@ class Tracing(Question):
     def metrics(self, scores: Sequence[TraceScore], terms: Terms) -> list[Metric]:
         """Return tracing_accuracy."""
         figure = tracing_accuracy([v.owner for v in scores], [v.guess for v in scores])
-        return [metric_of("tracing_accuracy", figure, False)]
+        return [record_metric("tracing_accuracy", figure, False)]
 
     def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float] | None:
         """Return the share of traced images; chance is 1 / owners, a batch is one unit. None for too few owners."""

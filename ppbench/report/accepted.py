@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.records.archive import files_of
 from ppbench.records.schema import Record, Strict
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 
 HISTORY = "accepted.jsonl"
 
@@ -39,7 +39,7 @@ def records_digest(records: Sequence[Record]) -> str:
     """Return the SHA-256 over the canonical JSON of `records` by name: how a file is laid out does not count."""
     found = hashlib.sha256()
     for record in sorted(records, key=lambda r: r.cell_id):
-        found.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
+        found.update(f"{record.cell_id} {hashlib.sha256(canonical_json(record)).hexdigest()}\n".encode())
     return found.hexdigest()
 
 

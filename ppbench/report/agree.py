@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from ppbench.records.schema import Cost, Record
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 from ppbench.records.times import training_of
 
 TRAINED = ("utility", "cost", "privacy", "played")
@@ -44,7 +44,7 @@ class Originals:
 
     _seen: dict[Hashable, dict[bytes, list[str]]] = field(default_factory=dict)
 
-    def add(self, record: Record, images: Images) -> None:
+    def add(self, record: Record, images: CellImages) -> None:
         """Take over a cell's originals, and its blind guess."""
         config, federation = record.config, record.config.federation
         data = (config.data.model_dump_json(), config.seed)

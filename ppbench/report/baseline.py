@@ -19,7 +19,7 @@ from ppbench.base.version import __version__
 from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
-from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
+from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results
 from ppbench.report.accepted import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.completeness import failures
@@ -63,7 +63,7 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
     records += kept
     _check_worth(new, records, outcome)
     lines = history(baseline)
-    before, after = ({r.cell_id: canonical(r) for r in some} for some in (known, records))
+    before, after = ({r.cell_id: canonical_json(r) for r in some} for some in (known, records))
     changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -93,7 +93,7 @@ def _kept(baseline: Path, known: list[Record], records: list[Record]) -> list[Re
 
 def _check_place(new: Path, baseline: Path) -> None:
     """Refuse a place where no baseline may be, whatever it holds (UsageError)."""
-    results(new)
+    open_results(new)
     if kind_of(baseline) is not None and new.resolve() == baseline.resolve():
         raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
     if kind_of(baseline.parent) != "folder":
@@ -140,13 +140,13 @@ def _fill(
     (folder / "records").mkdir()
     write_atomic(folder / MARKER, marker_bytes(bare=True))
     for record in records:
-        write_atomic(folder / "records" / f"{record.cell_id}.json", canonical(record))
+        write_atomic(folder / "records" / f"{record.cell_id}.json", canonical_json(record))
     history_text = "".join(line.model_dump_json() + "\n" for line in lines)
     write_atomic(folder / HISTORY, history_text.encode())
     if outcome is not None:
         save_soundness(folder, outcome)
     if origin != Origin():
-        write_atomic(folder / ORIGIN, canonical(origin))
+        write_atomic(folder / ORIGIN, canonical_json(origin))
     write_board(Store(folder))
     for path in listing(folder):
         if path.name not in _OURS:

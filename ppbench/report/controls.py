@@ -14,7 +14,7 @@ from ppbench.metrics.intervals import CONFIDENCE, proportion
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import is_rebuilt
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
-from ppbench.records.figure import Figured, best, metric_of
+from ppbench.records.figure import Figured, best, record_metric
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import Soundness
 
@@ -128,7 +128,7 @@ def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric |
         units.setdefault(victim.unit, []).append(taken(victim))
     if not units:
         return None
-    return metric_of(name, proportion([np.array(unit) for unit in units.values()]), safer=False)
+    return record_metric(name, proportion([np.array(unit) for unit in units.values()]), safer=False)
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:

@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.questions.base import missing_sentences
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import soundness_of
-from ppbench.records.store import results
+from ppbench.records.store import open_results
 from ppbench.report.columns import KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, OWN, Column, Row
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import Frame, frame_of
@@ -54,7 +54,7 @@ def load(folder: Path | str, level: Level = "cells") -> pandas.DataFrame:
     """
     if level not in get_args(Level):
         raise UsageError(f"There is no level {level!r}; give one of {', '.join(get_args(Level))}.")
-    store = results(Path(folder))
+    store = open_results(Path(folder))
     records, problems = store.readable()
     if not records:
         raise UsageError(f"{folder} holds no record that can be read{': ' * bool(problems)}{''.join(problems[:1])}.")

@@ -1,7 +1,7 @@
-"""Two networks that must always fall: an undefended LeNet of sigmoids to DLG, a first linear layer to algebra.
+"""The self-test: DLG must break an undefended sigmoid LeNet, and algebra a first linear layer.
 
-Where one stands, something between training and scoring is at fault (a sign, another loss, a wrong view), and nothing
-the harness says counts. The test runs where cells are computed; its outcome is kept beside them.
+If one is not broken, something between training and scoring is wrong (a sign, another loss, a wrong view), and no
+result of the harness counts. The test runs where cells are computed; its outcome is kept beside them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ppbench.federation.engine import Federation
 from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.images import score_images
 from ppbench.records.schema import Scalar
-from ppbench.records.soundness import Soundness, Trial
+from ppbench.records.soundness import SelftestTrial, Soundness
 from ppbench.records.sources import source_digest
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
@@ -37,12 +37,12 @@ class Subject:
     options: tuple[tuple[str, Scalar], ...] = ()
 
 
-QUICK = (("label", "inferred"), ("restarts", 0), ("stop", 1e-5), ("budget", 600))
-SUBJECTS = (Subject("lenet", "dlg", QUICK), Subject("mlp", "analytic"))
+DLG_OPTIONS = (("label", "inferred"), ("restarts", 0), ("stop", 1e-5), ("budget", 600))
+SUBJECTS = (Subject("lenet", "dlg", DLG_OPTIONS), Subject("mlp", "analytic"))
 
 
 def share_broken(subject: Subject) -> float:
-    """Return the share of victims that come out above 20 dB, through the same line as in every evaluation."""
+    """Return the share of victims that are reconstructed above 20 dB, by the same code as in every evaluation."""
     task: Task = make_task(configure(defense="none", model=subject.model, clients=2, train=40, seed=0))
     federation = Federation(make_defense("none"), task.plan, task.shards, task.seeds)
     federation.start(task.params)
@@ -56,14 +56,14 @@ def share_broken(subject: Subject) -> float:
 
 @lru_cache(maxsize=1)
 def selftest() -> Soundness:
-    """Attack both networks (once a process: three seconds) and return the outcome; an error is one that stands."""
+    """Attack both networks (three seconds, once per process) and return the outcome; an error counts as unbroken."""
     trials = []
     for subject in SUBJECTS:
         try:
             share, error = share_broken(subject), ""
         except Exception as cause:  # noqa: BLE001 - whatever breaks here is what this test is for
             share, error = 0.0, f"{type(cause).__name__}: {cause}"
-        trials.append(Trial(model=subject.model, attack=subject.attack, share=share, error=error))
+        trials.append(SelftestTrial(model=subject.model, attack=subject.attack, share=share, error=error))
     return Soundness(
         ppbench=__version__,
         code=source_digest(),

@@ -14,7 +14,7 @@ from ppbench.base.registry import canonical
 if TYPE_CHECKING:
     from ppbench.records.schema import Record
     from ppbench.report.compare.outcome import Comparison
-    from ppbench.run.sweep import Swept
+    from ppbench.run.sweep import SweepResult
     from ppbench.testing.worst import FigureName, JudgedLimit, Worst
 
 
@@ -81,7 +81,7 @@ class Results:
     """
 
     request: Request
-    swept: Swept
+    swept: SweepResult
     records: tuple[Record, ...]
     worst: Mapping[str, Worst]
     judged: tuple[JudgedLimit, ...]

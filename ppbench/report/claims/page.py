@@ -10,7 +10,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
-from ppbench.records.store import results
+from ppbench.records.store import open_results
 from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check, claimed_by_all
 from ppbench.report.claims.premise import equations
 from ppbench.report.claims.rules import RIVALS, RULES
@@ -52,7 +52,7 @@ def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
     """Return the page on all installed defenses from folders of records and files of figures; or UsageError."""
     records: list[Record] = []
     for folder in folders:
-        found = results(folder).load_all()
+        found = open_results(folder).load_all()
         if not found:
             raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
         records += found

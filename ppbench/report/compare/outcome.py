@@ -13,8 +13,8 @@ from ppbench.base.exits import Exit
 from ppbench.records.archive import files_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import Soundness, soundness_of
-from ppbench.records.sources import CODE
-from ppbench.records.store import results
+from ppbench.records.sources import SOURCES_FILE
+from ppbench.records.store import open_results
 from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.join import join
 from ppbench.report.compare.judge import Row, judged, printable
@@ -142,7 +142,7 @@ def compare(baseline: Path, new: Path) -> Comparison:
 def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
     """Return the records of a folder, and the outcome of its self-test. Raises UsageError, see `compare`."""
     try:
-        store = results(folder)
+        store = open_results(folder)
     except UsageError as error:
         raise UsageError(f"{side}: {error}") from error
     records, problems = sound_records(store)  # what images, data and tables would show, `verify` looks for
@@ -157,14 +157,14 @@ def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
 def _mixed(new: Path) -> list[str]:
     """Return that the cells of NEW were computed by several states of the code, where its note of them says so."""
     try:
-        states = json.loads(files_of(new).read(CODE))
+        states = json.loads(files_of(new).read(SOURCES_FILE))
     except (OSError, ValueError):  # a folder of before it was noted, or an accepted baseline, has none
         return []
     if not isinstance(states, list) or len(set(map(str, states))) < 2:
         return []
     return [
-        f"NEW holds cells of several states of the code ({', '.join(map(str, states))}; {CODE}): some may be of before "
-        "a change. Compute all of them again in another --out."
+        f"NEW holds cells of several states of the code ({', '.join(map(str, states))}; {SOURCES_FILE}): some may "
+        "be of before a change. Compute all of them again in another --out."
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
-from ppbench.records.figure import leak
+from ppbench.records.figure import leakage_value
 from ppbench.records.schema import Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
@@ -235,5 +235,5 @@ def _leaked(records: Sequence[Measured], name: str) -> float | None:
     if all(rule.metric != name for rule in rules_for(records[0])):
         return None
     metrics = [record.metric(name) for record in records]
-    known = [leak(metric) for metric in metrics if metric is not None and metric.value is not None]
+    known = [leakage_value(metric) for metric in metrics if metric is not None and metric.value is not None]
     return float(np.mean(known)) if len(known) == len(records) else None

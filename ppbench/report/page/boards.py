@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of
-from ppbench.records.figure import best, leak
+from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import Check, check_controls
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
@@ -127,7 +127,7 @@ def _headline(entry: Entry, name: str) -> Metric | None:
 def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
     """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
     metric = _headline(entry, name) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
-    leaked = float("inf") if metric is None or metric.value is None else leak(metric)
+    leaked = float("inf") if metric is None or metric.value is None else leakage_value(metric)
     place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
     return place, leaked, entry.defense.id, entry.key.value or 0.0
 

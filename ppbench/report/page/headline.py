@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ppbench.base.errors import count_of, listed
-from ppbench.records.figure import best
-from ppbench.records.figure import leak as leak_amount
+from ppbench.records.figure import best, leakage_value
 from ppbench.report.controls import value
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE
@@ -185,7 +184,7 @@ def _control(setting: Setting) -> str:
 def _amount(setting: Setting) -> float:
     """Return how much comes out of inputs, larger being more: dB of images, minus the relative error of rows."""
     metric = setting.metric
-    return -float("inf") if metric is None or metric.value is None else leak_amount(metric)
+    return -float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 def _amount_words(setting: Setting) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ppbench.questions.base import question_of
-from ppbench.records.figure import best, leak
+from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN, Check, probe_words, taken_share, unread
 from ppbench.report.frame import EVALUATION, TRAINED, Key
@@ -218,4 +218,4 @@ def _severity(pair: tuple[Board, Entry]) -> tuple[int, float]:
     board, entry = pair
     metric = entry.worst.metric(board.headline) if entry.worst is not None else None
     level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
-    return level, -float("inf") if metric is None or metric.value is None else leak(metric)
+    return level, -float("inf") if metric is None or metric.value is None else leakage_value(metric)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ppbench.records.schema import Record
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 
 SHOWN = 10
 """Images in a row: the first of the victims' list, not the best."""
 BUDGET = 6_000_000
 """Bytes of sprites that a page carries at most; what is beyond is named, and lies beside the records."""
-ImagesOf = Callable[[Record], Images | None]
+ImagesOf = Callable[[Record], CellImages | None]
 """Finds a record's reconstructions; `Store.images` is one."""
 _TILE, _GAP = 32, 2
 Floats = NDArray[np.float32]
@@ -34,7 +34,7 @@ class Album:
     def __init__(self, images: ImagesOf, budget: int = BUDGET) -> None:
         self._images, self.left, self.refused = images, budget, 0
 
-    def of(self, record: Record | None) -> Images | None:
+    def of(self, record: Record | None) -> CellImages | None:
         """Return a record's images; None where it has none (tables, labels only) or no place is left."""
         if record is None:
             return None

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ppbench.metrics.guarantee import epsilon_words
-from ppbench.records.figure import best, leak
+from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding, value, widened
 from ppbench.report.leak import SEVERITY, WORDS, Leak
@@ -337,7 +337,7 @@ def _severity(value: Value) -> tuple[int, bool, bool, float]:
     if value.leak is None:
         return int(value.gives_members), value.refuted, value.lacking, 0.0
     metric = value.metric
-    amount = -float("inf") if metric is None or metric.value is None else leak(metric)
+    amount = -float("inf") if metric is None or metric.value is None else leakage_value(metric)
     return SEVERITY[value.leak.level], value.refuted, value.lacking, amount
 
 
@@ -478,7 +478,7 @@ def _plainly(value: Value) -> float:
     """Return how much attackers who do not know the defense find: where it looks best, its fall says most."""
     plain = value.entry.plain
     metric = None if plain is None else plain.metric(rebuilding(plain))
-    return float("inf") if metric is None or metric.value is None else leak(metric)
+    return float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 def winner_of(found: Measured | None) -> str:

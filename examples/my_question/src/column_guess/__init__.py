@@ -17,7 +17,7 @@ from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import proportion
 from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -86,7 +86,7 @@ class Attribute(Question):
         for score in scores:
             units.setdefault(score.unit, []).append(score.right)
         chance = max(Counter(score.value for score in scores).values()) / len(scores)
-        return [metric_of("attribute_accuracy", proportion([np.array(u) for u in units.values()], chance), False)]
+        return [record_metric("attribute_accuracy", proportion([np.array(u) for u in units.values()], chance), False)]
 
     def judged(self, score: ColumnScore, metric: str) -> float:
         """Return 1 for a guessed value."""
