@@ -29,6 +29,7 @@ from ppbench.base.registry import load, plugins
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import Mechanism, View
 from ppbench.records.scores import Scalar
 
@@ -79,7 +80,7 @@ class Apart(Attack):
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
         """Have it choose weights."""
-        view = View("server/1", None, before.plan, before.defense, (), (), (), before.public)
+        view = View(HONEST_SERVER, None, before.plan, before.defense, (), (), (), before.public)
 
         def write(home: Path) -> None:
             view.save(home)

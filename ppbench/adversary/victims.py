@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import hashed
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, acts, colludes
+from ppbench.federation.threats import CURIOUS_CLIENT, TARGET, ThreatModel, threat_model
 from ppbench.federation.wire import Slot
 
 
@@ -32,8 +32,8 @@ def digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    data: every slot's batch of `batch` images, victims' and a client adversary's own.  units: what is asked about, in
-    order: slots whose batches an observation mixes.  own: a client adversary's batches by probe.
+    data: every slot's batch of `batch` images, victims' and curious clients' own.  units: what is asked about, in
+    order: slots whose batches an observation mixes.  own: curious clients' batches by probe, see `own_batches`.
     """
 
     data: Mapping[Slot, Data]
@@ -69,39 +69,37 @@ class Victims:
 
 def asked_units(
     clients: Sequence[int],
-    threat: str,
+    threat: ThreatModel,
     wanted: int,
-    adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
 ) -> tuple[list[Slot], tuple[tuple[Slot, ...], ...]]:
     """Return the slots that are probed and the units that are asked about, `wanted` batches of them or a few more.
 
-    Arguments as of `choose_victims`; no data are needed. UsageError: a curious client without others.
+    Arguments as of `choose_victims`; no data are needed. UsageError: curious clients without others.
     """
-    curious = threat.startswith("client/")
-    colluding = colludes(threat) or (acts(threat) and (sums or roles > 1))
-    cohort = curious or (sums and not colluding)
-    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
-    if per_probe == 0:
-        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
+    targeted = threat.colludes or (threat.acts and (sums or roles > 1))
+    others = {client for client in clients if (client == TARGET if targeted else not threat.has(client))}
+    cohort = (sums or not threat.sees_uploads) and not targeted
+    per_probe = 1 if targeted or (roles > 1 and not cohort) else len(others)
+    if not others:
+        fewest = len(clients) + 1
+        raise UsageError(f"A curious client needs others to be curious about; use at least {fewest} clients.")
     probes = range(first, first - (-wanted // per_probe))
     slots = [Slot(p, c) for p in probes for c in clients]
     slots = slots[:wanted] if not cohort and per_probe == len(clients) else slots
     if not cohort:
-        return slots, tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
-    asked = [s for s in slots if not curious or s.client != adversary]
-    return slots, tuple(tuple(s for s in asked if s.probe == p) for p in probes)
+        return slots, tuple((slot,) for slot in slots if slot.client in others)
+    return slots, tuple(tuple(s for s in slots if s.probe == p and s.client in others) for p in probes)
 
 
 def choose_victims(
     shards: Mapping[int, Data],
-    threat: str,
+    threat: ThreatModel | str,
     batch: int,
     count: int,
     seeds: Seeds,
-    adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
@@ -109,7 +107,7 @@ def choose_victims(
 ) -> Victims:
     """Draw `count` victim images from the clients' own data, in batches: as many probes as that takes, from `first` on.
 
-    Server and eavesdropper: clients in order. A curious client (`adversary`): whole cohorts, all others' batches being
+    threat: or its name. Who sees uploads: clients in order. Curious clients: whole cohorts, all others' batches being
     one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
     `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
     client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
@@ -122,10 +120,28 @@ def choose_victims(
     held = sum(len(shard.x) for shard in shards.values())
     if count > held:  # asked before as many places are made
         raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
-    slots, units = asked_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
+    threat = threat_model(threat)
+    slots, units = asked_units(sorted(shards), threat, -(-count // batch), sums, roles, first)
     data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
-    mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
-    return Victims(data, units, tuple((s.probe, data[s]) for s in mine), batch)
+    return Victims(data, units, own_batches(threat, data), batch)
+
+
+def own_batches(threat: ThreatModel, data: Mapping[Slot, Data]) -> tuple[tuple[int, Data], ...]:
+    """Return by probe the examples that the clients in a threat model hold, of several in their order.
+
+    Empty where uploads are seen: what these clients hold themselves is not used there.
+    """
+    found: dict[int, list[Data]] = {}
+    for slot, batch in data.items():
+        if threat.has(slot.client) and not threat.sees_uploads:
+            found.setdefault(slot.probe, []).append(batch)
+    return tuple((probe, _joined(parts)) for probe, parts in found.items())
+
+
+def _joined(parts: Sequence[Data]) -> Data:
+    if len(parts) == 1:
+        return parts[0]
+    return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
@@ -167,10 +183,14 @@ class Candidates:
 
 
 def choose_candidates(
-    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
+    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, threat: ThreatModel = CURIOUS_CLIENT
 ) -> Candidates:
-    """Draw up to `count` members (data of clients other than the adversary) and as many others; halves are balanced."""
-    others = [c for c in sorted(shards) if c != adversary]
+    """Draw up to `count` members (data of clients that are not curious) and as many others; halves are balanced.
+
+    Where uploads are seen these are the clients that one curious client would ask about.
+    """
+    curious = CURIOUS_CLIENT if threat.sees_uploads else threat
+    others = [c for c in sorted(shards) if not curious.has(c)]
     if not others:
         raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()

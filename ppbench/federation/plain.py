@@ -21,7 +21,7 @@ def plain_evidence(view: View) -> list[Evidence]:
     rate and the epochs is taken for a gradient. A client sees the others' mean alone, as the difference of two
     broadcasts.
     """
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return _difference_evidence(view)
     shared, found = Shared(view.plan), dict[Slot, Evidence]()
     for exchange in view.exchanges():
@@ -50,27 +50,27 @@ def _fits(update: Params, like: Params) -> bool:
     return update.keys() == like.keys() and all(update[name].shape == value.shape for name, value in like.items())
 
 
-def seen_by_client(view: View) -> Iterator[tuple[tuple[Slot, ...], Exchange, Params, Params]]:
-    """Yield by probe what one client saw of a round: all others' slots, its own upload, and two models in a row."""
-    me, uploads = view.party or 0, list(view.exchanges())
+def seen_by_client(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exchange], Params, Params]]:
+    """Yield by probe what curious clients saw of a round: all others' slots, their own uploads, two models in a row."""
+    first = {exchange.slot: exchange for exchange in reversed(list(view.exchanges()))}
     for probe, _ in view.data:
         sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
-        mine = next((e for e in uploads if e.slot == Slot(probe, me)), None)
-        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
-        if len(sent) > 1 and mine is not None and others:
+        inside = [Slot(probe, c) for c in range(view.plan.clients) if view.inside(c)]
+        mine = [first[slot] for slot in inside if slot in first]
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if not view.inside(c))
+        if len(sent) > 1 and mine and len(mine) == len(inside) and others:
             yield others, mine, sent[0], sent[1]
 
 
 def _difference_evidence(view: View) -> list[Evidence]:
-    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and one's own upload."""
+    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and own uploads."""
     opt, shared, found = view.plan.server_opt, Shared(view.plan), []
     if opt.name != "sgd" or opt.momentum:
         return []
     for others, mine, first, second in seen_by_client(view):
-        own = view.defense.decode(mine.answer, first)
-        size, divisor = len(others) + 1, len(others) * as_gradient(view.plan, mine.round)
-        observed = {
-            n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / divisor for n in first
-        }
+        own = [view.defense.decode(e.answer, first) for e in mine]
+        size, divisor = len(others) + len(mine), len(others) * as_gradient(view.plan, mine[0].round)
+        total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
+        observed = {n: (total[n] - sum(update[n].double() for update in own)) / divisor for n in first}
         found.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
     return found

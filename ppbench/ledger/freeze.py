@@ -18,7 +18,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.version import __version__
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.view import THREATS, View
+from ppbench.federation.view import View
 from ppbench.ledger.form import ABOUT, GRADIENTS, VIEW, About, Asked, File, Observed, Truth, commitment, written
 from ppbench.ledger.transcript import load_transcript, model_code, packed, planned
 from ppbench.questions.base import question_of
@@ -115,8 +115,8 @@ def _about(
     about = About(
         id="",
         title=scene.title,
-        threat=view.threat,
-        sees=THREATS[view.threat],
+        threat=view.threat.name,
+        sees=view.threat.sees,
         party=view.party,
         plan=planned(view.plan),
         defense=Point(scene.experiment.points[group.point].defense).info,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, write_atomic
-from ppbench.federation.view import acts
+from ppbench.federation.threats import recorded_threat
 from ppbench.ledger.form import About, row_of
 from ppbench.ledger.freeze import Scene, frozen
 from ppbench.ledger.scenes import separated
@@ -168,7 +168,7 @@ def title_of(config: CellConfig) -> str:
 
 def _obstacle(config: CellConfig) -> str:
     """Return why nobody else could attack such a view, "" where one can."""
-    if acts(config.threat_model.id):
+    if recorded_threat(config.threat_model.id).acts:
         return "its server chose what clients were sent, and nobody can choose again"
     if any(str(value).startswith("sha256:") for value in config.model.options.values()):
         return "its network has weights in a file"

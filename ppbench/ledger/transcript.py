@@ -52,7 +52,7 @@ class Frozen:
         own = make_attack(attack, parameters) if isinstance(attack, str) else attack
         if own.kind not in self.about.kinds:
             raise UsageError(f"Attack {own.name!r} answers {own.kind}; asked is {' or '.join(self.about.kinds)}.")
-        if self.view.threat not in own.threats or not own.suits(self.view.plan):
+        if not self.view.threat.among(own.threats) or not own.suits(self.view.plan):
             raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
         with guard("attacks", own.name):
             return own.run(self.view, list(self.challenges), self.draws(own.name))

@@ -198,7 +198,7 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
 def _check_victims(experiment: Experiment, group: Group) -> None:
     task, config = experiment.task, experiment.config
     if group.records:
-        choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        choose_candidates(task.shards, task.test, config.candidates, task.seeds, group.threat)
         return
     victims_of(experiment, group)
     if config.tuning and any(len(attack.variants()) > 1 for attack in experiment.attacks):

@@ -10,7 +10,8 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import TARGET, Transcript, View
+from ppbench.federation.threats import TARGET, ThreatModel
+from ppbench.federation.view import Transcript, View
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import Group
@@ -45,9 +46,9 @@ def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "
     return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
 
 
-def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int, follows: str = "") -> int:
+def attack_seed(seeds: Seeds, attack: str, threat: ThreatModel, stage: Stage, batch: int, follows: str = "") -> int:
     """Return the seed of the draws of an attack, called so, under a threat model, at a stage, on batches of a size."""
-    return seeds.seed("attack", attack, follows, threat, stage, batch)
+    return seeds.seed("attack", attack, follows, threat.name, stage, batch)
 
 
 def victims_of(experiment: Experiment, group: Group) -> Victims:

@@ -75,7 +75,7 @@ def no_view_reaches_a_secret(trial: Trial, threat: str, after: int = 0) -> Itera
     view = transcript.view(threat, own=victims.own)
     if not leaves([letter.message for letter in view.mail]):
         raise NotAsked(f"the view of {threat} holds no message that could be looked into")
-    curious = {"client/1": 0, "server/1": SERVER}.get(threat)
+    curious = view.party
     held = (view, view.defense.evidence(view), victims.challenges())
     found = leaks(held, [data.x for slot, data in victims.data.items() if slot.client != curious])
     if found:

@@ -101,7 +101,7 @@ def seen(view: View, sent: Callable[[Exchange], Params | None], cut: Cut | None)
     found = []
     for e in plain_evidence(view):
         told = answers.get(e.unit[0])
-        if view.threat.startswith("client/") or told is None or e.params is None:
+        if not view.threat.sees_uploads or told is None or e.params is None:
             found.append(e)
         else:
             found.append(_read(view.plan, e, e.params, told, cut))

@@ -23,7 +23,7 @@ from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.cohort import cohorts
 from ppbench.federation.evidence import Evidence, Mappable, Shared, Simulate
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import Exchange, View, colludes
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 STACK = 256  # directions handled at a time
@@ -123,7 +123,7 @@ def sketches(view: View) -> list[Sketch]:
     found, drawn = answers(view), Drawn()
     if defense.level == "epoch":
         return _steps(view, defense, found, drawn)
-    summed = defense.sums and not colludes(view.threat)
+    summed = defense.sums and not view.threat.colludes
     first = [sent[0] for sent in found.values()]  # no sum but that of all clients is without masks
     units = cohorts(first, view.plan.clients) if summed else [[exchange] for exchange in first]
     return [_sketch(view, defense, [found[e.slot] for e in unit], drawn) for unit in units]

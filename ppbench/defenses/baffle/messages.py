@@ -21,7 +21,8 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 
@@ -79,8 +80,8 @@ def flat(upload: Tree) -> Tensor:
 def answers(view: View) -> dict[Slot, list[Exchange]]:
     """Return all clients' answers by slot, oldest first; of colluders' views the target's, of one client's none."""
     found: dict[Slot, list[Exchange]] = defaultdict(list)
-    for exchange in () if view.threat.startswith("client/") else view.exchanges():
-        asked_about = exchange.slot.client == TARGET or not colludes(view.threat)
+    for exchange in view.exchanges() if view.threat.sees_uploads else ():
+        asked_about = exchange.slot.client == TARGET or not view.threat.colludes
         if asked_about and isinstance(exchange.asked, Evaluate):
             found[exchange.slot].append(exchange)
     return dict(found)

@@ -78,7 +78,7 @@ class ReducedNoise(EncryptedSums):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return, to a client, the others' mean from two models in a row less what it sent; as its base to others."""
-        if view.threat.startswith("client/"):
+        if not view.threat.sees_uploads:
             return self._others(view)
         return super().evidence(view)
 
@@ -99,14 +99,14 @@ class ReducedNoise(EncryptedSums):
         if opt.name != "sgd" or opt.momentum:
             return []
         for others, mine, first, second in seen_by_client(view):
-            me = mine.slot.client
-            words = self._bare(view, mine, {me: view.state_at(mine, me)})
-            if words is None:
+            states = {e.slot.client: view.state_at(e, e.slot.client) for e in mine}
+            words = [w for e in mine if (w := self._bare(view, e, states)) is not None]
+            if len(words) < len(mine):
                 continue
             layout, size = Layout.of(first), view.plan.clients
-            own = secagg.from_ring(words, self.fraction_bits)
+            own = secagg.from_ring(torch.stack(words).sum(0), self.fraction_bits)
             moved = (layout.pack(first).double() - layout.pack(second).double()) / opt.lr
-            mean = (moved - own.to(moved.device)) * size / (size - 1) / as_gradient(view.plan, mine.round)
+            mean = (moved - own.to(moved.device)) * size / len(others) / as_gradient(view.plan, mine[0].round)
             observed = layout.unpack(mean)
             found.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
         return found

@@ -22,7 +22,8 @@ from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class EncryptedSums(secagg.PairedDefense):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the mean of each whole cohort, to colluders what they open, to a client nothing of its own making."""
-        if colludes(view.threat):
+        if view.threat.colludes:
             return self.opened(view)
         shared, found = Shared(view.plan), []
         for unit in self.uploads(view):

@@ -86,7 +86,7 @@ def evidence(view: View) -> list[Evidence]:
     - To a client: the change of the model in a round in which it was no pilot, about all others together.
     """
     shared = Shared(view.plan)
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return _seen_by_client(view, shared)
     best: dict[Slot, Exchange] = {}
     hidden: dict[tuple[int, int], list[Exchange]] = defaultdict(list)
@@ -140,10 +140,10 @@ def _sum_piece(view: View, unit: list[Exchange], shared: Shared) -> Evidence | N
 
 
 def _seen_by_client(view: View, shared: Shared) -> list[Evidence]:
-    me, found = view.party or 0, []
+    found = []
     own = set(pilots(view))
     for probe, _ in view.data:
-        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if not view.inside(c))
         rounds = sorted({e.round for e in uploads(view) if e.slot.probe == probe} - {r for p, r in own if p == probe})
         pairs = ((model_of(view, probe, r), model_of(view, probe, r + 1), r) for r in rounds)
         first = next(((a, b, r) for a, b, r in pairs if a is not None and b is not None), None)

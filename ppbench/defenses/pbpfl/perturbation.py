@@ -127,7 +127,7 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
 
 def exchanges(view: View) -> list[Exchange]:
     """Return the view's uploads of surrogates, or none for a client: it sees its own only."""
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return []
     return [e for e in view.exchanges() if isinstance(e.asked, Perturbed) and isinstance(e.answer, Surrogates)]
 
