@@ -7,6 +7,7 @@ reports follow from its facts, so that nothing else asks for its name. This modu
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ppbench.base.errors import UsageError, shown, unknown
@@ -85,22 +86,24 @@ def register(threat: ThreatModel) -> ThreatModel:
     return THREATS.setdefault(threat.name, threat)
 
 
-def _faults(threat: ThreatModel) -> list[str]:
-    """Return what is wrong with the facts of a threat model, a clause each."""
-    strange = [name for name in threat.attacked_as if name not in THREATS]
-    found = {
-        "a name is words and a version, as client/1 or client/1/word": NAME.fullmatch(threat.name) is None,
-        "another one has this name": THREATS.get(threat.name, threat) != threat,
-        "it does not say what it sees": not threat.sees,
-        "nobody is in it": not threat.sees_uploads and threat.client is None,
-        "its clients are not numbers from 0 on, each once": (
-            min(threat.clients, default=0) < 0 or len(set(threat.clients)) < len(threat.clients)
-        ),
-        "client 0 is the victim of colluders, not one of them": threat.colludes and TARGET in threat.clients,
-        "it acts without a server": threat.acts and not threat.server,
-        f"no threat model is called {shown(strange[:1], 60)}": bool(strange),
-    }
-    return [fault for fault, here in found.items() if here]
+def _faults(threat: ThreatModel) -> Iterator[str]:
+    """Yield what is wrong with the facts of a threat model, a clause each."""
+    if NAME.fullmatch(threat.name) is None:
+        yield "a name is words and a version, as client/1 or client/1/word"
+    if THREATS.get(threat.name, threat) != threat:
+        yield "another one has this name"
+    if not threat.sees:
+        yield "it does not say what it sees"
+    if threat.client is None and not threat.sees_uploads:
+        yield "nobody is in it"
+    if min(threat.clients, default=0) < 0 or len(set(threat.clients)) < len(threat.clients):
+        yield "its clients must be numbers from 0 on, each once"
+    if threat.colludes and TARGET in threat.clients:
+        yield f"client {TARGET} is the victim of colluders, not one of them"
+    if threat.acts and not threat.server:
+        yield "it acts without a server"
+    for name in set(threat.attacked_as) - set(THREATS):
+        yield f"no threat model is called {shown(name, 60)}"
 
 
 def threat_model(named: str | ThreatModel) -> ThreatModel:
