@@ -116,7 +116,7 @@ def test_nobody_asks_colluders_about_their_own_records(run, pair, digits):
 def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
     options = {"model": "mlp", "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12}
     options |= {"attacks": ("analytic", "mia_loss"), "attack_batch": (1,), "stages": ("init", "final")}
-    found = evaluate(defense="none", **options, threats=("clients/1",), out=tmp_path / "out", workers=1)
+    found = evaluate(defense="none", **options, threats=("clients/1",), out=tmp_path / "out", workers=2)
     records = [r for r in found.records if r.config.defense.id == "none"]
     assert {(r.config.threat_model.id, r.config.threat_model.sees, r.status) for r in records} == {
         ("clients/1", SEES, "complete")

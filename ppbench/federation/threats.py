@@ -116,7 +116,7 @@ def threat_model(named: str | ThreatModel) -> ThreatModel:
 
 
 def recorded_threat(name: str) -> ThreatModel:
-    """Return the threat model of a record; one in which nobody is if its name is not registered here."""
+    """Return the threat model of a name that others wrote; one in which nobody is if it is not registered here."""
     return THREATS.get(name) or ThreatModel(name, "")
 
 

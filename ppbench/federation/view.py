@@ -240,6 +240,5 @@ class Transcript:
         named = tuple((s.probe, s.round, s.state.session) for s in self.states if s.step == BEGUN)
         if me is None or (threat.server and threat.colludes):  # a listener has no masks; these two have `Begun` for it
             named = ()
-        return View(
-            threat, me, self.plan, self.defense, mail, states, own if me not in (None, SERVER) else (), sessions=named
-        )
+        mine = own if me not in (None, SERVER) else ()
+        return View(threat, me, self.plan, self.defense, mail, states, mine, sessions=named)

@@ -20,7 +20,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, threat_model
+from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, recorded_threat
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import Option, initial, net_spec
@@ -126,7 +126,7 @@ class Duel:
     @property
     def threat(self) -> ThreatModel:
         """The threat model under which most is asked: the server's, or of a server that acts the attack's own."""
-        return next((t for t in map(threat_model, self.attack.threats) if t.acts), HONEST_SERVER)
+        return next((t for t in map(recorded_threat, self.attack.threats) if t.acts), HONEST_SERVER)
 
     def probe(
         self, count: int, batch: int = 1, threat: ThreatModel | None = None, pictures: Change | None = None
