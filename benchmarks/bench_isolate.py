@@ -19,6 +19,7 @@ from torch import Tensor
 from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.attack import Guess
 from ppbench.base.confine import confinement
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.run.cells import CellGroup
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
@@ -56,7 +57,7 @@ def main() -> int:
     experiment = resolve(configure(defense="none", model="mlp", train=200, victims=asked.victims, attack_batch=(1,)))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
-    victims = group_victims(experiment, CellGroup(0, "init", "server/1", 1, False))
+    victims = group_victims(experiment, CellGroup(0, "init", HONEST_SERVER, 1, False))
     view, challenges = fed.probe(victims.data).view("server/1"), victims.challenges()
     print(f"apart: {confinement().words}; Python {sys.version.split()[0]}, torch {torch.__version__}, cpu, 1 thread")
     costs, alike = [], True

@@ -17,7 +17,7 @@ from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
-from ppbench.federation.view import TARGET
+from ppbench.federation.threats import TARGET
 from ppbench.nets.net import net_spec
 from ppbench.questions.labels import score_labels
 

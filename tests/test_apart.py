@@ -20,6 +20,7 @@ from ppbench.adversary.apart import IsolatedAttack, isolated_attack
 from ppbench.base import confine, entries, registry
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.tree import save
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
 from ppbench.records.salt import commitment, keep_salt, salt_of
 from ppbench.report.verify import examine
@@ -94,7 +95,7 @@ def quick(helper):
 def world():
     """A view of an undefended federation, and the truth about it."""
     experiment = resolve(configure(**TINY, attacks=("label_recovery",)))
-    fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", "server/1", 1, False)
+    fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", HONEST_SERVER, 1, False)
     fed.start(experiment.task.params)
     victims = group_victims(experiment, group)
     return fed.probe(victims.data).view("server/1"), victims
@@ -193,7 +194,7 @@ def test_with_a_secret_nobody_draws_the_victims_again(quick, tmp_path):
     )
     held = []
     for experiment in (open_, secret):
-        fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", "server/1", 1, False)
+        fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", HONEST_SERVER, 1, False)
         fed.start(experiment.task.params)
         victims = group_victims(experiment, group)
         guesses = experiment.attacks[0].run(fed.probe(victims.data).view("server/1"), victims.challenges(), seeded())

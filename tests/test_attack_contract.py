@@ -27,7 +27,7 @@ from ppbench.base.registry import load, plugins
 from ppbench.defenses.mpdp.baselines import MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.run import evaluation
 from ppbench.run.choice import make_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, duels, properties_in

@@ -252,7 +252,7 @@ def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path, monkeypat
     seen, whole = [], LabelRecovery.run
 
     def run(self, view, challenges, generator):  # notes what it draws from
-        seen.append((view.threat, challenges[0].batch, generator.initial_seed()))
+        seen.append((view.threat.name, challenges[0].batch, generator.initial_seed()))
         return whole(self, view, challenges, generator)
 
     monkeypatch.setattr(LabelRecovery, "run", run)

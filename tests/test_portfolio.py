@@ -12,6 +12,7 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
@@ -97,7 +98,7 @@ class Told(Attack):
 
 
 ANSWERS = {}
-GROUP = CellGroup(0, "init", "server/1", 2, False)
+GROUP = CellGroup(0, "init", HONEST_SERVER, 2, False)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 from ppbench.federation.secagg import complete_graph
 from ppbench.federation.shared_keys import KeyedDefense, Offer, SharedKeys, keys_of
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.testing import check_defense
 from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims

@@ -17,7 +17,7 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.contract import Context
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.report.claims import check
 from ppbench.report.completeness import exit_of, unjudged

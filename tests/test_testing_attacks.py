@@ -21,7 +21,7 @@ from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.acting import Sent
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.testing import check_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, UNDEFENDED_ONLY, duels
 from ppbench.testing.records import pool

@@ -29,6 +29,7 @@ from ppbench.base.registry import load, plugins
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import PublicDefense, View
 from ppbench.records.scores import Scalar
 
@@ -82,7 +83,7 @@ class IsolatedAttack(Attack):
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
         """Return the weights that the isolated attack chooses (PluginError: they are no weights by name)."""
-        view = View("server/1", None, before.plan, before.defense, (), (), (), before.public)
+        view = View(HONEST_SERVER, None, before.plan, before.defense, (), (), (), before.public)
 
         def write(home: Path) -> None:
             view.save(home)

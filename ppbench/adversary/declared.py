@@ -10,7 +10,7 @@ from ppbench.base.declared import SCALARS, class_faults, field_faults, is_scalar
 from ppbench.base.errors import shown
 from ppbench.base.registry import plugins
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import THREATS, acts
+from ppbench.federation.threats import THREATS
 
 PROBE_KINDS = ("gradient", "local")
 
@@ -34,7 +34,7 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
 def acting_faults(plugin: type[Attack]) -> Iterator[str]:
     """Yield a fault if an attack acts under some of its threat models but not under others."""
     crafts = plugin.crafted is not Attack.crafted
-    if any(acts(threat) is not crafts for threat in plugin.threats):
+    if any(THREATS[name].acts is not crafts for name in plugin.threats if name in THREATS):
         yield "acts under some of its threat models and not under others; define `crafted` where all of them act"
 
 

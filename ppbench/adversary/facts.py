@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from ppbench.base.registry import plugins
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.records.scores import Scalar, Strict
 
 ShortText = Annotated[str, Field(max_length=200)]

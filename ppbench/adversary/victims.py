@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, acts, colludes
+from ppbench.federation.threats import CURIOUS_CLIENT, TARGET, ThreatModel, threat_model
 from ppbench.federation.wire import Slot
 
 
@@ -32,8 +32,8 @@ def tensors_digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    data: the batch of `batch` images of every slot, also of a client adversary.  units: groups of slots whose batches
-    one observation mixes, in the order of the challenges.  own: a client adversary's batches by probe.
+    data: every slot's batch of `batch` images, victims' and curious clients' own.  units: what is asked about, in
+    order: slots whose batches an observation mixes.  own: curious clients' batches by probe, see `own_batches`.
     """
 
     data: Mapping[Slot, Data]
@@ -69,39 +69,37 @@ class Victims:
 
 def probed_units(
     clients: Sequence[int],
-    threat: str,
+    threat: ThreatModel,
     batches: int,
-    adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
 ) -> tuple[list[Slot], tuple[tuple[Slot, ...], ...]]:
     """Return the slots to probe and the units to attack, `batches` of them or a few more.
 
-    Arguments as of `choose_victims`; no data are needed. UsageError: a curious client without others.
+    Arguments as of `choose_victims`; no data are needed. UsageError: curious clients without others.
     """
-    curious = threat.startswith("client/")
-    colluding = colludes(threat) or (acts(threat) and (sums or roles > 1))
-    cohort = curious or (sums and not colluding)
-    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
-    if per_probe == 0:
-        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
+    targeted = threat.colludes or (threat.acts and (sums or roles > 1))
+    others = {client for client in clients if (client == TARGET if targeted else not threat.has(client))}
+    cohort = (sums or not threat.sees_uploads) and not targeted
+    per_probe = 1 if targeted or (roles > 1 and not cohort) else len(others)
+    if not others:
+        fewest = len(clients) + 1
+        raise UsageError(f"A curious client needs others to be curious about; use at least {fewest} clients.")
     probes = range(first, first - (-batches // per_probe))
     slots = [Slot(p, c) for p in probes for c in clients]
     slots = slots[:batches] if not cohort and per_probe == len(clients) else slots
     if not cohort:
-        return slots, tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
-    attacked = [s for s in slots if not curious or s.client != adversary]
-    return slots, tuple(tuple(s for s in attacked if s.probe == p) for p in probes)
+        return slots, tuple((slot,) for slot in slots if slot.client in others)
+    return slots, tuple(tuple(s for s in slots if s.probe == p and s.client in others) for p in probes)
 
 
 def choose_victims(
     shards: Mapping[int, Data],
-    threat: str,
+    threat: ThreatModel | str,
     batch: int,
     count: int,
     seeds: Seeds,
-    adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
@@ -109,23 +107,41 @@ def choose_victims(
 ) -> Victims:
     """Draw `count` victim images from the clients' own data, in batches, over as many probes as needed from `first` on.
 
-    Server and eavesdropper: clients in order. A curious client (`adversary`): whole cohorts, with the batches of all
-    others as one unit; whole cohorts too if uploads can be read only as `sums`. With several `roles` (see
-    `Victims.playing`): probes of whole cohorts with one unit per slot, so that each role has enough slots. Collusion:
-    likewise, with client 0 as the only victim of each probe; so too for an active server that sees sums or decides on
-    roles. The draw depends only on (master seed, batch, client, probe). skip: examples of each client to pass over, in
-    an order that does not depend on the batch size; draws whose skips differ enough share no victim.
+    threat: or its name. Who sees uploads: clients in order. Curious clients: whole cohorts, all others' batches being
+    one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
+    `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
+    client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
+    drawn depends on (master seed, batch, client, probe) only. skip: examples of each client to pass over, in an order
+    that is the same for all sizes of batches: whose skips lie far enough apart have no victim in common.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
-    available = sum(len(shard.x) for shard in shards.values())
-    if count > available:  # checked before as many slots are made
-        raise UsageError(f"{count:,} victims cannot be drawn from {available:,} examples; use fewer --victims.")
-    slots, units = probed_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
+    held = sum(len(shard.x) for shard in shards.values())
+    if count > held:  # asked before as many places are made
+        raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
+    threat = threat_model(threat)
+    slots, units = probed_units(sorted(shards), threat, -(-count // batch), sums, roles, first)
     data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
-    own_slots = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
-    return Victims(data, units, tuple((s.probe, data[s]) for s in own_slots), batch)
+    return Victims(data, units, own_batches(threat, data), batch)
+
+
+def own_batches(threat: ThreatModel, data: Mapping[Slot, Data]) -> tuple[tuple[int, Data], ...]:
+    """Return by probe the examples that the clients in a threat model hold, of several in their order.
+
+    Empty where uploads are seen: what these clients hold themselves is not used there.
+    """
+    found: dict[int, list[Data]] = {}
+    for slot, batch in data.items():
+        if threat.has(slot.client) and not threat.sees_uploads:
+            found.setdefault(slot.probe, []).append(batch)
+    return tuple((probe, _joined(parts)) for probe, parts in found.items())
+
+
+def _joined(parts: Sequence[Data]) -> Data:
+    if len(parts) == 1:
+        return parts[0]
+    return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _batch(shard: Data, slot: Slot, number: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
@@ -167,10 +183,14 @@ class Candidates:
 
 
 def choose_candidates(
-    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
+    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, threat: ThreatModel = CURIOUS_CLIENT
 ) -> Candidates:
-    """Draw up to `count` members (data of all clients but the adversary) and as many test records; balanced halves."""
-    others = [c for c in sorted(shards) if c != adversary]
+    """Draw up to `count` members (data of clients that are not curious) and as many others; halves are balanced.
+
+    Where uploads are seen these are the clients that one curious client would ask about.
+    """
+    curious = CURIOUS_CLIENT if threat.sees_uploads else threat
+    others = [c for c in sorted(shards) if not curious.has(c)]
     if not others:
         raise UsageError("Membership needs the records of other clients; use at least 2 clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ppbench.federation.threats import THREATS
+
 # Fields of `EvaluateConfig` by option, in the order of `--help`: here, because the fields import torch, which who asks
 # for help should not wait for. An option's field is its name but where `FIELDS` says otherwise.
 WEIGHTS = (
@@ -52,7 +54,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "canaries": (int, "Canaries of each of three families in an audit."),
     "canary_clients": (int, "Clients of an audit whose gradients are random directions: epsilon of a client."),
     "stage": (str, "init, iterate, final, audit (membership with canaries and references); commas between."),
-    "threat": (str, "server/1, client/1, eavesdropper/1, collusion/1, server-active/1 (or .../sybil); commas between."),
+    "threat": (str, f"{', '.join(THREATS)}; commas between."),
     "partition": (str, "iid, imbalanced, dirichlet:ALPHA or domains."),
     "schedule": (str, "round_robin or parallel."),
     "loss": (str, "cross_entropy, squared, or bce for masks."),

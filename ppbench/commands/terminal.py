@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ppbench.base.errors import count_of
 from ppbench.commands.glance import console, glance, plain_table, say_answer
+from ppbench.federation.threats import recorded_threat
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import CLOSE_ROW
 from ppbench.records.figure import best
@@ -124,7 +125,7 @@ def _models(rows: Sequence[Row]) -> Table:
     threats = len({row.key.threat for row in rows}) > 1
 
     def model(row: Row) -> str:
-        return HELD[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
+        return HELD[row.key.stage] + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
 
     columns: list[Column] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):
@@ -148,7 +149,7 @@ def _audits(rows: Sequence[Row]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
     rate, epsilon = "canary_tpr_at_1pct_fpr", "epsilon_lower"
     columns: list[Column] = [
-        ("to", lambda row: row.key.threat.partition("/")[0]),
+        ("to", lambda row: recorded_threat(row.key.threat).short),
         ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
         ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
         ("TPR at 1%\ncanaries", lambda row: _entry(row.top("canary_auc"), rate, ".0%")),

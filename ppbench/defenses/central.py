@@ -89,7 +89,7 @@ class Central(Defense):
     def evidence(self, view: View) -> list[Evidence]:
         """Return the exact gradient of each victim's examples, which the adversary has; none for a client's view."""
         shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
-        if view.threat.startswith("client/"):
+        if not view.threat.sees_uploads:
             return []
         for exchange in view.exchanges():
             if isinstance(exchange.answer, Examples) and exchange.slot not in by_slot:

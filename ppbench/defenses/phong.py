@@ -45,11 +45,13 @@ class Phong(Defense):
         return super().round(ctx, server, cohort)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence; for a client, the others' change of the model that it passed on."""
-        if not view.threat.startswith("client/") or view.plan.local.upload == "gradient":
+        """Return the plain evidence; of a client, what the others made of the model that it passed_on on."""
+        if view.threat.sees_uploads or view.plan.local.upload == "gradient":
             return super().evidence(view)
         shared, pieces = Shared(view.plan), []
-        for others, own_upload, first, second in client_observations(view):
+        for others, (own_upload, *more), first, second in client_observations(view):
+            if more:  # colluders stand at several places of the pass
+                continue
             change, divisor = (
                 self.decode(own_upload.answer, first),
                 len(others) * as_gradient(view.plan, own_upload.round),

@@ -17,7 +17,8 @@ from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.secagg import PairedDefense
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 
 UPDATE_MASKS = "update"
 
@@ -68,7 +69,7 @@ class SecureAggregation(PairedDefense):
         for exchange in view.exchanges():
             first.setdefault(exchange.slot, exchange)
         uploads, shared = list(first.values()), Shared(view.plan)
-        if colludes(view.threat):
+        if view.threat.colludes:
             bare = [(e, self._bare(view, e)) for e in uploads if e.slot.client == TARGET]
             return [
                 Evidence((e.slot,), update, shared.at(e.request.params), e.request.params)

@@ -20,7 +20,7 @@ def plain_evidence(view: View) -> list[Evidence]:
     Server and eavesdropper use each client's first upload; a weight change, divided by the learning rate and the
     epochs, is taken for a gradient. A client sees only the others' mean, as the difference of two broadcasts.
     """
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return _difference_evidence(view)
     shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
     for exchange in view.exchanges():
@@ -49,27 +49,27 @@ def _fits(update: Params, like: Params) -> bool:
     return update.keys() == like.keys() and all(update[name].shape == value.shape for name, value in like.items())
 
 
-def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], Exchange, Params, Params]]:
-    """Yield one client's observations by probe: the others' slots, its own upload, and two consecutive models."""
-    me, uploads = view.party or 0, list(view.exchanges())
+def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exchange], Params, Params]]:
+    """Yield by probe what curious clients saw of a round: all others' slots, their own uploads, two models in a row."""
+    first = {exchange.slot: exchange for exchange in reversed(list(view.exchanges()))}
     for probe, _ in view.data:
-        models = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
-        own_upload = next((e for e in uploads if e.slot == Slot(probe, me)), None)
-        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
-        if len(models) > 1 and own_upload is not None and others:
-            yield others, own_upload, models[0], models[1]
+        sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
+        inside = [Slot(probe, c) for c in range(view.plan.clients) if view.inside(c)]
+        own_uploads = [first[slot] for slot in inside if slot in first]
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if not view.inside(c))
+        if len(sent) > 1 and own_uploads and len(own_uploads) == len(inside) and others:
+            yield others, own_uploads, sent[0], sent[1]
 
 
 def _difference_evidence(view: View) -> list[Evidence]:
-    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and one's own upload."""
+    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and own uploads."""
     opt, shared, pieces = view.plan.server_opt, Shared(view.plan), []
     if opt.name != "sgd" or opt.momentum:
         return []
-    for others, own_upload, first, second in client_observations(view):
-        own = view.defense.decode(own_upload.answer, first)
-        size, divisor = len(others) + 1, len(others) * as_gradient(view.plan, own_upload.round)
-        observed = {
-            n: ((first[n].double() - second[n].double()) / opt.lr * size - own[n].double()) / divisor for n in first
-        }
+    for others, own_uploads, first, second in client_observations(view):
+        own_updates = [view.defense.decode(e.answer, first) for e in own_uploads]
+        size, divisor = len(others) + len(own_uploads), len(others) * as_gradient(view.plan, own_uploads[0].round)
+        total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
+        observed = {n: (total[n] - sum(update[n].double() for update in own_updates)) / divisor for n in first}
         pieces.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
     return pieces

@@ -14,34 +14,14 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ppbench.base import tree
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Context, Data, Noise, Plan
+from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import HeldSpec
-
-THREATS = {
-    "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
-    "client/1": "one curious client: the broadcasts that it received, its own state and data",
-    "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
-    "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
-    "server-active/1": "a server that sends any weights, others to each client: every upload, its own state",
-    "server-active/1/sybil": "the same server, and all clients but client 0 are its own: the states of all of them",
-}
-TARGET = 0
-"""The client that colluders attack, and an active server that can read no other client."""
-
-
-def acts(threat: str) -> bool:
-    """Return whether the server of a threat model is active: it sends crafted weights."""
-    return threat.startswith("server-active/")
-
-
-def colludes(threat: str) -> bool:
-    """Return whether the server of a threat model has the states of all clients except the target."""
-    return threat.startswith("collusion/") or threat.endswith("/sybil")
 
 
 class PublicDefense(Protocol):
@@ -118,18 +98,19 @@ class Exchange:
 
 @dataclass(frozen=True)
 class View:
-    """One adversary's knowledge under the threat model `threat`, a key of `THREATS`. plan, defense: public.
+    """One adversary's knowledge. plan, defense: public.
 
     Attributes:
+        threat: whose, with the facts that it is cut by; made of a name, too (UsageError: an unknown one).
         party: whose view: SERVER, a client index, or None for an eavesdropper.
         mail: the messages that this party sent, received or overheard.
         states: its own states, and those of parties that collude with it.
-        data: its own batches by probe (a client's), in the observed rounds.
-        public: examples that no client has, which every adversary may use; None if none were set apart.
-        sessions: (probe, round, session) of a client's contexts, from which it can derive its own masks.
+        data: its own batches by probe (those of all clients in it, in their order), in the observed rounds.
+        public: examples that no client holds, which every adversary may use; None where none were set apart.
+        sessions: (probe, round, session) of a client's contexts, by which it derives its own masks again.
     """
 
-    threat: str
+    threat: ThreatModel
     party: int | None
     plan: Plan
     defense: PublicDefense
@@ -138,6 +119,13 @@ class View:
     data: tuple[tuple[int, Data], ...] = ()
     public: Data | None = None
     sessions: tuple[tuple[int, int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", threat_model(self.threat))
+
+    def inside(self, client: int) -> bool:
+        """Return whether a client is this adversary, or one of those who collude."""
+        return client == self.party if self.threat.lone_client else self.threat.has(client)
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield every readable upload to the server, with the message that it answers."""
@@ -194,7 +182,7 @@ class View:
         folder.mkdir(parents=True, exist_ok=True)
         tree.save(self.parts(), folder / "view.safetensors")
         about = {
-            "threat": self.threat,
+            "threat": self.threat.name,
             "party": self.party,
             "plan": dataclasses.asdict(self.plan),
             "defense": {"name": self.defense.name, "parameters": dataclasses.asdict(self.defense)},
@@ -212,7 +200,7 @@ class View:
         plan = TypeAdapter(Plan).validate_python(about["plan"])
         mail, states, data, public = tree.moved(tree.load(folder / "view.safetensors"), torch.device(device))
         return View(
-            about["threat"],
+            threat_model(about["threat"]),
             about["party"],
             plan,
             defense,
@@ -241,17 +229,22 @@ class Transcript:
                 uploads.setdefault(Slot(envelope.probe, envelope.sender), []).append(envelope.message)
         return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
 
-    def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
-        """Return the view of `threat` (UsageError: unknown); "client/1" takes its index and its `own` batches."""
-        if threat not in THREATS:
-            raise unknown("threat model", threat, THREATS)
-        if threat == "eavesdropper/1":
-            return View(threat, None, self.plan, self.defense, self.mail, ())
-        if colludes(threat):
-            states = tuple(s for s in self.states if s.party != TARGET)
-            return View(threat, SERVER, self.plan, self.defense, self.mail, states)
-        me = SERVER if threat.startswith("server") else (party or 0)
-        mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
-        states = tuple(s for s in self.states if s.party == me)
+    def view(self, threat: ThreatModel | str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
+        """Return what `threat` (or the one of this name) sees; UsageError: there is no such threat model.
+
+        party: which client it is, if it is one alone. own: the batches of the clients in it, by probe.
+        """
+        threat = threat_model(threat)
+        me = SERVER if threat.server else threat.client
+        me = party if threat.lone_client and party is not None else me
+
+        def inside(who: int) -> bool:
+            return who == me or (threat.has(who) and not threat.lone_client)
+
+        mail = self.mail if threat.overhears else tuple(e for e in self.mail if inside(e.sender) or inside(e.receiver))
+        states = tuple(s for s in self.states if inside(s.party))
         named = tuple((s.probe, s.round, s.state.session) for s in self.states if s.step == BEGUN)
-        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else (), sessions=named)
+        if me is None or (threat.server and threat.colludes):  # a listener has no masks; these two have `Begun` for it
+            named = ()
+        mine = own if me not in (None, SERVER) else ()
+        return View(threat, me, self.plan, self.defense, mail, states, mine, sessions=named)

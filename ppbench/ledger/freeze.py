@@ -18,7 +18,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
 from ppbench.base.version import __version__
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.view import THREATS, View
+from ppbench.federation.view import View
 from ppbench.ledger.form import (
     ABOUT,
     GRADIENTS,
@@ -131,8 +131,8 @@ def _about(
     about = TranscriptInfo(
         id="",
         title=source.title,
-        threat=view.threat,
-        sees=THREATS[view.threat],
+        threat=view.threat.name,
+        sees=view.threat.sees,
         party=view.party,
         plan=plan_json(view.plan),
         defense=Point(source.experiment.points[group.point].defense).info,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, write_atomic
-from ppbench.federation.view import acts
+from ppbench.federation.threats import recorded_threat
 from ppbench.ledger.form import TranscriptInfo, row_key
 from ppbench.ledger.freeze import ViewSource, freeze
 from ppbench.ledger.scenes import separate_views
@@ -168,7 +168,7 @@ def title_of(config: CellConfig) -> str:
 
 def _obstacle(config: CellConfig) -> str:
     """Return why a view cannot be published, "" if it can."""
-    if acts(config.threat_model.id):
+    if recorded_threat(config.threat_model.id).acts:
         return "its server chose the weights that clients received, and a reader cannot choose again"
     if any(str(value).startswith("sha256:") for value in config.model.options.values()):
         return "its network has weights in a file"

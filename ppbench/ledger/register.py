@@ -28,7 +28,10 @@ FIGURE_TOLERANCE = 1e-6
 """Tolerance of a figure without an interval."""
 _COMMIT = re.compile(r"git\+https://\S+@[0-9a-f]{40}")
 Argument = Annotated[str, Field(pattern=r"^[^-\s]\S*$", max_length=500)]
-ENTRY_GROUPS: tuple[tuple[Literal["defense", "attack"], PluginGroup], ...] = (("defense", "defenses"), ("attack", "attacks"))
+ENTRY_GROUPS: tuple[tuple[Literal["defense", "attack"], PluginGroup], ...] = (
+    ("defense", "defenses"),
+    ("attack", "attacks"),
+)
 
 
 class RegisteredFigure(Strict):

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 
 from ppbench.adversary.victims import probed_units
-from ppbench.federation.view import acts
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import CellGroup, groups
@@ -45,7 +44,7 @@ def separate_views(suite: Suite) -> Suite:
 def _alone(experiment: Experiment, group: CellGroup) -> EvaluateConfig | None:
     """Return the evaluation of a group's view alone, None if it cannot be published."""
     config, point = experiment.config, experiment.points[group.point]
-    if group.records or acts(group.threat) or group.stage == "audit":
+    if group.records or group.threat.acts or group.stage == "audit":
         return None
     settings: dict[str, Scalar] = {name: value for name, value in config.settings.items() if "." in name}
     if point.defense.name == config.defense:
@@ -61,7 +60,7 @@ def _alone(experiment: Experiment, group: CellGroup) -> EvaluateConfig | None:
             "settings": settings,
             "grid": "quick" if point.value is None else (point.value,),
             "stages": (group.stage,),
-            "threats": (group.threat,),
+            "threats": (group.threat.name,),
             "attack_batch": (group.batch,),
         }
     )

@@ -18,7 +18,8 @@ from ppbench.adversary.reading import is_silent
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import THREATS, PublicDefense, StateRecord, View, acts, colludes
+from ppbench.federation.threats import THREATS, threat_model
+from ppbench.federation.view import PublicDefense, StateRecord, View
 from ppbench.federation.wire import SERVER, Envelope
 from ppbench.ledger.form import TENSOR_BYTES, TranscriptInfo
 from ppbench.nets.net import parameters_of
@@ -60,15 +61,15 @@ def _of_plan(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
 
 
 def _of_party(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
-    threat, party = about.threat, about.party
-    if threat not in THREATS:
-        yield f"no threat model is called {shown(threat, 40)}"
-    elif acts(threat):
+    threat, party = THREATS.get(about.threat), about.party
+    if threat is None:
+        yield f"no threat model is called {shown(about.threat, 40)}"
+    elif threat.acts:
         yield f"nobody can choose again what a server of {threat} sent"
-    elif threat.startswith("eavesdropper/"):
+    elif not threat.server and threat.client is None:
         right = party is None
         yield from () if right else ("a listener is no party",)
-    elif colludes(threat) or threat.startswith("server/"):
+    elif threat.server:
         yield from () if party == SERVER else (f"the server is party {SERVER}",)
     elif party is None or not 0 <= party < plan.clients:
         yield f"of {plan.clients} clients none is party {shown(party, 20)}"
@@ -114,7 +115,7 @@ def read_view(about: TranscriptInfo, plan: Plan, defense: PublicDefense, parts: 
         own = tuple((probe, one) for probe, one in data)
     except VIEW_ERRORS as cause:
         raise UsageError("it is not made of mail, states and examples") from cause
-    view = View(about.threat, about.party, plan, defense, letters, kept, own, public, about.sessions)
+    view = View(threat_model(about.threat), about.party, plan, defense, letters, kept, own, public, about.sessions)
     for fault in (*_of_mail(view, about), *_of_examples(view)):
         raise UsageError(fault)
     _check_evidence(view)

@@ -54,7 +54,7 @@ class FrozenView:
             raise UsageError(
                 f"Attack {own.name!r} answers {own.kind}; the transcript asks for {' or '.join(self.about.kinds)}."
             )
-        if self.view.threat not in own.threats or not own.suits(self.view.plan):
+        if not self.view.threat.among(own.threats) or not own.suits(self.view.plan):
             raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
         with guard("attacks", own.name):
             return own.run(self.view, list(self.challenges), self.draws(own.name))

@@ -35,7 +35,7 @@ MAX_COUNT, MAX_ROUNDS = 10**6, 10**9
 Few = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
-class ThreatModel(Strict):
+class ThreatInfo(Strict):
     """Whose view is attacked. id: e.g. "server/1"; sees: in words; knows_defense: adaptive attack or not."""
 
     id: str
@@ -169,7 +169,7 @@ class CellConfig(Grown):
 
     schema_: Literal["ppbench.run/1"] = Field(default=RECORD_SCHEMA, alias="schema")
     suite: str
-    threat_model: ThreatModel
+    threat_model: ThreatInfo
     defense: DefenseInfo
     attack: AttackInfo
     federation: FederationInfo
@@ -306,5 +306,5 @@ def _fields(model: type[Strict]) -> set[str]:
 __all__ = [
     "RECORD_SCHEMA", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo", "DefenseInfo",
     "Environment", "FederationInfo", "Flag", "Metric", "ModelInfo", "Played", "Privacy", "Record", "Scalar", "Score",
-    "Strict", "ThreatModel", "Tuned", "Utility", "Victim", "lean",
+    "Strict", "ThreatInfo", "Tuned", "Utility", "Victim", "lean",
 ]  # fmt: skip

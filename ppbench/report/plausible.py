@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record, Utility
@@ -28,8 +28,9 @@ def implausible(record: Record) -> Iterator[str]:
 def _configuration(record: Record) -> Iterator[str]:
     config, axis = record.config, record.config.defense.control
     threat, adaptive = config.threat_model, config.attack.adaptive
-    if threat.id in THREATS and threat.sees != THREATS[threat.id]:
-        yield f"threat model {threat.id} sees {threat.sees!r}, not {THREATS[threat.id]!r}"
+    known = THREATS.get(threat.id)
+    if known is not None and threat.sees != known.sees:
+        yield f"threat model {known} sees {threat.sees!r}, not {known.sees!r}"
     if adaptive != threat.knows_defense:
         yield f"its attack is {'' if adaptive else 'not '}adaptive where the threat model says the opposite"
     stated = None if axis is None else config.defense.parameters.get(axis.name)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import probed_units
-from ppbench.federation.view import THREATS, acts, colludes
+from ppbench.federation.threats import ThreatModel
 from ppbench.metrics.perceptual import measurable, weights_identity
 from ppbench.questions.base import question_of
-from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatModel
+from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatInfo
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.run.choice import threats_of
@@ -30,7 +30,7 @@ class CellGroup:
 
     point: int
     stage: Stage
-    threat: str
+    threat: ThreatModel
     batch: int
     records: bool
     role: str = ""
@@ -65,10 +65,10 @@ def groups(experiment: Experiment) -> Iterator[CellGroup]:
     for index, point in enumerate(experiment.points):
         for stage in experiment.config.stages:
             for threat in visual if stage in ("init", "final") else ():
-                if masked and threat.startswith("client/"):
+                if masked and not threat.sees_uploads:
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
-                mixed = threat.startswith("client/") or colludes(threat) or acts(threat)
+                mixed = not threat.sees_uploads or threat.colludes or threat.acts
                 for batch in experiment.config.attack_batch:
                     for role in ("",) if mixed else point.defense.roles:
                         for acting in _acting(experiment, threat):
@@ -78,14 +78,15 @@ def groups(experiment: Experiment) -> Iterator[CellGroup]:
                 yield CellGroup(index, stage, threat, RECORDS_BATCH, True)
 
 
-def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
+def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[ThreatModel]:
     chosen = [attack for attack in experiment.attacks if runs_in(attack, stage, records)]
-    return sorted({threat for attack in chosen for threat in threats_of(attack, experiment.config)})
+    some = {threat for attack in chosen for threat in threats_of(attack, experiment.config)}
+    return sorted(some, key=lambda threat: threat.name)
 
 
-def _acting(experiment: Experiment, threat: str) -> list[str]:
+def _acting(experiment: Experiment, threat: ThreatModel) -> list[str]:
     """Return the names of the attacks that each need a view of their own; [""] if all share one view."""
-    return [a.name for a in experiment.attacks if threat in a.threats] if acts(threat) else [""]
+    return [a.name for a in experiment.attacks if threat.among(a.threats)] if threat.acts else [""]
 
 
 def runs_in(attack: Attack, stage: Stage, records: bool) -> bool:
@@ -140,7 +141,7 @@ def _cell_config(experiment: Experiment, group: CellGroup, attack: Attack, follo
     return CellConfig(
         suite=config.suite,
         suite_digest=config.suite_digest,
-        threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=knows),
+        threat_model=ThreatInfo(id=group.threat.name, sees=group.threat.sees, knows_defense=knows),
         defense=point.info,
         attack=AttackInfo(
             id=attack.name,

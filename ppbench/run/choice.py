@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.make import made
 from ppbench.base.registry import load, load_all, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import acts
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel, threat_model
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Control, DefenseInfo, Scalar
 from ppbench.records.sources import code_of
@@ -176,7 +176,8 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
     An audit includes its own attacks; a server that acts includes the attacks that act.
     """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
-    acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
+    known = getattr(factory, "threats", ())
+    acting = any(threat.acts and threat.among(known) for threat in map(threat_model, config.threats))
     if "all" in config.attacks or audited or acting:
         return True
     # Not inherited: a subclass of an attack that is left out need not be left out.
@@ -205,11 +206,12 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
     return make_attack(name, own, config.isolate)
 
 
-def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
-    """Yield the threat models under which `attack` runs: those of `config` that it supports, else its own.
+def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[ThreatModel]:
+    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
 
-    If `config` has a server that acts, an attack that does not act runs under "server/1".
+    Where a server that acts was asked about, an attack that does not act runs under the one that is honest.
     """
-    supported = [threat for threat in config.threats if threat in attack.threats]
-    passive = ["server/1"] if any(map(acts, config.threats)) and "server/1" in attack.threats else []
-    yield from supported or passive or attack.threats
+    known = [threat_model(name) for name in config.threats]
+    asked = [threat for threat in known if threat.among(attack.threats)]
+    passive = [HONEST_SERVER] if any(t.acts for t in known) and HONEST_SERVER.among(attack.threats) else []
+    yield from asked or passive or map(threat_model, attack.threats)

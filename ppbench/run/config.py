@@ -12,7 +12,7 @@ from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
 from ppbench.federation.bounds import LARGEST_COUNT, SMALLEST_POSITIVE
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import HONEST_SERVER, threat_model
 from ppbench.nets.losses import LossName
 from ppbench.records.schema import Scalar, Strict
 from ppbench.task.dataset import default_root
@@ -102,7 +102,7 @@ class EvaluateConfig(Strict):
     canaries: int = Field(default=80, ge=0, le=LARGEST_COUNT)
     canary_clients: int = Field(default=0, ge=0, le=10_000)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
-    threats: tuple[str, ...] = Field(default=("server/1",), min_length=1)
+    threats: tuple[str, ...] = Field(default=(HONEST_SERVER.name,), min_length=1)
     weights: str | None = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     device: str = "cpu"
@@ -177,8 +177,7 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
     except ValidationError as error:
         raise UsageError(_refused(error)) from error
     for threat in config.threats:
-        if threat not in THREATS:
-            raise unknown("threat model", threat, THREATS)
+        threat_model(threat)
     if not config.attacks:
         raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
     return config

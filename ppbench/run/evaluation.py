@@ -208,7 +208,7 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
 def _check_victims(experiment: Experiment, group: CellGroup) -> None:
     task, config = experiment.task, experiment.config
     if group.records:
-        choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        choose_candidates(task.shards, task.test, config.candidates, task.seeds, group.threat)
         return
     group_victims(experiment, group)
     if config.tuning and any(len(attack.variants()) > 1 for attack in experiment.attacks):

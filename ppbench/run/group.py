@@ -15,7 +15,7 @@ import torch
 from ppbench.adversary.apart import IsolatedAttack, NothingRead
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.reading import is_silent, reads_anything
-from ppbench.adversary.victims import choose_candidates
+from ppbench.adversary.victims import choose_candidates, own_batches
 from ppbench.base.blame import guard
 from ppbench.base.confine import confinement
 from ppbench.base.device import device_name
@@ -91,8 +91,10 @@ class Bench:
     def _run_records(self, fed: Federation, missing: list[Cell]) -> None:
         task, count = self.experiment.task, self.experiment.config.candidates
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
-        view = replace(transcript.view(self.group.threat, own=((-1, task.shards[0]),)), public=task.public)
-        draw = partial(choose_candidates, task.shards, task.test, count, task.seeds)
+        threat = self.group.threat
+        own = own_batches(threat, {Slot(-1, client): shard for client, shard in task.shards.items()})
+        view = replace(transcript.view(threat, own=own), public=task.public)
+        draw = partial(choose_candidates, task.shards, task.test, count, task.seeds, threat)
         model = TargetModel(task.test, count, fed.outputs, draw)
         for cell in missing:
             self._run_cell(cell, view, partial(question_of(cell.attack.kind).of_model, model))
@@ -121,13 +123,13 @@ class Bench:
                 self.keep_without_figures([cell], "failed", reason)
                 continue
             if trial is not None and cell.tuned:
-                label = (cell.attack.name, group.threat, group.stage, group.batch)
+                label = (cell.attack.name, group.threat.name, group.stage, group.batch)
                 attack, choice = tune(cell.attack, trial, task, label)
                 cell = replace(cell, attack=attack)
             ruler = partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
-            checked = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
+            checked = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat.lone_server
             flags = remarks() if checked else ()
             spent, keep = time.perf_counter() - began, cell.id in missing_ids
             answers[cell.attack.name] = self._run_cell(

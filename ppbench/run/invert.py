@@ -29,6 +29,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.held import explaining_failures, held_network, unwrapped
@@ -44,7 +45,7 @@ from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
 
-THREAT = "server/1"
+THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
 MAX_BATCH = 100_000
 """Most examples in a batch."""
@@ -244,7 +245,7 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
     gradient, instead = view.plan.local.upload == "gradient", "take one that rebuilds inputs, as 'dlg', 'idlg' or 'ig'"
     if not question_of(attack.kind).inputs:
         return f"answers another question ({attack.kind.replace('_', ' ')}); {instead}"
-    if THREAT not in attack.threats:
+    if not THREAT.among(attack.threats):
         return f"is of a server that sends weights of its own ({attack.threats[0]}); {instead}"
     if not built_for(attack, view.defense.name):
         return f"is built for what {', '.join(sorted(attack.targets or ()))} sends; {instead}"

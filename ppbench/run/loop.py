@@ -20,6 +20,7 @@ from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.held import held_network
@@ -134,4 +135,4 @@ def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[
     with guard("defenses", defense.name):
         transcript = federation.probe(data, setting.get("probe", "gradient"), setting.get("probe_rounds", 1))
     units = [tuple(data)] if defense.sums else [(slot,) for slot in data]
-    return transcript.view("server/1"), [Challenge(unit, min(sizes)) for unit in units]
+    return transcript.view(HONEST_SERVER), [Challenge(unit, min(sizes)) for unit in units]

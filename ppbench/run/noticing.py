@@ -21,6 +21,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Context, Data
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import Slot, session_of
 from ppbench.records.schema import Flag
@@ -57,7 +58,7 @@ def probe_flags(fed: Federation, probed: Transcript, victims: Mapping[Slot, Data
 
 def distance(fed: Federation, transcript: Transcript, data: Mapping[Slot, Data]) -> float | None:
     """Return the median relative distance of clients' updates from undefended ones; None if none can be read."""
-    view, distances = transcript.view("server/1"), []
+    view, distances = transcript.view(HONEST_SERVER), []
     steps = {exchange.slot: exchange.step for exchange in reversed([*view.exchanges()])}
     for evidence in replayed_evidence(view):
         if len(evidence.unit) > 1 or evidence.measure != "squares" or evidence.params is None:

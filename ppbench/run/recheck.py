@@ -24,7 +24,8 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import Transcript, acts
+from ppbench.federation.threats import threat_model
+from ppbench.federation.view import Transcript
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
@@ -228,8 +229,8 @@ def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: 
 
 
 def _draw_victims(record: Record, defense: Defense, task: Task) -> Victims:
-    config, threat = record.config, record.config.threat_model.id
-    roles = len(defense.roles) if config.role or acts(threat) else 1
+    config, threat = record.config, threat_model(record.config.threat_model.id)
+    roles = len(defense.roles) if config.role or threat.acts else 1
     count, seeds = config.victims, task.seeds
     victims = choose_victims(
         task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles, skip=config.victims_from
@@ -243,7 +244,8 @@ def _draw_victims(record: Record, defense: Defense, task: Task) -> Victims:
 def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | None) -> Inquiry:
     config, question = record.config, question_for(record)
     if victims is None:
-        draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds)
+        threat = threat_model(config.threat_model.id)
+        draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds, threat)
         outputs = partial(_zeros, config.model.classes)
         return question.of_model(TargetModel(task.test, config.victims, outputs, draw))
     view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)

@@ -10,7 +10,8 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import TARGET, Transcript, View
+from ppbench.federation.threats import TARGET, ThreatModel
+from ppbench.federation.view import Transcript, View
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
@@ -45,9 +46,9 @@ def draws_of(experiment: Experiment, group: CellGroup, attack: str, follows: str
     return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
 
 
-def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int, follows: str = "") -> int:
+def attack_seed(seeds: Seeds, attack: str, threat: ThreatModel, stage: Stage, batch: int, follows: str = "") -> int:
     """Return the seed of the draws of the attack so named, under a threat model, at a stage, for a batch size."""
-    return seeds.seed("attack", attack, follows, threat, stage, batch)
+    return seeds.seed("attack", attack, follows, threat.name, stage, batch)
 
 
 def group_victims(experiment: Experiment, group: CellGroup) -> Victims:

@@ -16,6 +16,7 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.registry import load
 from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.images import score_images
 from ppbench.records.schema import Scalar
@@ -46,8 +47,8 @@ def share_broken(subject: Subject) -> float:
     task: Task = make_task(configure(defense="none", model=subject.model, clients=2, train=40, seed=0))
     federation = Federation(make_defense("none"), task.plan, task.shards, task.seeds)
     federation.start(task.params)
-    victims = choose_victims(task.shards, "server/1", 1, VICTIMS, task.seeds)
-    view = federation.probe(victims.data).view("server/1")
+    victims = choose_victims(task.shards, HONEST_SERVER, 1, VICTIMS, task.seeds)
+    view = federation.probe(victims.data).view(HONEST_SERVER)
     attack = load("attacks", subject.attack)(**dict(subject.options))
     guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
     scores = score_images(victims, guesses, {}, {}, task.plan.data_range).victims

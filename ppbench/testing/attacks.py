@@ -11,7 +11,7 @@ from ppbench.adversary.declared import acting_faults
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS, acts
+from ppbench.federation.threats import THREATS
 from ppbench.questions.base import question_of
 from ppbench.testing import gradients, records, traces
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures, unnamed
@@ -36,7 +36,10 @@ def attack_declares_itself(duel: Duel) -> Iterator[str]:
 UPLOADS: Properties = {
     "declares_itself": attack_declares_itself,
     "one_seed_one_guess": gradients.one_seed_one_guess,
-    **{f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=t) for t in sorted(THREATS)},
+    **{
+        f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=THREATS[t])
+        for t in sorted(THREATS)
+    },
     **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
     "poison_harms_no_other": gradients.poison_harms_no_other,
     "answers_without_mail": gradients.answers_without_mail,
@@ -118,7 +121,7 @@ def properties_in(duel: Duel) -> Properties:
     """Return the properties to check in a duel, by name."""
     properties = properties_of(duel.attack.kind)
     chosen = {name: question for name, question in properties.items() if duel.undefended or name not in UNDEFENDED_ONLY}
-    return {name: question for name, question in chosen.items() if name not in ACTING_ONLY or acts(duel.threat)}
+    return {name: question for name, question in chosen.items() if name not in ACTING_ONLY or duel.threat.acts}
 
 
 def check_attack(

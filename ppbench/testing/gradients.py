@@ -16,7 +16,8 @@ from ppbench.base.registry import plugins
 from ppbench.base.tree import finite, leaves
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, View
+from ppbench.federation.threats import TARGET, ThreatModel
+from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
@@ -145,9 +146,9 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
         yield "without an observation two seeds give one guess; a guess about nothing is drawn from the generator"
 
 
-def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
+def keeps_form_and_budget(duel: Duel, threat: ThreatModel) -> Iterator[str]:
     """Check that guesses are well-formed, cost no more than the budget, and leave the arguments unchanged."""
-    if threat not in duel.attack.threats:
+    if not threat.among(duel.attack.threats):
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(4, 2, threat)
     if not readable(duel.attack, world.view, world.challenges):

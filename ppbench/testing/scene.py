@@ -25,6 +25,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel
 from ppbench.nets.net import initial, net_spec
 
 SCENE_CLIENTS = 4
@@ -119,7 +120,9 @@ def with_parameters(defense: Defense, changes: Mapping[str, Any]) -> Defense:
         raise UsageError(f"The defense {defense.name!r} refuses {where}: {first['msg'].lower()}.") from error
 
 
-def scene_victims(run: Federation, threat: str = "server/1", batch: int = 2, count: int = 8) -> Victims:
+def scene_victims(
+    run: Federation, threat: ThreatModel | str = HONEST_SERVER, batch: int = 2, count: int = 8
+) -> Victims:
     """Return `count` victims of a federation for the adversary of `threat`."""
     return choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
 

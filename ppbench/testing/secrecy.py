@@ -82,7 +82,7 @@ def no_view_reaches_a_secret(trial: DefenseTrial, threat: str, after: int = 0) -
     view = transcript.view(threat, own=victims.own)
     if not leaves([letter.message for letter in view.mail]):
         raise NotAsked(f"the view of {threat} holds no message with tensors")
-    curious = {"client/1": 0, "server/1": SERVER}.get(threat)
+    curious = view.party
     knowledge = (view, view.defense.evidence(view), victims.challenges())
     leaked = leaks(knowledge, [data.x for slot, data in victims.data.items() if slot.client != curious])
     if leaked:

@@ -20,7 +20,8 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import TARGET, View, acts
+from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, recorded_threat
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import Option, initial, net_spec
 from ppbench.questions.base import question_of
@@ -123,11 +124,13 @@ class Duel:
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
     @property
-    def threat(self) -> str:
+    def threat(self) -> ThreatModel:
         """The main threat model: "server/1", or the attack's own if its server is active."""
-        return next(filter(acts, self.attack.threats), "server/1")
+        return next((t for t in map(recorded_threat, self.attack.threats) if t.acts), HONEST_SERVER)
 
-    def probe(self, count: int, batch: int = 1, threat: str = "", pictures: TensorChange | None = None) -> World:
+    def probe(
+        self, count: int, batch: int = 1, threat: ThreatModel | None = None, pictures: TensorChange | None = None
+    ) -> World:
         """Return the world of `threat`, by default the duel's, with `count` victims and public examples of noise.
 
         pictures: replaces the victims' images. An active server sends the attack's crafted weights.
@@ -137,7 +140,7 @@ class Duel:
         if pictures is not None:
             victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
         target = TARGET if sum(map(len, victims.units)) < len(victims.data) else None
-        acting = Acting(self.attack.crafted, target, noise_pictures()) if acts(threat) else None
+        acting = Acting(self.attack.crafted, target, noise_pictures()) if threat.acts else None
         transcript = run.probe(victims.data, acting=acting)
         view = replace(transcript.view(threat, own=victims.own), public=noise_pictures())
         inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), all_digits()))

@@ -43,7 +43,8 @@ from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Data, Noise, Plan
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER
 
 COUNT_METRIC = ("fitres.num_examples", "num_examples")
@@ -204,7 +205,7 @@ class Secure(FlowerDefense):
         shared = Shared(view.plan)
         if view.party != SERVER:
             return []
-        make = self._own if colludes(view.threat) else self._sum
+        make = self._own if view.threat.colludes else self._sum
         return [piece for unit, after in _rounds(view) if (piece := make(view, shared, unit, after)) is not None]
 
     def _sum(self, view: View, shared: Shared, unit: list[Exchange], after: Params) -> Evidence | None:

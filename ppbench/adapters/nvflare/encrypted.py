@@ -19,7 +19,7 @@ from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import Exchange, View, colludes
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 ENCRYPTION_PURPOSE, BITS = "encrypted", 40
@@ -114,7 +114,7 @@ class Encrypted(NVFlareStock):
 
     def evidence(self, view: View) -> list[Evidence]:
         """As the base class; to an adversary that colludes with clients, of decrypted uploads."""
-        if not colludes(view.threat):
+        if not view.threat.colludes:
             return super().evidence(view)
         opened = {(e.slot, e.round, e.step): self._opened(view, e) for e in view.exchanges()}
         mail = tuple(

@@ -102,7 +102,7 @@ def visible_evidence(view: View, sent: Callable[[Exchange], Params | None], cut:
     pieces = []
     for piece in plain_evidence(view):
         variables = answers.get(piece.unit[0])
-        if view.threat.startswith("client/") or variables is None or piece.params is None:
+        if not view.threat.sees_uploads or variables is None or piece.params is None:
             pieces.append(piece)
         else:
             pieces.append(_weighted(view.plan, piece, piece.params, variables, cut))

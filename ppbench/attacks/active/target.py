@@ -10,7 +10,8 @@ from torch import Tensor
 from ppbench.federation.contract import Server
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import TARGET, View
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 
 RANGE_SLACK = 0.25

@@ -23,7 +23,7 @@ from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.cohort import cohorts
 from ppbench.federation.evidence import Evidence, Mappable, Shared, Simulate
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import Exchange, View, colludes
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 STACK = 256  # directions handled at a time
@@ -123,7 +123,7 @@ def sketches(view: View) -> list[Sketch]:
     by_slot, drawn = answers_by_slot(view), DrawnDirections()
     if defense.level == "epoch":
         return _steps(view, defense, by_slot, drawn)
-    summed = defense.sums and not colludes(view.threat)
+    summed = defense.sums and not view.threat.colludes
     first = [sent[0] for sent in by_slot.values()]  # no sum but that of all clients is without masks
     units = cohorts(first, view.plan.clients) if summed else [[exchange] for exchange in first]
     return [_sketch(view, defense, [by_slot[e.slot] for e in unit], drawn) for unit in units]

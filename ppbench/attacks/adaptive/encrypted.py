@@ -18,7 +18,8 @@ from ppbench.attacks.adaptive.inversion import invert_evidence
 from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.federation.bounds import whole_number
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.view import TARGET, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 
@@ -42,7 +43,7 @@ class AdaptiveEncrypted(AdaptiveDP):
     def evidence(self, view: View) -> list[Evidence]:
         """Return what can be decrypted, with its noise law; a coalition's evidence is about client 0 alone."""
         evidence = super().evidence(view)
-        if not colludes(view.threat) or not isinstance(view.defense, EncryptedSums):
+        if not view.threat.colludes or not isinstance(view.defense, EncryptedSums):
             return evidence
         clients, noise = view.plan.clients, view.defense.noise(view.plan)
         members = range(1 if self.colluders == 0 else max(1, clients - self.colluders), clients)

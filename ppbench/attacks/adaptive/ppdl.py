@@ -27,7 +27,7 @@ class AdaptivePPDL(AdaptiveDP):
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law, each entry weighted by `PPDL.precision`."""
         evidence = super().evidence(view)
-        if not isinstance(view.defense, PPDL) or view.threat.startswith("client/"):
+        if not isinstance(view.defense, PPDL) or not view.threat.sees_uploads:
             return evidence
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense

@@ -60,7 +60,7 @@ class OneRunAudit(AuditAttack):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        if not view.threat.startswith("client/") and rounds_of(view):
+        if view.threat.sees_uploads and rounds_of(view):
             return UpdateCosine().signal(view, challenge)
         if challenge.references is not None:
             return LiRA().signal(view, challenge)

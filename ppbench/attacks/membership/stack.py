@@ -58,7 +58,7 @@ class Stack(AuditAttack):
         more: list[AuditAttack] = []
         if challenge.references is not None:
             more += [LiRA(), OfflineLiRA(), RMIA()]
-        if not view.threat.startswith("client/") and rounds_of(view):
+        if view.threat.sees_uploads and rounds_of(view):
             more += [UpdateCosine(), FedMIA()]
         return torch.stack([*scores, *(attack.signal(view, challenge) for attack in more)], 1)
 

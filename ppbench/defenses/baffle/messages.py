@@ -21,7 +21,8 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 
@@ -78,8 +79,8 @@ def flat_answer(upload: Tree) -> Tensor:
 def answers_by_slot(view: View) -> dict[Slot, list[Exchange]]:
     """Return the clients' answers in a view by slot, oldest first: colluders' of the target only, a client's none."""
     answers: dict[Slot, list[Exchange]] = defaultdict(list)
-    for exchange in () if view.threat.startswith("client/") else view.exchanges():
-        is_target = exchange.slot.client == TARGET or not colludes(view.threat)
+    for exchange in view.exchanges() if view.threat.sees_uploads else ():
+        is_target = exchange.slot.client == TARGET or not view.threat.colludes
         if is_target and isinstance(exchange.request, Evaluate):
             answers[exchange.slot].append(exchange)
     return dict(answers)

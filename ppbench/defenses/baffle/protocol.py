@@ -35,7 +35,7 @@ from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
 from ppbench.federation.secagg import PairedDefense
-from ppbench.federation.view import Exchange, View, colludes
+from ppbench.federation.view import Exchange, View
 
 FENG2023 = paper("feng2023")
 
@@ -240,7 +240,7 @@ class Baffle(PairedDefense):
         if self.level == "epoch" and not self.sums:
             return super().evidence(view)
         first, shared = [exchanges[0] for exchanges in answers_by_slot(view).values()], Shared(view.plan)
-        if self.sums and not colludes(view.threat):
+        if self.sums and not view.threat.colludes:
             units = ((unit, view.state_at(unit[0])) for unit in cohorts(first, view.plan.clients))
             return [cohort_evidence(shared, self._estimate(view, u), u, server) for u, server in units if server]
         models = [e.request.params for e in first]

@@ -77,8 +77,8 @@ class ReducedNoise(EncryptedSums):
         return {n: v.double() for n, v in Layout.of(server.params).unpack(flat).items()}
 
     def evidence(self, view: View) -> list[Evidence]:
-        """As the base class; for a client, the others' mean from two consecutive models and its own upload."""
-        if view.threat.startswith("client/"):
+        """Return, to a client, the others' mean from two models in a row less what it sent; as its base to others."""
+        if not view.threat.sees_uploads:
             return self._others(view)
         return super().evidence(view)
 
@@ -98,15 +98,15 @@ class ReducedNoise(EncryptedSums):
         opt, shared, pieces = view.plan.server_opt, Shared(view.plan), []
         if opt.name != "sgd" or opt.momentum:
             return []
-        for others, own_upload, first, second in client_observations(view):
-            me = own_upload.slot.client
-            words = self._bare(view, own_upload, {me: view.state_at(own_upload, me)})
-            if words is None:
+        for others, own_uploads, first, second in client_observations(view):
+            states = {e.slot.client: view.state_at(e, e.slot.client) for e in own_uploads}
+            words = [w for e in own_uploads if (w := self._bare(view, e, states)) is not None]
+            if len(words) < len(own_uploads):
                 continue
             layout, size = Layout.of(first), view.plan.clients
-            own = secagg.from_ring(words, self.fraction_bits)
+            own = secagg.from_ring(torch.stack(words).sum(0), self.fraction_bits)
             moved = (layout.pack(first).double() - layout.pack(second).double()) / opt.lr
-            mean = (moved - own.to(moved.device)) * size / (size - 1) / as_gradient(view.plan, own_upload.round)
+            mean = (moved - own.to(moved.device)) * size / len(others) / as_gradient(view.plan, own_uploads[0].round)
             observed = layout.unpack(mean)
             pieces.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
         return pieces

@@ -22,7 +22,8 @@ from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class EncryptedSums(secagg.PairedDefense):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return evidence of each whole cohort's mean; for colluders see `opened`."""
-        if colludes(view.threat):
+        if view.threat.colludes:
             return self.opened(view)
         shared, pieces = Shared(view.plan), []
         for unit in self.uploads(view):

@@ -87,7 +87,7 @@ def fedpc_evidence(view: View) -> list[Evidence]:
     - For a client: the change of the model in a round in which it was no pilot, about all others together.
     """
     shared = Shared(view.plan)
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return _client_evidence(view, shared)
     best: dict[Slot, Exchange] = {}
     hidden: dict[tuple[int, int], list[Exchange]] = defaultdict(list)
@@ -146,10 +146,10 @@ def _sum_piece(view: View, unit: list[Exchange], shared: Shared) -> Evidence | N
 
 
 def _client_evidence(view: View, shared: Shared) -> list[Evidence]:
-    me, pieces = view.party or 0, []
+    pieces: list[Evidence] = []
     own = set(pilots(view))
     for probe, _ in view.data:
-        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if c != me)
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if not view.inside(c))
         rounds = sorted(
             {e.round for e in command_answers(view) if e.slot.probe == probe} - {r for p, r in own if p == probe}
         )

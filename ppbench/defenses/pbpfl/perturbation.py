@@ -131,7 +131,7 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
 
 def exchanges(view: View) -> list[Exchange]:
     """Return the view's uploads of surrogates; none for a client, which sees only its own."""
-    if view.threat.startswith("client/"):
+    if not view.threat.sees_uploads:
         return []
     return [e for e in view.exchanges() if isinstance(e.request, Perturbed) and isinstance(e.answer, Surrogates)]
 

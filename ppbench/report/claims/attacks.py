@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.base.errors import listed
+from ppbench.federation.threats import HONEST_SERVER, recorded_threat
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
@@ -27,7 +28,7 @@ UNKNOWN = "no attack that knows the defense was run"
 def _asked(case: Case, kind: str, metric: str) -> tuple[list[Record], list[Record]]:
     """Return the defense's and the undefended cells of a kind, by a client, of what clients train on if asked there."""
     mine = [r for r in case.mine if r.config.attack.kind == kind and value(r, metric) is not None]
-    mine = [r for r in mine if r.config.threat_model.id == "client/1"] or mine
+    mine = [r for r in mine if recorded_threat(r.config.threat_model.id).lone_client] or mine
     mine = [r for r in mine if r.config.stage == "iterate"] or mine
     where = {(r.config.stage, r.config.threat_model.id) for r in mine}
     return mine, [
@@ -81,7 +82,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     no more of images than a blind guess; it falls where images are rebuilt, or recognizable. Decibels as such depend on
     the images. It is the server who looks, unless the claim speaks of others.
     """
-    name, views = "psnr_median", case.claim.views or ("server/1",)
+    name, views = "psnr_median", case.claim.views or (HONEST_SERVER.name,)
     here = _looked_at(case.mine, views)
     sides = Sides.of(here, name)
     worst = sides.worst
@@ -96,7 +97,7 @@ def pixels_stay_hidden(case: Case) -> Finding | str:
     plain, strong = (told(case, r, shown, form, unit) for r in (sides.plain, worst))
     about = f"batch {batch}, {'random' if stage == 'init' else 'trained'} weights; undefended "
     about += _bare(None if none is None else none.worst, shown, form, unit)
-    about += "" if view == "server/1" else f"; seen by {view}"
+    about += "" if recorded_threat(view).lone_server else f"; seen by {view}"
 
     def found(verdict: Verdict, reason: str, to: str = "", seen: Measured | None = worst) -> Finding:
         beside, harm = None if none is None else none.worst, (None if seen is None else value(seen, name)) or 0.0

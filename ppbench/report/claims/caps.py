@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ppbench.base.registry import load, plugins
 from ppbench.federation.claim import Claim
+from ppbench.federation.threats import HONEST_SERVER, recorded_threat
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
@@ -31,7 +32,7 @@ OWN = {"cap_reconstruction": "rmse_raw_mean", "cap_label": "label_accuracy", "ca
 def asked(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
     """Return the cells that a distance is known of, at one batch, from the server's view of random weights."""
     some = [r for r in cells if question_for(r).distance(law) is not None and r.config.batch_size == batch]
-    return [r for r in some if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
+    return [r for r in some if r.config.stage == "init" and recorded_threat(r.config.threat_model.id).lone_server]
 
 
 def paper_grid(cells: Sequence[Record], claim: Claim, *, own: bool = True) -> list[Record]:
@@ -71,7 +72,7 @@ def calibrated(case: Case) -> Finding | str:
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
     of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
-    if bad := unreliable(case, "server/1") or _other_models(case, cases) or _other_distances(case):
+    if bad := unreliable(case, HONEST_SERVER.name) or _other_models(case, cases) or _other_distances(case):
         return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases), -cap.value)
     fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
     if not fell and not any(r.config.attack.adaptive for r in kept):

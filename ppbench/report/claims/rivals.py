@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.questions.base import Rule as Judged
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
@@ -34,9 +35,9 @@ ALIKE = 0.01
 """Shares of right answers that a rival may lack and still be as accurate."""
 
 OF = {
-    "psnr_median": ("psnr_median", "reconstruction", "server/1", "init"),
-    "test_mse_mean": ("psnr_median", "reconstruction", "server/1", "init"),
-    "asr": ("asr", "membership", "client/1", "iterate"),
+    "psnr_median": ("psnr_median", "reconstruction", HONEST_SERVER.name, "init"),
+    "test_mse_mean": ("psnr_median", "reconstruction", HONEST_SERVER.name, "init"),
+    "asr": ("asr", "membership", CURIOUS_CLIENT.name, "iterate"),
 }
 """What is judged of a claimed figure (errors by their decibels), of which kind of cells, whose view of which model."""
 
@@ -103,7 +104,7 @@ def _best(points: Sequence[Point]) -> str:
 
 
 def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, about: str) -> Finding:
-    if bad := unreliable(case, "server/1"):
+    if bad := unreliable(case, HONEST_SERVER.name):
         return Finding("cannot be told", "", bad)
     form = replace(rule, form="mean") if len(pairs) > 1 else rule
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ppbench.federation.threats import recorded_threat
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, value
 from ppbench.report.verdict.lines import Row, Sides, by, extraction_metric_of, figure, held, listed
 from ppbench.report.verdict.verdict import Fate, ModelFate, Verdict, members_fate, outputs_fate, same_outputs, together
 from ppbench.report.worst import WorstCase, attack_of
-
-CLIENT = "client/1"
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,11 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     outputs = _Outputs(extraction_metric_of(records))
     said: list[Verdict] = []
     for threat in sorted({row.key.threat for row in own}):
-        prefix = "" if threat == CLIENT else f"[{threat}] "
+        everybody = recorded_threat(threat).lone_client
+        prefix = "" if everybody else f"[{threat}] "
         mine = [row for row in own if row.key.threat == threat]
         trained_on, delivered = ([r for r in mine if r.key.stage == stage] for stage in ("iterate", "final"))
-        if threat != CLIENT and any((row.key.stage, row.key.threat) == ("final", CLIENT) for row in own):
+        if not everybody and any(r.key.stage == "final" and recorded_threat(r.key.threat).lone_client for r in own):
             delivered = []  # it is the model that clients are sent, and told of there
         members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
         found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]

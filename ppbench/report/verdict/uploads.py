@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ppbench.federation.threats import recorded_threat
 from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Record, Utility
@@ -41,16 +42,17 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     everything = lines(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
+    usual = [recorded_threat(threat).lone_server for threat in seen] == [True]
     scenes = sorted({(row.key.threat, row.key.probe, row.key.probe_rounds) for row in everything})
     for scene in scenes:
         threat = scene[0]
         rows = [row for row in everything if (row.key.threat, row.key.probe, row.key.probe_rounds) == scene]
-        words = [threat if seen != ["server/1"] else "", probed(rows[0], everything)]
+        words = ["" if usual else threat, probed(rows[0], everything)]
         prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
         leaks = leaks_of(rows, known)
         for role in sorted({row.key.role for row in rows if row.key.defense == defense}):
             some = [row for row in rows if row.key.defense != defense or row.key.role == role]
-            found = _seen(defense, some, leaks, masked and threat == "server/1", role)
+            found = _seen(defense, some, leaks, masked and recorded_threat(threat).lone_server, role)
             said += [verdict.worded(prefix + verdict.sentence) for verdict in found]
     return said
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
 from ppbench.adversary.victims import Candidates
-from ppbench.federation.view import View, colludes
+from ppbench.federation.threats import ThreatModel, threat_model
+from ppbench.federation.view import View
 from ppbench.records.schema import Flag
 from ppbench.run.audit.clients import CanaryClients
 from ppbench.run.audit.population import ADVERSARY
@@ -38,18 +39,18 @@ class Questions:
         """The canary clients, with the truth about them. Raises Refused: there are none."""
         return self.audit.clients
 
-    def view(self, threat: str) -> View:
+    def view(self, threat: ThreatModel | str) -> View:
         """Return the view of `threat`: a client's is the delivered model, others add the mail of all kept rounds.
 
-        Raises Refused: the view of colluding clients, whose states are not kept.
+        Raises Refused: the view of other clients than the audit's own, whose states are not kept.
         """
-        audit = self.audit
-        if colludes(threat):
+        audit, threat = self.audit, threat_model(threat)
+        if any(threat.has(client) for client in range(audit.experiment.config.clients) if client != ADVERSARY):
             raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
         fed = audit.restore()
-        if threat.startswith("client/"):
+        if not threat.sees_uploads:
             transcript = fed.release()
-            view = transcript.view(threat, ADVERSARY, own=((-1, audit.population.shards(0)[ADVERSARY]),))
+            view = transcript.view(threat, own=((-1, audit.population.shards(0)[ADVERSARY]),))
         else:
             view = load_recorded(fed, audit.target_folder / "rounds.safetensors").view(threat)
         return replace(view, public=audit.experiment.task.public)

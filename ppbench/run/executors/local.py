@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as first_of
 from concurrent.futures.process import BrokenProcessPool
@@ -24,15 +24,18 @@ import torch
 from ppbench.base.errors import UsageError
 from ppbench.base.exits import held_back
 from ppbench.base.machine import of_machine
+from ppbench.federation.threats import THREATS, ThreatModel, register
 from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
 
 
-def _enter(queue: SimpleQueue[int], parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
+def _enter(queue: SimpleQueue[int], parent: int, threats: Iterable[ThreatModel]) -> None:
+    """Set up a worker: one thread, a place to report rounds, an end when the parent has gone, its threat models."""
     global _rounds
+    for threat in threats:  # those that a script registered are not in the worker's modules
+        register(threat)
     torch.set_num_threads(1)
     for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all processes: the parent ends this one
         if hasattr(signal, name):
@@ -201,7 +204,8 @@ class LocalExecutor:
     def _start(self) -> ProcessPoolExecutor:
         with held_back():  # it may start the process that keeps track of what is shared
             line = self._context.SimpleQueue()
-        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(line, os.getpid()))
+        known = line, os.getpid(), tuple(THREATS.values())
+        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=known)
         self._lines[pool] = line
         return pool
 
