@@ -50,8 +50,8 @@ class What(str, Enum):
     suites = "suites"
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ppbench {__version__}")
         raise typer.Exit
 
@@ -170,8 +170,8 @@ def _failed(error: BaseException) -> int:
     except OSError:
         _say(text)
         where = "the traceback stands above"
-    told = f"{type(error).__name__}: {because(error)}"
-    _say(f"ppbench: An error of ppbench's own ({told}); {where}: report it with the command.")
+    description = f"{type(error).__name__}: {because(error)}"
+    _say(f"ppbench: An error of ppbench's own ({description}); {where}: report it with the command.")
     return Exit.INTERNAL
 
 

@@ -48,9 +48,9 @@ def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axe
     with matplotlib.rc_context(STYLE):
         looks = _looks(rows["defense"])
         for name, some in _series(rows):
-            told: dict[str, Any] = {"label": name} if name not in axes.get_legend_handles_labels()[1] else {}
+            label: dict[str, Any] = {"label": name} if name not in axes.get_legend_handles_labels()[1] else {}
             ends: dict[str, Any] = {"xerr": _ends(some, "accuracy", "accuracy_"), "yerr": _ends(some, "value", "")}
-            axes.errorbar(some["accuracy"], some["value"], **ends, **looks[name], **told, linestyle=":", linewidth=0.8)
+            axes.errorbar(some["accuracy"], some["value"], **ends, **looks[name], **label, linestyle=":", linewidth=0.8)
             for x, y, value in some[["accuracy", "value", "control_value"]].itertuples(index=False):
                 if not np.isnan(value):
                     axes.annotate(f"{value:g}", (x, y), (5, 4), textcoords="offset points", fontsize="small")

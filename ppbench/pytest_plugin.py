@@ -75,23 +75,23 @@ def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Result
     if marker.args:
         first = marker.args[0]
         raise UsageError(f"pytest.mark.ppbench takes keywords only, not {first!r}; name it, as defense={first!r}.")
-    given = dict(marker.kwargs)
-    suite = str(given.get("suite", ""))
+    options = dict(marker.kwargs)
+    suite = str(options.get("suite", ""))
     if suite.endswith(".toml"):
-        given["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
-    asked = request_of(given)
+        options["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
+    request = request_of(options)
     known = config.stash.setdefault(_RESULTS, {})
-    if asked not in known:
-        found = run(asked, _home(config), config.getoption("--ppbench-workers"))
-        known[asked] = replace(found, baseline=_baseline(config))
-    return known[asked]
+    if request not in known:
+        results = run(request, _home(config), config.getoption("--ppbench-workers"))
+        known[request] = replace(results, baseline=_baseline(config))
+    return known[request]
 
 
 def _home(config: pytest.Config) -> Path:
     """Return the folder that keeps results: the given one, else within pytest's cache, else a temporary one."""
-    given = config.getoption("--ppbench-out")
-    if given is not None:
-        return Path(given)
+    folder = config.getoption("--ppbench-out")
+    if folder is not None:
+        return Path(folder)
     cache = getattr(config, "cache", None)
     if cache is not None:
         return Path(cache.mkdir(_NAME))
@@ -101,11 +101,11 @@ def _home(config: pytest.Config) -> Path:
 
 
 def _baseline(config: pytest.Config) -> Path | None:
-    given = config.getoption("--ppbench-baseline")
-    if given:
-        return Path(given)
-    told = config.getini("ppbench_baseline")
-    return config.rootpath / told if told else None
+    option = config.getoption("--ppbench-baseline")
+    if option:
+        return Path(option)
+    setting = config.getini("ppbench_baseline")
+    return config.rootpath / setting if setting else None
 
 
 @pytest.hookimpl(tryfirst=True)

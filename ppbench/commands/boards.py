@@ -77,13 +77,13 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
     from ppbench.report.verify import examine
     from ppbench.run.recheck import recheck
 
-    found = examine(results(folder).out, claimed, recheck)
-    for problem in found.problems:
+    findings = examine(results(folder).out, claimed, recheck)
+    for problem in findings.problems:
         typer.echo(problem)
-    if not found.problems:
+    if not findings.problems:
         typer.echo("Every record, artifact and table row agrees with the per-victim scores.")
-    typer.echo(f"Not checked: {'; '.join(found.unchecked)}.")
-    if found.problems:
+    typer.echo(f"Not checked: {'; '.join(findings.unchecked)}.")
+    if findings.problems:
         raise typer.Exit(Exit.FOUND)
 
 

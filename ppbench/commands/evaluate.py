@@ -117,9 +117,9 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         "grid": numbers, "attack_batch": sizes, "device": resolve_device,
     }  # fmt: skip
     settings, model_options = assignments(options.pop("set") or [])
-    given = {"settings": settings or None, "model_options": model_options or None}
-    given |= {FIELDS.get(name, name): parse.get(name, lambda word: word)(word) for name, word in options.items()}
-    return {name: value for name, value in given.items() if value is not None}
+    fields = {"settings": settings or None, "model_options": model_options or None}
+    fields |= {FIELDS.get(name, name): parse.get(name, lambda word: word)(word) for name, word in options.items()}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _signature() -> inspect.Signature:

@@ -20,8 +20,8 @@ WIDTH = 120  # of what is not a terminal
 
 def console(width: int = WIDTH) -> Console:
     """Return the console that reports are printed to; what is no terminal is `width` wide."""
-    found = Console()
-    return found if found.is_terminal else Console(width=width)
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=width)
 
 
 def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
@@ -94,8 +94,8 @@ def _leaked(v: Setting) -> str:
     return f"{v.metric.value:.1f} dB{blind}"
 
 
-def _share(found: Measured | None, name: str) -> str:
-    share = value(found, name)
+def _share(record: Measured | None, name: str) -> str:
+    share = value(record, name)
     return "-" if share is None else f"{share:.0%}"
 
 

@@ -45,13 +45,15 @@ def publish(
     if not folder:
         with Bars() as bars:
             computed(what, home, preset, filters(only or []), dataset, weights, workers, bars, typed())
-    found = run(home, out, dataset, weights)
-    for about in found.transcripts:
+    published = run(home, out, dataset, weights)
+    for about in published.transcripts:
         typer.echo(f"{about.id}  {about.title}")
-    typer.echo(f"{len(found.transcripts)} transcripts, {found.bytes / 1e6:.1f} MB, in {out}; the truth is in {home}.")
-    for sentence in (*found.left_out, *found.remarks):
+    typer.echo(
+        f"{len(published.transcripts)} transcripts, {published.bytes / 1e6:.1f} MB, in {out}; the truth is in {home}."
+    )
+    for sentence in (*published.left_out, *published.remarks):
         typer.echo(f"note: {sentence}", err=True)
-    if found.bytes > LARGEST:
+    if published.bytes > LARGEST:
         typer.echo(f"note: people fetch this; more than {LARGEST / 1e6:.0f} MB is a lot.", err=True)
 
 
@@ -71,15 +73,13 @@ def score(
     from ppbench.ledger.score import score as run
     from ppbench.ledger.transcript import load_transcript
 
-    found = run(load_transcript(transcript, trust=trust), guesses, truth, weights)
-    config, before = found.record.config, found.before
+    scored = run(load_transcript(transcript, trust=trust), guesses, truth, weights)
+    config, before, decision = scored.record.config, scored.before, scored.decision
     stands = "nothing" if before is None else before.name
-    typer.echo(f"{config.attack.id} {config.attack.version} on {found.scene}: {found.decision.reason}.")
-    typer.echo(
-        f"{found.decision.metric}: {found.decision.after:.4g}; before, by {stands}: {found.decision.before or 0:.4g}."
-    )
-    typer.echo(f"For the submitter: {found.receipt}.")
-    if not found.decision.moved:
+    typer.echo(f"{config.attack.id} {config.attack.version} on {scored.scene}: {decision.reason}.")
+    typer.echo(f"{decision.metric}: {decision.after:.4g}; before, by {stands}: {decision.before or 0:.4g}.")
+    typer.echo(f"For the submitter: {scored.receipt}.")
+    if not decision.moved:
         raise typer.Exit(Exit.FOUND)
 
 
@@ -94,6 +94,6 @@ def ledger(
     """
     from ppbench.ledger.site import build
 
-    found = build(transcripts, truth, out)
-    moved = sum(len(row.history) for row in found)
-    typer.echo(f"{len(found)} rows, {moved} moved by guesses of others: {out / 'index.html'}")
+    rows = build(transcripts, truth, out)
+    moved = sum(len(row.history) for row in rows)
+    typer.echo(f"{len(rows)} rows, {moved} moved by guesses of others: {out / 'index.html'}")

@@ -49,8 +49,8 @@ def submit(
     from ppbench.ledger.form import written
     from ppbench.records.archive import pack
 
-    told = any([paper, reference, licence, out])
-    if check and told:
+    describes = any([paper, reference, licence, out])
+    if check and describes:
         raise UsageError("--out, --paper, --reference and --licence are for who hands in; leave them out with --check.")
     target = out or what.with_name(f"{what.resolve().name}-submission.zip")
     if not check and kind_of(target, follow=False) is not None:

@@ -69,16 +69,16 @@ def sweep(
     from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
-    asked = load_suite(
+    loaded = load_suite(
         suite, preset, add=add or (), dataset=dataset, device=where, tf32=tf32, weights=weights, isolate=isolate
     )
     chosen = filters(only or [])
     if dry_run:
-        planned_report(plan(asked, out or default_out(asked), chosen))
+        planned_report(plan(loaded, out or default_out(loaded), chosen))
         return
     with Bars() as bars:
         swept = run(
-            asked,
+            loaded,
             out=out,
             engine=engine,
             workers=workers,
@@ -95,11 +95,11 @@ def sweep(
 
 def filters(words: list[str]) -> dict[str, tuple[str, ...]]:
     """Return key=a,b words as {key: (a, b)}. Raises UsageError where one has another form."""
-    found: dict[str, tuple[str, ...]] = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     for word in words:
         key, equals, values = word.partition("=")
-        told = tuple(value.strip() for value in values.split(",") if value.strip())
-        if not equals or not key.strip() or not told:
+        parts = tuple(value.strip() for value in values.split(",") if value.strip())
+        if not equals or not key.strip() or not parts:
             raise UsageError(f"Option --only {shown(word)} cannot be used; give key=value, as defense=spn,dp.")
-        found[key.strip()] = (*found.get(key.strip(), ()), *told)
-    return found
+        chosen[key.strip()] = (*chosen.get(key.strip(), ()), *parts)
+    return chosen

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ppbench.run.evaluation import Evaluation
     from ppbench.run.sweep import Planned, Swept
 
-HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
+MODEL_NAMES = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 Column = tuple[str, Callable[[Row], str]]
 """A title, and what stands below it in a row."""
 
@@ -46,14 +46,14 @@ def report(result: Evaluation, full: bool = False) -> None:
     if full:
         for table in tables(result.records):
             to.print(table)
-        if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
-            to.print(escape(said), highlight=False)
+        if costs := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
+            to.print(escape(costs), highlight=False)
         say_verdict(to, result.answer.trust, (*result.verdict, *result.left_out))
     say_unfinished(to, result.records)
-    found = len(result.records) - result.computed
+    finished = len(result.records) - result.computed
     more = "" if full else "; --full prints all tables and sentences"
     where = result.out / "leaderboard.html"
-    to.print(f"{len(result.records)} cells ({found} found finished) in {escape(str(where))}{more}", highlight=False)
+    to.print(f"{len(result.records)} cells ({finished} found finished) in {escape(str(where))}{more}", highlight=False)
 
 
 def say_unfinished(to: Console, records: Sequence[Record]) -> None:
@@ -124,7 +124,7 @@ def _models(rows: Sequence[Row]) -> Table:
     threats = len({row.key.threat for row in rows}) > 1
 
     def model(row: Row) -> str:
-        return HELD[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
+        return MODEL_NAMES[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
 
     columns: list[Column] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):
@@ -230,7 +230,7 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         **result.answer.as_dict(),
         "reliable": result.reliable,
         "verdict": list(result.verdict),
-        "verdicts": [found.as_dict() for found in result.verdicts],
+        "verdicts": [one.as_dict() for one in result.verdicts],
         "data": list(result.notes),
         "computed": result.computed,
         "out": str(result.out),
@@ -241,23 +241,26 @@ def as_json(result: Evaluation) -> dict[str, Any]:
 # -- of a sweep ------------------------------------------------------------------------------------------------------
 def planned_report(planned: Planned) -> None:
     """Print which cells a sweep would compute, and where they go."""
-    asked = [cell for one in planned.asked for cell in one.cells]
+    planned_cells = [cell for one in planned.asked for cell in one.cells]
     missing = {cell.id for one in planned.todo for cell in one.cells}
     names = ("defense", "control values", "attacks", "cells", "missing")
     table = plain_table(names, wrapped=("control values",))
     by: dict[str, list[Cell]] = defaultdict(list)
-    for cell in asked:
+    for cell in planned_cells:
         by[cell.config.defense.id].append(cell)
     for name, some in by.items():
         controls = sorted({c.config.defense.control.value for c in some if c.config.defense.control is not None})
         lacking = sum(cell.id in missing for cell in some)
-        told = ", ".join(f"{v:g}" for v in controls)
-        table.add_row(name, told, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
+        values = ", ".join(f"{v:g}" for v in controls)
+        table.add_row(name, values, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
     to = console()
     to.print(f"{escape(planned.suite.name)} ({planned.suite.digest}): {escape(planned.suite.title)}")
     to.print(table)
-    verb = f"{len(missing)} of {len(asked)} cells are missing and would be computed, from {planned.trainings} trainings"
-    to.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
+    to.print(
+        f"{len(missing)} of {len(planned_cells)} cells are missing and would be computed, from {planned.trainings} "
+        f"trainings; results go to {escape(str(planned.store.out))}.",
+        highlight=False,
+    )
 
 
 def swept_report(swept: Swept, full: bool = False) -> None:
@@ -270,10 +273,10 @@ def swept_report(swept: Swept, full: bool = False) -> None:
         to.print(defenses(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)
     say_unfinished(to, swept.records)
-    cells, found = len(swept.records), len(swept.records) - swept.computed
-    told = f"{cells} cells ({found} found finished, {len(swept.failed)} failed)"
+    cells, finished = len(swept.records), len(swept.records) - swept.computed
+    summary = f"{cells} cells ({finished} found finished, {len(swept.failed)} failed)"
     where = swept.out / "leaderboard.html"
-    to.print(f"{escape(swept.suite.name)}: {told} in {escape(str(where))}", highlight=False)
+    to.print(f"{escape(swept.suite.name)}: {summary} in {escape(str(where))}", highlight=False)
 
 
 def defenses(records: Sequence[Record]) -> Table:

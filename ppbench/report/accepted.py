@@ -37,10 +37,10 @@ class Accepted(Strict):
 
 def records_digest(records: Sequence[Record]) -> str:
     """Return the SHA-256 over the canonical JSON of `records` by name: how a file is laid out does not count."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for record in sorted(records, key=lambda r: r.cell_id):
-        found.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def history(out: Path) -> list[Accepted]:
@@ -53,15 +53,15 @@ def history(out: Path) -> list[Accepted]:
         return []
     except (OSError, UnicodeDecodeError) as cause:
         raise UsageError(f"{path} cannot be read ({cause}); restore it from version control.") from cause
-    found = []
+    entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(Accepted.model_validate_json(line, strict=True))
+            entries.append(Accepted.model_validate_json(line, strict=True))
         except ValidationError as cause:
             raise UsageError(
                 f"{path} line {number} is no entry of `ppbench baseline accept`; restore the file from version control."
             ) from cause
-    return found
+    return entries
 
 
 def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
@@ -75,9 +75,9 @@ def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
         if store.bare:
             yield f"{HISTORY} is missing, though the marker says that this is an accepted baseline"
         return
-    last, found = lines[-1], records_digest(records)
-    if found != last.digest:
+    last, digest = lines[-1], records_digest(records)
+    if digest != last.digest:
         yield (
-            f"the {len(records)} records have the digest {found[:16]}, the last line of {HISTORY} says "
+            f"the {len(records)} records have the digest {digest[:16]}, the last line of {HISTORY} says "
             f"{last.digest[:16]} of {last.cells}; a baseline is moved by `ppbench baseline accept` alone"
         )

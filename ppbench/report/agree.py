@@ -33,8 +33,8 @@ def disagreements(records: Sequence[Record]) -> Iterator[str]:
             for cell, others in _odd((r.cell_id, repr(r.privacy)) for r in alike):
                 yield f"{cell}.json: the guarantee of its probe is not that of {others} probed alike"
     for some in _groups(((r.asked, r.config.attack.kind), r) for r in records if r.asked and r.victims):
-        told = ((r.cell_id, tuple((score.place, score.truth) for score in r.victims)) for r in some)
-        for cell, others in _odd(told):
+        scored = ((r.cell_id, tuple((score.place, score.truth) for score in r.victims)) for r in some)
+        for cell, others in _odd(scored):
             yield f"{cell}.json: its victims are not those of {others} that asked the same"
 
 
@@ -59,12 +59,12 @@ class Originals:
 
     def disagreements(self) -> Iterator[str]:
         """Yield a sentence for each cell whose originals are not those of the other cells."""
-        found = dict[str, list[str]]()
+        contradictions = dict[str, list[str]]()
         for versions in self._seen.values():
-            told = [(cell, content) for content, cells in versions.items() for cell in cells]
-            for cell, others in _odd(told) if len(versions) > 1 else ():
-                found.setdefault(cell, []).append(others)
-        for cell, some in sorted(found.items()):
+            contents = [(cell, content) for content, cells in versions.items() for cell in cells]
+            for cell, others in _odd(contents) if len(versions) > 1 else ():
+                contradictions.setdefault(cell, []).append(others)
+        for cell, some in sorted(contradictions.items()):
             yield f"{cell}.json: {len(some)} originals beside its scores are not those of {some[0]}"
 
 
@@ -87,18 +87,18 @@ def _untrained(record: Record) -> bool:
 
 
 def _groups(pairs: Iterable[tuple[Hashable, Record]]) -> Iterator[list[Record]]:
-    found: dict[Hashable, list[Record]] = {}
+    groups: dict[Hashable, list[Record]] = {}
     for key, record in pairs:
-        found.setdefault(key, []).append(record)
-    return (some for some in found.values() if len(some) > 1)
+        groups.setdefault(key, []).append(record)
+    return (some for some in groups.values() if len(some) > 1)
 
 
-def _odd(told: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str]]:
+def _odd(contents: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str]]:
     """Yield the cells whose content is not the commonest, of equals the first, with those that have it in words.
 
     Where one of two is forged nobody can tell which: the words name the other.
     """
-    pairs = list(told)
+    pairs = list(contents)
     (content, count), *rest = Counter(content for _, content in pairs).most_common()
     first = next(cell for cell, other in pairs if other == content)
     for cell, other in pairs if rest else ():

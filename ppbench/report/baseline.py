@@ -85,10 +85,10 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
 def _kept(baseline: Path, known: list[Record], records: list[Record]) -> list[Record]:
     """Return the cells `known` of a baseline that stay beside `records`; UsageError where it was edited by hand."""
     suites, ids = {(r.config.suite, r.config.suite_digest) for r in records}, {r.cell_id for r in records}
-    found = [r for r in known if (r.config.suite, r.config.suite_digest) in suites and r.cell_id not in ids]
-    if found and (problems := list(baseline_problems(Store(baseline), known))):
+    kept = [r for r in known if (r.config.suite, r.config.suite_digest) in suites and r.cell_id not in ids]
+    if kept and (problems := list(baseline_problems(Store(baseline), known))):
         raise UsageError(f"{baseline}, whose cells are to be kept, has problems: {first_of(problems)}.")
-    return found
+    return kept
 
 
 def _check_place(new: Path, baseline: Path) -> None:

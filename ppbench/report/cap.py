@@ -166,7 +166,7 @@ class SeriesCap:
 
 def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
     """Return the CAP of the series of every record, by the record's `cell_id`."""
-    found: dict[str, SeriesCap] = {}
+    by_cell: dict[str, SeriesCap] = {}
     frame = frame_of(records)
     far = strays(frame)
     for evaluation in frame.by(EVALUATION).values():
@@ -176,8 +176,8 @@ def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
             others = question_of(key.asked).distances[1:]
             unit = series_cap(members, plain, others[0].name, far) if others else None
             main = series_cap(members, plain, far=far)
-            found |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
-    return found
+            by_cell |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
+    return by_cell
 
 
 def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple[Key, Cap, list[Measured]]]:
@@ -185,7 +185,7 @@ def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple
 
     name: the distance, by default the main one of the first cell's question.
     """
-    found = []
+    results = []
     for key, grid in frame_of(records).by(GRID).items():
         law = question_for(grid[0]).distance(name)
         if law is None:
@@ -194,5 +194,5 @@ def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple
         for row in grid.by(SETTING).values():
             diverged = next((record for record in row if record.status == "diverged"), row[0])
             cases.append(row.worst(law.metric) or diverged)
-        found.append((key, series_cap(cases, None, law.name), cases))
-    return found
+        results.append((key, series_cap(cases, None, law.name), cases))
+    return results

@@ -14,9 +14,9 @@ def unjudged(records: Sequence[Record]) -> list[str]:
 
     Of one that sends no byte it is known that nothing can be read.
     """
-    asked = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
+    defenses = dict.fromkeys(r.config.defense.id for r in records if r.config.defense.id not in CONTROLS)
     known = {r.config.defense.id for r in records if r.status == "complete" or (unread(r) and not sent(r))}
-    return [name for name in asked if name not in known]
+    return [name for name in defenses if name not in known]
 
 
 def sent(record: Record) -> float:

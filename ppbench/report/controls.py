@@ -105,8 +105,8 @@ def taken_share(record: Figured) -> float:
     """
     share = value_of(rebuilt_share(record))
     taken = _share(record, "share_taken", lambda victim: rebuilt(victim, is_image(record)) or is_found(victim))
-    finds = [found for name in LOOKED if name.startswith(FOUND) and (found := record.metric(name)) is not None]
-    chance = sum(1.0 if found.chance is None else found.chance for found in finds)
+    finds = [figure for name in LOOKED if name.startswith(FOUND) and (figure := record.metric(name)) is not None]
+    chance = sum(1.0 if figure.chance is None else figure.chance for figure in finds)
     clear = finds and taken is not None and (taken.low or 0.0) - chance > CLEAR
     return max(share, value_of(taken)) if clear else share
 
@@ -143,16 +143,16 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
         about = record.config.threat_model.id, record.config.probe, record.config.probe_rounds
         scenes.setdefault(about, []).append(record)  # another adversary's success vouches for nothing there
     probed = len({scene[1:] for scene in scenes}) > 1
-    found = []
+    checks = []
     for (threat, probe, rounds), some in sorted(scenes.items(), key=lambda pair: pair[0]):
         head = f"[{threat}, {probe_words(probe, rounds)}] " if probed else f"[{threat}] "
-        check = _none(some)
-        found.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
-    weakest = next((check for check in found if check.ok is not True), None)
-    return [weakest or (found[0] if found else _none([])), _full_noise(noise)]
+        check = _undefended_check(some)
+        checks.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
+    weakest = next((check for check in checks if check.ok is not True), None)
+    return [weakest or (checks[0] if checks else _undefended_check([])), _noise_check(noise)]
 
 
-def _none(records: Sequence[Record]) -> Check:
+def _undefended_check(records: Sequence[Record]) -> Check:
     undefended = [r for r in records if r.config.defense.id == "none"]
     easiest = [r for r in undefended if r.config.stage == "init"] or undefended
     smallest = min((r.config.batch_size for r in easiest), default=1)
@@ -160,7 +160,7 @@ def _none(records: Sequence[Record]) -> Check:
     read = [r for r in easiest if question_for(r).chapter == "uploads" and r.metric("batch_asr") is None]
     images = [r for r in read if question_for(r).inputs]
     if not read:
-        return _members(undefended)
+        return _members_check(undefended)
     if images:
         what = "images are rebuilt" if is_image(images[0]) else "rows come within a tenth of their size"
         share, attack = _most(images, lambda r: value_of(rebuilt_share(r)))
@@ -182,35 +182,35 @@ def _most(images: Sequence[Record], share: Callable[[Figured], float]) -> tuple[
     return max(sorted(shares, key=lambda pair: pair[1]), key=lambda pair: pair[0])
 
 
-def _members(undefended: Sequence[Record]) -> Check:
+def _members_check(undefended: Sequence[Record]) -> Check:
     """Judge `none` by its members, where nothing else was attacked: on the trained model, of audits by canaries."""
     if easy := [r for r in undefended if r.metric("batch_asr") is not None]:
-        return _found(easy, "batch_asr", "members of batches of")
+        return _membership_check(easy, "batch_asr", "members of batches of")
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
     if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):
-        return _others(others)
+        return _other_questions_check(others)
     name, what = "asr", "members of"
-    if all(r.config.stage == "audit" for r in members) and (found := [r for r in members if r.metric("canary_auc")]):
-        members, name, what = found, "canary_auc", "canaries in"
-    return _found(members, name, what)
+    if all(r.config.stage == "audit" for r in members) and (audited := [r for r in members if r.metric("canary_auc")]):
+        members, name, what = audited, "canary_auc", "canaries in"
+    return _membership_check(members, name, what)
 
 
-def _found(members: Sequence[Record], name: str, what: str) -> Check:
+def _membership_check(members: Sequence[Record], name: str, what: str) -> Check:
     """Return whether the strongest of the cells on `none` lies above chance by a metric."""
     strongest = best(members, name)
     metric = strongest.metric(name) if strongest is not None else None
     if strongest is None or metric is None or metric.low is None or metric.high is None:
         return Check("none", None, "No attack that could be judged by it ran on the undefended model.")
     ok = above_chance(strongest, name, len(members))
-    told = f"ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
-    told = told if name.endswith("asr") else f"AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
+    figures = f"ASR {metric.value:.1%} [{100 * metric.low:.1f}, {100 * metric.high:.1f}]"
+    figures = figures if name.endswith("asr") else f"AUC {metric.value:.2f} [{metric.low:.2f}, {metric.high:.2f}]"
     verb = "finds" if ok else "is NOT shown to find"
-    text = f"The best attack {verb} {what} the undefended model ({strongest.config.attack.id}: {told})."
+    text = f"The best attack {verb} {what} the undefended model ({strongest.config.attack.id}: {figures})."
     return Check("none", ok, text)
 
 
-def _others(undefended: Sequence[Record]) -> Check:
+def _other_questions_check(undefended: Sequence[Record]) -> Check:
     """Judge `none` by questions of other packages, where nothing else was asked: by the headline of any of them."""
     names = {r.cell_id: question_for(r).headline(r.config) for r in undefended}
     broken = [r for r in undefended if above_chance(r, names[r.cell_id], len(undefended))]
@@ -219,7 +219,7 @@ def _others(undefended: Sequence[Record]) -> Check:
     return Check("none", bool(broken), f"The best attack {verb} what was asked of the undefended model ({titles}).")
 
 
-def _full_noise(records: Sequence[Record]) -> Check:
+def _noise_check(records: Sequence[Record]) -> Check:
     if not records:
         return Check("full_noise", None, "No attack ran on uploads of pure noise.")
     level = ALARM / len(records)

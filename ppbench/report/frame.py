@@ -143,8 +143,8 @@ RUNS: Final = tuple(name for name in TRAINED if name != "value")
 
 def network(model: str, options: Mapping[str, Scalar]) -> str:
     """Return a network in words: "mlp (bias=False, hidden=64,64)"."""
-    told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-    return f"{model} ({told})" if told else model
+    words = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+    return f"{model} ({words})" if words else model
 
 
 SAME: Final = (
@@ -227,10 +227,10 @@ class Frame(tuple[Record, ...]):
 
     def worst(self, metric: str) -> WorstCase | None:
         """Return the worst case over the frame's records, which must be of one row; see `worst_case`."""
-        told = contenders(self, metric)
-        name = metric, frozenset(map(id, told))
+        cells = contenders(self, metric)
+        name = metric, frozenset(map(id, cells))
         if name not in self._worst:
-            self._worst[name] = told, worst_case(told, metric)  # the cells stay, so their ids do
+            self._worst[name] = cells, worst_case(cells, metric)  # the cells stay, so their ids do
         return self._worst[name][1]
 
 

@@ -35,16 +35,16 @@ class Knowledge:
     def of(records: Iterable[Record]) -> Knowledge:
         """Return what `records` say."""
         frame, ours = frame_of(records), {n for n, p in plugins("attacks").items() if p.ours}
-        told = {(r.config.defense.id, r.config.attack.id) for r in frame if r.config.attack.adaptive}
-        generic = {attack for defense, attack in told if defense in CONTROLS} & ours
-        others = {attack for _, attack in told} - ours
+        pairs = {(r.config.defense.id, r.config.attack.id) for r in frame if r.config.attack.adaptive}
+        generic = {attack for defense, attack in pairs if defense in CONTROLS} & ours
+        others = {attack for _, attack in pairs} - ours
         proven = _proven(frame, others) if others else set()
-        names = frozenset(attack for _, attack in told)
-        return Knowledge(names, frozenset(generic), frozenset(p for p in told if p[1] in ours or p in proven))
+        names = frozenset(attack for _, attack in pairs)
+        return Knowledge(names, frozenset(generic), frozenset(p for p in pairs if p[1] in ours or p in proven))
 
-    def adaptive(self, found: Measured) -> bool:
+    def adaptive(self, measured: Measured) -> bool:
         """Return whether an attack declares to know the defense, itself or through the attack whose images it uses."""
-        return knows(found) or found.config.attack.follows in self.declared
+        return knows(measured) or measured.config.attack.follows in self.declared
 
     def vouches(self, row: Sequence[Record]) -> bool:
         """Return whether an attack ran on a row that is shown to know the defense, and is at full strength there.
@@ -52,12 +52,12 @@ class Knowledge:
         At full strength: it finds no less than plain ones do. That is not asked of a row that is broken by anybody. Of
         a generic one it is asked that the truth explains what it reads: else clients do what it does not model.
         """
-        told, defense = contenders(row), row[0].config.defense.id
-        names = {name for r in told if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)}
+        cells, defense = contenders(row), row[0].config.defense.id
+        names = {name for r in cells if self.adaptive(r) for name in (r.config.attack.id, r.config.attack.follows)}
         if any({r.config.attack.id, r.config.attack.follows} & self.generic and _exact(r) for r in row):
             return True
         return any((defense, name) in self.shown for name in names - self.generic) and (
-            not self.weaker(row) or any(map(breaks, told))
+            not self.weaker(row) or any(map(breaks, cells))
         )
 
     def weaker(self, row: Sequence[Record]) -> bool:
@@ -77,15 +77,15 @@ def _exact(record: Record) -> bool:
 def _proven(frame: Frame, others: set[str]) -> set[tuple[str, str]]:
     """Return (defense, attack) of strangers' attacks that break `none` and find there what plain ones do not."""
     strong = {r.config.attack.id for r in frame if r.config.defense.id == "none" and breaks(r)}
-    found = set()
+    proven = set()
     for key, row in frame.by(ROW).items():
         metric = question_for(row[0]).headline(row[0].config)
         plain = row.of([r for r in row if not r.config.attack.adaptive]).worst(metric)
         for name in others & strong & {r.config.attack.id for r in row if r.config.attack.adaptive}:
             own = row.of([r for r in row if r.config.attack.id == name]).worst(metric)
             if own is not None and (plain is None or _beyond(own.metric(metric), plain.metric(metric))):
-                found.add((key.defense, name))
-    return found
+                proven.add((key.defense, name))
+    return proven
 
 
 def _beyond(one: Metric | None, other: Metric | None) -> bool:

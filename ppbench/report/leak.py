@@ -77,8 +77,8 @@ class Side:
         """By metric of `READERS` in what who looks gets most: the worst case or a cell; empty where not measured."""
         if self.worst is None:
             return ()
-        told: list[Measured] = [self.worst, *self.cells]
-        tops = ((name, best(told, name)) for name in READERS[is_image(self.worst)])
+        candidates: list[Measured] = [self.worst, *self.cells]
+        tops = ((name, best(candidates, name)) for name in READERS[is_image(self.worst)])
         return tuple((name, top) for name, top in tops if top is not None)
 
     @cached_property
@@ -90,8 +90,8 @@ class Side:
     def measured(self) -> bool:
         """Whether it is known of every victim what who looks gets; cells of older records may stand beside newer."""
         what = "recognition" if self.worst is None or is_image(self.worst) else "accuracy"
-        told = () if self.worst is None else self.worst.victims
-        return bool(self.readers) and all(getattr(score, what, None) is not None for score in told)
+        scores = () if self.worst is None else self.worst.victims
+        return bool(self.readers) and all(getattr(score, what, None) is not None for score in scores)
 
     @property
     def _tail(self) -> float:
@@ -143,19 +143,19 @@ def _begins(metric: Metric | None, level: float) -> bool:
     return low is not None and low >= level
 
 
-def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
+def _ends(name: str, record: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
     """Return how far beyond chance the interval of a metric of `READERS` begins and ends; shares at a level of `tail`.
 
     The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
     chance is not known nothing is: (-1, 1).
     """
-    metric = found.metric(name)
+    metric = record.metric(name)
     if metric is None or metric.chance is None:
         return -1.0, 1.0
     if name in LOOKED:
-        units = list(seen_of(name, found.victims).values())
+        units = list(seen_of(name, record.victims).values())
         return lower_bound(units, tail) - metric.chance, upper_bound(units, tail) - metric.chance
-    if len({score.unit for score in found.victims}) < FEWEST:
+    if len({score.unit for score in record.victims}) < FEWEST:
         return -1.0, 1.0
     low, high = 0.0 if metric.low is None else metric.low, 1.0 if metric.high is None else metric.high
     return low - metric.chance, high - metric.chance
@@ -261,12 +261,12 @@ def leak_of(row: Sequence[Record], *, vouched: bool, none: Leak | None = None) -
     if not cells:
         return None
     compared = cells[0].config.defense.id != "none"
-    found = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
+    remarks = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
     unaware = cells.of([r for r in cells if not r.config.attack.adaptive])
-    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(found)))
+    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(remarks)))
 
 
 def _side(cells: Frame) -> Side:
-    told = cells.of(contenders(cells))
-    metric = "" if not told else question_for(told[0]).headline(told[0].config)
-    return Side(tuple(told), told.worst(metric) if told else None)
+    complete = cells.of(contenders(cells))
+    metric = "" if not complete else question_for(complete[0]).headline(complete[0].config)
+    return Side(tuple(complete), complete.worst(metric) if complete else None)

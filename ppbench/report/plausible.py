@@ -69,8 +69,8 @@ def _utility(record: Record) -> Iterator[str]:
     if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
         for name in ("accuracy", "dice"):
             value, low, high = utility.figure(name)
-            told = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
-            if told != sorted(told):
+            ascending = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
+            if ascending != sorted(ascending):
                 yield f"utility.{name} and its interval {(low, value, high)} are not in order within [0, 1]"
         return
     hits = round(utility.accuracy * utility.n)

@@ -28,7 +28,7 @@ from ppbench.report.page.worst import row_key
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 Level = Literal["cells", "victims", "worst"]
-Told = tuple[Row, Sequence[Row]]
+RowGroup = tuple[Row, Sequence[Row]]
 """What rows share, and what each has of its own."""
 _FIELDS: Final = {"metric": "name"}
 PLACES: Final = frozenset({"kind", "index", "probe", "client", "cohort", "half"})
@@ -63,21 +63,21 @@ def load(folder: Path | str, level: Level = "cells") -> pandas.DataFrame:
     frame = frame_of(records)
     if level == "victims":
         return _frame(((_cell(frame, r), _scores(r)) for r in frame), LOADED_VICTIMS)
-    found = boards(frame, no_claims, check_harness(soundness_of(store)).ok is not False)
+    all_boards = boards(frame, no_claims, check_harness(soundness_of(store)).ok is not False)
     if level == "worst":
-        told = [(board, entry, case) for board in found for entry in board.entries for case in _CASES]
-        return _frame((_case(*one) for one in told), LOADED_WORST)
+        cases = [(board, entry, case) for board in all_boards for entry in board.entries for case in _CASES]
+        return _frame((_case(*one) for one in cases), LOADED_WORST)
     by_id = {record.cell_id: record for record in frame}
-    told_of = [(row, by_id[str(row["cell_id"])]) for row in rows(frame, no_claims, found)]
-    return _frame(((row | _cell(frame, r), _metrics(r.metrics, r.reason)) for row, r in told_of), LOADED_CELLS)
+    pairs = [(row, by_id[str(row["cell_id"])]) for row in rows(frame, no_claims, all_boards)]
+    return _frame(((row | _cell(frame, r), _metrics(r.metrics, r.reason)) for row, r in pairs), LOADED_CELLS)
 
 
-def _frame(told: Iterable[Told], columns: Sequence[Column]) -> pandas.DataFrame:
+def _frame(groups: Iterable[RowGroup], columns: Sequence[Column]) -> pandas.DataFrame:
     """Return the rows as a table with typed columns: what rows share is made once and taken as often as needed."""
     shared: list[Row] = []
     own: list[Row] = []
     places: list[int] = []
-    for place, (about, some) in enumerate(told):
+    for place, (about, some) in enumerate(groups):
         shared.append(about)
         own += some
         places += [place] * len(some)
@@ -103,13 +103,13 @@ def _cell(frame: Frame, record: Record) -> Row:
 
 def _metrics(metrics: Iterable[Metric], reason: str | None) -> list[Row]:
     """Return a row a metric; where there is none, one with the reason."""
-    found = [{column.name: getattr(m, _FIELDS.get(column.name, column.name)) for column in LONG} for m in metrics]
-    return found or [{column.name: None for column in LONG} | {"reason": reason}]
+    rows = [{column.name: getattr(m, _FIELDS.get(column.name, column.name)) for column in LONG} for m in metrics]
+    return rows or [{column.name: None for column in LONG} | {"reason": reason}]
 
 
 def _scores(record: Record) -> list[Row]:
     """Return a row a figure of each victim; where nothing was scored, one without."""
-    found: list[Row] = [
+    rows: list[Row] = [
         {
             "victim": ".".join(map(str, score.place)),
             "unit": ".".join(map(str, score.unit)),
@@ -120,7 +120,7 @@ def _scores(record: Record) -> list[Row]:
         for score in record.victims
         for name, value in _figures(score)
     ]
-    return found or [dict.fromkeys(("victim", "unit", "canary", "metric", "value"))]
+    return rows or [dict.fromkeys(("victim", "unit", "canary", "metric", "value"))]
 
 
 def _figures(score: BaseModel, prefix: str = "") -> Iterator[tuple[str, float | None]]:
@@ -135,7 +135,7 @@ def _figures(score: BaseModel, prefix: str = "") -> Iterator[tuple[str, float | 
             yield f"{prefix}{name}", None if value is None else float(value)
 
 
-def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
+def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> RowGroup:
     """Return a row of a board under all attacks, or under those that do not know the defense."""
     utility, privacy = entry.sample.utility, entry.sample.privacy
     about: Row = {
@@ -149,13 +149,15 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
         "delta": privacy.delta,
         "case": case,
     }
-    found: WorstCase | None = getattr(entry, case)
-    names = [] if found is None else [metric.name for metric in found.leading.metrics]
-    known = [(metric, found) for name in names if found is not None and (metric := found.metric(name)) is not None]
-    told: dict[str, tuple[Metric, Measured]] = {metric.name: (metric, by) for metric, by in known}
+    measured: WorstCase | None = getattr(entry, case)
+    names = [] if measured is None else [metric.name for metric in measured.leading.metrics]
+    known = [
+        (metric, measured) for name in names if measured is not None and (metric := measured.metric(name)) is not None
+    ]
+    by_name: dict[str, tuple[Metric, Measured]] = {metric.name: (metric, by) for metric, by in known}
     labels = None if entry.labels is None else entry.labels.metric("label_accuracy")
     if case == "worst" and entry.labels is not None and labels is not None:
-        told["label_accuracy"] = labels, entry.labels
+        by_name["label_accuracy"] = labels, entry.labels
     own = [
         {
             **_metrics([metric], None)[0],
@@ -163,7 +165,7 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
             "cell_id": cell_of(by).cell_id,
             "headline": metric.name == board.headline,
         }
-        for metric, by in told.values()
+        for metric, by in by_name.values()
     ]
     nothing: Row = {"attack": "", "cell_id": "", "headline": None}
     return about, own or [_metrics([], "no attack of this kind gave a figure")[0] | nothing]

@@ -49,7 +49,7 @@ class Unasked:
 
 def unasked(defense: str, records: Sequence[Record]) -> list[Unasked]:
     """Return the scenes in which `defense` has cells, none of them a search, while `none` was searched and stands."""
-    found = []
+    scenes = []
     for scene, some in frame_of(records).by((*EVALUATION, *SCENE)).items():
         own = [r for r in some if r.config.defense.id == defense]
         searched = [r for r in some if r.config.defense.id == "none" and question_for(r).inputs]
@@ -57,5 +57,5 @@ def unasked(defense: str, records: Sequence[Record]) -> list[Unasked]:
             continue
         worst = some.of(searched).worst(rebuilding(searched[0]))
         if worst is not None and stood(searched):
-            found.append(Unasked(defense, scene, worst))
-    return sorted(found, key=lambda one: (one.scene.stage, one.scene.batch, one.scene.text()))
+            scenes.append(Unasked(defense, scene, worst))
+    return sorted(scenes, key=lambda one: (one.scene.stage, one.scene.batch, one.scene.text()))

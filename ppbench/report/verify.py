@@ -122,12 +122,12 @@ def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
 def _table_problems(files: Files, records: Sequence[Record], claims: Claims | None, sound: bool) -> Iterator[str]:
     """Yield what the tables say that `records` do not give; sound: whether the self-test passed."""
     frame = frame_of(records)
-    found = boards(frame, no_claims, sound)
+    all_boards = boards(frame, no_claims, sound)
     if files.holds(TABLE):
         unchecked = () if claims is not None else ("claimed",)
-        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, found), CELLS, unchecked)
+        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, all_boards), CELLS, unchecked)
     if files.holds(WORST_CASE):
-        yield from _differences(files, WORST_CASE, worst_csv(found), WORST)
+        yield from _differences(files, WORST_CASE, worst_csv(all_boards), WORST)
 
 
 def record_problems(record: Record) -> Iterator[str]:

@@ -125,11 +125,11 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     by decibels of images, by the error of table rows, or by that which `metric` is the mean of ("rmse_raw_mean"). Of
     other kinds, and of labels, it is the cell whose `metric` leaks most.
     """
-    told = contenders(records, metric)
-    if told and metric != LABELS.metric and question_for(told[0]).inputs:
-        by = RAW if metric == RAW else rebuilding(told[0])
-        return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)), by)
-    leading = best(told, metric)
+    cells = contenders(records, metric)
+    if cells and metric != LABELS.metric and question_for(cells[0]).inputs:
+        by = RAW if metric == RAW else rebuilding(cells[0])
+        return _portfolio(sorted(cells, key=lambda r: (r.config.attack.id, r.cell_id)), by)
+    leading = best(cells, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
 
@@ -138,10 +138,10 @@ def contenders(records: Iterable[Record], metric: str = "") -> list[Record]:
 
     Of labels ("label_accuracy") it is over all that name them: those that attack nothing else, and reconstructions.
     """
-    told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
+    complete = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
     if metric == LABELS.metric:
-        return [r for r in told if value(r, metric) is not None]
-    return [r for r in told if question_for(r).inputs] or told
+        return [r for r in complete if value(r, metric) is not None]
+    return [r for r in complete if question_for(r).inputs] or complete
 
 
 def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None:
@@ -171,18 +171,18 @@ def _leak(score: Any, by: str) -> float:
     return -float("inf") if error is None else -error
 
 
-def attack_of(found: Measured | None) -> str:
+def attack_of(measured: Measured | None) -> str:
     """Return the name of what found a figure, a cell's attack or a worst case's, "-" for none."""
-    if found is None:
+    if measured is None:
         return "-"
-    return found.name if isinstance(found, WorstCase) else found.config.attack.id
+    return measured.name if isinstance(measured, WorstCase) else measured.config.attack.id
 
 
-def cell_of(found: Measured) -> Record:
+def cell_of(measured: Measured) -> Record:
     """Return a cell, of a worst case the leading one."""
-    return found.leading if isinstance(found, WorstCase) else found
+    return measured.leading if isinstance(measured, WorstCase) else measured
 
 
-def knows(found: Measured) -> bool:
+def knows(measured: Measured) -> bool:
     """Return whether a cell's attack, or a winner of a worst case, knows the defense's mechanism."""
-    return found.knows if isinstance(found, WorstCase) else found.config.attack.adaptive
+    return measured.knows if isinstance(measured, WorstCase) else measured.config.attack.adaptive

@@ -50,7 +50,7 @@ class Unchecked:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Evaluation:
     """What one evaluation says. lacks: what it lacks of the premise, a clause each."""
 
     place: tuple[str, str]
@@ -66,8 +66,8 @@ class _Found:
 
 def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
     """Return the claims of every installed defense, by its name."""
-    found = {name: tuple(getattr(factory, "claimed", ())) for name, factory in load_all("defenses").items()}
-    return {name: claims for name, claims in found.items() if claims}
+    by_name = {name: tuple(getattr(factory, "claimed", ())) for name, factory in load_all("defenses").items()}
+    return {name: claims for name, claims in by_name.items() if claims}
 
 
 def check(
@@ -107,10 +107,10 @@ def _one(
     cases = list(_cases(name, claim, groups, siblings, far))
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
-    found = [_Found(place, case, within(rule, case), lacks) for place, case, lacks in cases]
-    telling = [one for one in found if isinstance(one.finding, Finding)]  # a farther one with figures tells more
-    nearest = max(one.closeness for one in telling or found)
-    near = [one for one in telling or found if one.closeness == nearest]
+    evaluations = [_Evaluation(place, case, within(rule, case), lacks) for place, case, lacks in cases]
+    telling = [one for one in evaluations if isinstance(one.finding, Finding)]  # a farther one with figures tells more
+    nearest = max(one.closeness for one in telling or evaluations)
+    near = [one for one in telling or evaluations if one.closeness == nearest]
     judged = [(one, one.finding) for one in near if isinstance(one.finding, Finding)]
     if not judged:
         lacks = f"outside the premise ({'; '.join(near[0].lacks)}): " if near[0].lacks else ""
@@ -120,12 +120,12 @@ def _one(
         reason = "; ".join(("; ".join(one.lacks), finding.reason))
         finding = replace(finding, verdict="outside the premise", to="", reason=reason)
     finding = replace(finding, own=own_measure(one.case))
-    told = "worst" if rule.gathered == "worst" else "one in the middle"
+    gathered = "worst" if rule.gathered == "worst" else "one in the middle"
     differs = premise.differing(claim, one.case.mine[0].config)
-    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), told)
+    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), gathered)
 
 
-def _gathered(judged: Sequence[tuple[_Found, Finding]], how: str) -> tuple[_Found, Finding]:
+def _gathered(judged: Sequence[tuple[_Evaluation, Finding]], how: str) -> tuple[_Evaluation, Finding]:
     """Return which of several evaluations counts: the worst, or the one in the middle, from worst to best.
 
     By the verdict first, then by the figure; the place, hence the seed, parts equal ones alone.

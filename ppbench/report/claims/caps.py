@@ -64,7 +64,7 @@ def calibrated(case: Case) -> Finding | str:
     grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
     kept = paper_grid(cells, case.claim) if grid else []
     every = worst_caps([r for r in kept if r.config.defense.control is not None], law)
-    known = [found for found in every if found[1].value is not None]
+    known = [entry for entry in every if entry[1].value is not None]
     if not known:
         return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
     plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive], law))
@@ -142,15 +142,15 @@ def by_papers_attack(case: Case, cells: Sequence[Record]) -> OwnCap | None:
 
 def searched(record: Record) -> str:
     """Return from where a search began and how long it went on: " from grey, 1,800 evaluations"."""
-    asked = record.config.attack.parameters
-    start, budget = asked.get("start"), asked.get("budget")
+    parameters = record.config.attack.parameters
+    start, budget = parameters.get("start"), parameters.get("budget")
     begun = "" if start is None else f" from {start}"
     return begun + (f", {budget:,} evaluations" if isinstance(budget, int) else "")
 
 
 def _distance(record: Record, metric: str) -> float | None:
-    found = value(record, OWN[metric])
-    return found if found is None or metric == "cap_reconstruction" else 1 - found
+    figure = value(record, OWN[metric])
+    return figure if figure is None or metric == "cap_reconstruction" else 1 - figure
 
 
 def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
@@ -158,8 +158,8 @@ def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
     if not grid:
         return "the grid of the paper is not known"
     most = max(every, key=lambda cap: cap.n, default=None)
-    found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
-    return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
+    coverage = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
+    return f"{coverage}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
 
 
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:

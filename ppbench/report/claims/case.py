@@ -66,10 +66,10 @@ Judge = Callable[[Case], Finding | str]
 """Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
 
 
-def decided(fell: bool, to: str, harm: float, reason: str, told: str, *records: Measured | None) -> Finding:
+def decided(fell: bool, to: str, harm: float, reason: str, figures: str, *records: Measured | None) -> Finding:
     """Return that a claim falls to `to`, or that it holds; told: our figures, which are those of `records`."""
     verdict: Verdict = "falls" if fell else "holds"
-    return Finding(verdict, f"to {to}" if fell else "", reason, "", told, cells_of(*records), harm)
+    return Finding(verdict, f"to {to}" if fell else "", reason, "", figures, cells_of(*records), harm)
 
 
 def unreliable(case: Case, threat: str) -> str | None:
@@ -90,5 +90,5 @@ def told(case: Case, record: Measured | None, name: str, form: str, unit: str = 
 
 def cells_of(*records: Measured | None) -> tuple[str, ...]:
     """Return the names of the cells that are there, each once; of a worst case all that are best on some victim."""
-    found = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
-    return tuple(dict.fromkeys(cell.cell_id for cells in found for cell in cells))
+    groups = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
+    return tuple(dict.fromkeys(cell.cell_id for cells in groups for cell in cells))

@@ -23,10 +23,10 @@ def upload_is_as_large(case: Case) -> Finding | str:
     width /= 2.0 if none.config.federation.dtype == "float64" else 1.0
     ratio = mine.cost.bytes_up / none.cost.bytes_up
     numbers = ratio / width
-    told = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
+    figures = f"{ratio:.2f} in bytes" + (f", {numbers:.2f} in numbers" if width != 1 else "")
     reason = f"{mine.cost.bytes_up:.0f} B a client and round beside {none.cost.bytes_up:.0f} B"
     reason += ", in float64 where the undefended sends float32" if width == 2 else ""
-    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", numbers, reason, told, mine, none)
+    return decided(numbers > (case.claim.value or 0.0) * SLACK, f"{numbers:.2f}", numbers, reason, figures, mine, none)
 
 
 def _sent(record: Record) -> float:
@@ -48,9 +48,9 @@ def sends_less(case: Case) -> Finding | str:
     if not case.rival:
         return f"no record of {case.claim.than.defense if case.claim.than else 'the other'} beside it"
     mine, other = (max(some, key=lambda r: (_sent(r), r.cell_id)) for some in (case.mine, case.rival))
-    told = f"{_sent(mine):.0f} B a client and round beside {_sent(other):.0f} B"
+    figures = f"{_sent(mine):.0f} B a client and round beside {_sent(other):.0f} B"
     return decided(
-        _sent(mine) >= _sent(other), told, _sent(mine) / max(_sent(other), 1.0), "counted", told, mine, other
+        _sent(mine) >= _sent(other), figures, _sent(mine) / max(_sent(other), 1.0), "counted", figures, mine, other
     )
 
 

@@ -40,25 +40,27 @@ class Rule:
 
 def within(rule: Rule, case: Case) -> Finding | str:
     """Return what the rule says, with both ends; "cannot be told" where it would have said the same at an end."""
-    found = rule.judge(case)
-    if isinstance(found, str) or rule.worst is None or rule.best is None:
-        return found
+    finding = rule.judge(case)
+    if isinstance(finding, str) or rule.worst is None or rule.best is None:
+        return finding
     least, most = (_at(rule.judge, change(case)) for change in (rule.worst, rule.best))
-    found = replace(found, least=least.worst or "not known", most=most.worst or "not known")
-    if found.verdict == "falls" and (most.verdict == "falls" or not most.worst):
-        return _untold(found, "it would fall even if nothing leaked or were lost" if most.worst else most.reason)
-    if found.verdict == "holds" and (least.verdict == "holds" or not least.worst):
-        return _untold(found, "it would hold even if all leaked or were lost" if least.worst else least.reason)
-    return found
+    finding = replace(finding, least=least.worst or "not known", most=most.worst or "not known")
+    if finding.verdict == "falls" and (most.verdict == "falls" or not most.worst):
+        return _inconclusive(
+            finding, "it would fall even if nothing leaked or were lost" if most.worst else most.reason
+        )
+    if finding.verdict == "holds" and (least.verdict == "holds" or not least.worst):
+        return _inconclusive(finding, "it would hold even if all leaked or were lost" if least.worst else least.reason)
+    return finding
 
 
 def _at(judge: Judge, case: Case | str) -> Finding:
-    found = case if isinstance(case, str) else judge(case)
-    return Finding("cannot be told", "", found) if isinstance(found, str) else found
+    finding = case if isinstance(case, str) else judge(case)
+    return Finding("cannot be told", "", finding) if isinstance(finding, str) else finding
 
 
-def _untold(found: Finding, why: str) -> Finding:
-    return replace(found, verdict="cannot be told", to="", reason=f"{why}; {found.reason}")
+def _inconclusive(finding: Finding, why: str) -> Finding:
+    return replace(finding, verdict="cannot be told", to="", reason=f"{why}; {finding.reason}")
 
 
 # -- attacks ---------------------------------------------------------------------------------------------------------
@@ -75,10 +77,10 @@ def silent(case: Case) -> Case | str:
     guessed = [_at_chance(r) for r in case.mine if not question_for(r).noise]
     rest = replace(case, mine=[r for r in case.mine if question_for(r).noise])
     noise = [r for r in case.everything if r.config.defense.id == "full_noise" and r.status == "complete"]
-    found = _with_figures(rest, "full_noise", [_at_chance(r) for r in noise])
-    if not isinstance(found, str):
-        guessed += found.mine
-    return replace(case, mine=guessed) if guessed else found
+    changed = _with_figures(rest, "full_noise", [_at_chance(r) for r in noise])
+    if not isinstance(changed, str):
+        guessed += changed.mine
+    return replace(case, mine=guessed) if guessed else changed
 
 
 def _with_figures(case: Case, name: str, donors: Sequence[Record]) -> Case | str:
@@ -89,10 +91,10 @@ def _with_figures(case: Case, name: str, donors: Sequence[Record]) -> Case | str
     masked = {r.config.attack.kind for r in case.mine if r.config.stage == "iterate"}
     delivered = [r for r in case.mine if r.config.stage == "final" and r.config.attack.kind in masked]
     rest = [r for r in case.mine if r not in delivered]
-    given = [_given(record, scenes[_scene(record)]) for record in rest if _scene(record) in scenes]
-    if not given:
+    changed = [_with_donor(record, scenes[_scene(record)]) for record in rest if _scene(record) in scenes]
+    if not changed:
         return f"no cells of {name} say what else could have come out"
-    return replace(case, mine=[*given, *delivered])  # where masks are claimed, the delivered model has none anyhow
+    return replace(case, mine=[*changed, *delivered])  # where masks are claimed, the delivered model has none anyhow
 
 
 def _scene(record: Record) -> tuple[object, ...]:
@@ -103,7 +105,7 @@ def _scene(record: Record) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _given(record: Record, donors: Sequence[Record]) -> Record:
+def _with_donor(record: Record, donors: Sequence[Record]) -> Record:
     """Return a record with the figures of a donor: of the same attack if it was run there, else of the strongest."""
     same = [d for d in donors if d.config.attack.id == record.config.attack.id]
     metric = question_for(record).headline(record.config)
@@ -163,8 +165,8 @@ def _faultless(own: Utility) -> Utility:
     return own.model_copy(update={"accuracy": 1.0, "low": low, "high": None if low is None else 1.0})
 
 
-def _with_use(case: Case, given: Iterable[Utility]) -> Case:
-    pairs = zip(case.mine, given, strict=True)
+def _with_use(case: Case, utilities: Iterable[Utility]) -> Case:
+    pairs = zip(case.mine, utilities, strict=True)
     return replace(case, mine=[record.model_copy(update={"utility": use}) for record, use in pairs])
 
 

@@ -21,9 +21,9 @@ def own_measure(case: Case) -> str:
     """
     claim = case.claim
     if claim.metric.startswith("cap_"):
-        told = _cap(case, case.mine)
+        ours = _cap(case, case.mine)
         beside = _cap(case, case.rival) if case.rival else ""
-        return f"{told} beside {beside}" if told and beside else told
+        return f"{ours} beside {beside}" if ours and beside else ours
     if claim.metric not in UNITS or not claim.attack:
         return ""
     cells = [r for r in case.mine if r.config.attack.id == claim.attack and value(r, claim.metric) is not None]

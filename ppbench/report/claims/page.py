@@ -52,10 +52,10 @@ def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
     """Return the page on all installed defenses from folders of records and files of figures; or UsageError."""
     records: list[Record] = []
     for folder in folders:
-        found = results(folder).load_all()
-        if not found:
+        loaded = results(folder).load_all()
+        if not loaded:
             raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
-        records += found
+        records += loaded
     benchmarks = read_figures(figures)
     return page(check(claimed_by_all(), records, benchmarks), records, benchmarks)
 
@@ -103,22 +103,22 @@ def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], outcomes:
         where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
         source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
     number = Counter(_fate(c) for c in outcomes)
-    told = sum(number[fate] for fate in _TOLD)
+    judged = sum(number[fate] for fate in _JUDGED)
     return (
         "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
         f"From {escape(source)}.\n\n"
         f"Of {len(outcomes)} claims {number['holds']} hold, {number['falls']} fall, {number['identity']} are "
         f"identities, of {number[_BOUNDED] + number['cannot be told']} it cannot be told ({number[_BOUNDED]} of them "
         f"with both ends of what could have come out), of {number['outside the premise']} our records are outside the "
-        f"premise, and {number[_UNCHECKED]} could not be checked. So {told} are judged inside their premise, or with "
+        f"premise, and {number[_UNCHECKED]} could not be checked. So {judged} are judged inside their premise, or with "
         "both ends printed. A protection that falls in any setting that meets its premise has fallen; one that holds "
         "does so as far as the attacks named were tried."
     )
 
 
 _BOUNDED, _UNCHECKED = "cannot be told, both ends printed", "not checked"
-_TOLD = ("holds", "falls", "identity", _BOUNDED)
-_FATES = (*_TOLD, "cannot be told", "outside the premise", _UNCHECKED)
+_JUDGED = ("holds", "falls", "identity", _BOUNDED)
+_FATES = (*_JUDGED, "cannot be told", "outside the premise", _UNCHECKED)
 
 
 def _fate(outcome: Checked | Unchecked) -> str:
@@ -162,10 +162,10 @@ def _row(c: Checked) -> list[str]:
     worst = f"the {c.gathered} of {c.evaluations} evaluations" if c.evaluations > 1 else ""
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
     names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
-    told = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
+    head = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
     ends = f"{finding.least} to {finding.most}" if finding.least else ""
     figures = [escape(figure) or NOTHING for figure in (finding.own, finding.plain, finding.worst, ends)]
-    return [*map(escape, told), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
+    return [*map(escape, head), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
 
 
 def _list(unchecked: Sequence[Unchecked]) -> str:
@@ -175,15 +175,15 @@ def _list(unchecked: Sequence[Unchecked]) -> str:
         source = "" if item.unrun else item.claim.source
         reason = NO_RECORD if item.reason.startswith(NO_RECORD) else item.reason
         groups.setdefault((item.defense, source, reason), []).append(item)
-    said = []
+    lines = []
     for (defense, source, reason), some in groups.items():
         where = escape(f"{defense}, {source}" if source else defense)
         what = _several([item.claim for item in some]) if source else _counted(len(some))
         if reason == NO_RECORD:
             reason += "; ".join(dict.fromkeys(item.reason.removeprefix(NO_RECORD) for item in some))
         verdict = "Not comparable" if source and reason.startswith(NO_RECORD) else "Not checked"
-        said.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
-    return "\n".join(said)
+        lines.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
+    return "\n".join(lines)
 
 
 def _several(claims: Sequence[Claim]) -> str:

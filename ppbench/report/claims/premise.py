@@ -38,10 +38,10 @@ def unmet(conditions: Conditions, config: CellConfig, control: bool) -> tuple[st
     """Return parameters of a defense that a cell has otherwise, a clause each: its control parameter, or the others."""
     axis = "" if config.defense.control is None else config.defense.control.name
     own = config.defense.parameters
-    asked = [(name, value) for name, value in conditions if (name == axis) == control]
+    required = [(name, value) for name, value in conditions if (name == axis) == control]
     return tuple(
         f"{name}={_word(own.get(name))}, not {' or '.join(map(_word, allowed(value)))}"
-        for name, value in asked
+        for name, value in required
         if own.get(name) not in allowed(value)
     )
 
@@ -97,7 +97,7 @@ def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
 
 def words_of(claim: Claim) -> str:
     """Return a claim's premise in words: "mnist, dlnet, 10 clients, iid, 300 epochs"."""
-    told: dict[Need, str] = {
+    words: dict[Need, str] = {
         "dataset": claim.dataset,
         "model": ", ".join([claim.model, *equations(claim.options)]) if claim.model else "",
         "family": f"a {claim.family} network" if claim.family else "",
@@ -108,7 +108,7 @@ def words_of(claim: Claim) -> str:
         "batch": "" if claim.batch is None else f"victims in batches of {claim.batch}",
         "steps": "" if claim.steps is None else f"at least {claim.steps} mini-batches an upload",
     }
-    return ", ".join(told[need] for need in claim.premise if told[need])
+    return ", ".join(words[need] for need in claim.premise if words[need])
 
 
 def differing(claim: Claim, config: CellConfig) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ def collapsed(claim: Claim, *some: Sequence[Record]) -> tuple[str, ...]:
     Where the paper itself prints chance, a training that stays there is what it says.
     """
     trained = claim.metric.startswith(("accuracy", "cap_", "dice", "mse"))
-    found = (r for records in some for r in records if r.utility.is_collapsed)
-    said = claim.value if claim.metric == "accuracy" else None
-    beyond = (r for r in found if said is None or r.utility.high is None or said > r.utility.high)
+    trainings = (r for records in some for r in records if r.utility.is_collapsed)
+    printed = claim.value if claim.metric == "accuracy" else None
+    beyond = (r for r in trainings if printed is None or r.utility.high is None or printed > r.utility.high)
     bad = next((r for r in beyond if trained or r.config.stage != "init"), None)
     return () if bad is None else (f"the training collapsed ({bad.utility.collapse})",)

@@ -61,13 +61,13 @@ def _points(cells: Sequence[Record], metric: str) -> Iterator[Point]:
 
 def _pairs(mine: Sequence[Point], theirs: Sequence[Point], rule: Judged) -> list[tuple[Point, Point]]:
     """Return each point with the rival's that protects best among those of the same accuracy or a better one."""
-    found = []
+    pairs = []
     for point in mine:
         equal = [other for other in theirs if other.accuracy >= point.accuracy - ALIKE]
         if equal:
             sign = 1 if rule.safer else -1
-            found.append((point, max(equal, key=lambda p: sign * (value(p.worst, rule.metric) or 0.0))))
-    return found
+            pairs.append((point, max(equal, key=lambda p: sign * (value(p.worst, rule.metric) or 0.0))))
+    return pairs
 
 
 def stays_farther(case: Case) -> Finding | str:
@@ -114,14 +114,14 @@ def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, abou
         return bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
 
     try:
-        found = searched_alike(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
+        difference = searched_alike(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
     except ValueError:
         return Finding("cannot be told", "", "the two were asked about other victims")
     cells = cells_of(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
     knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
     if not rule.safer:  # a share of right answers: told as the distance, which is the rest
-        found = replace(found, base=1 - found.base, new=1 - found.new)
-    return _told(found, True, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
+        difference = replace(difference, base=1 - difference.base, new=1 - difference.new)
+    return _difference_finding(difference, True, knows, about, _attack_names([mine.worst for mine, _ in pairs]), cells)
 
 
 def searched_alike(
@@ -134,10 +134,10 @@ def searched_alike(
     The lower end is that of my best attack alone beside all of theirs, the upper end that of mine beside their best one
     alone, where these lie farther out. `judged` compares; ValueError as it raises.
     """
-    found = judged(theirs, mine)
+    difference = judged(theirs, mine)
     low = judged(theirs, [_alone(case, other) for case, other in zip(mine, theirs, strict=True)]).low
     high = judged([_alone(case, other) for case, other in zip(theirs, mine, strict=True)], mine).high
-    return replace(found, low=min(found.low, low), high=max(found.high, high))
+    return replace(difference, low=min(difference.low, low), high=max(difference.high, high))
 
 
 def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
@@ -146,20 +146,22 @@ def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
     return case if case.alone or not other.places <= one.places else _only(one, other.places)
 
 
-def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
+def _difference_finding(
+    difference: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]
+) -> Finding:
     """Return the verdict of a difference: `worse` is positive where the defense leaks more than the other."""
-    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+    verdict: Verdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "cannot be told"
     sign = -1.0 if safer else 1.0
-    ends = sorted((sign * found.low, sign * found.high))
+    ends = sorted((sign * difference.low, sign * difference.high))
     what = "distance " if safer else ""
-    told = f"{what}{found.new:.2f} beside {found.base:.2f} ({attacks})"
-    reason = f"difference {sign * found.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
+    figures = f"{what}{difference.new:.2f} beside {difference.base:.2f} ({attacks})"
+    reason = f"difference {sign * difference.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
     if verdict == "holds" and not knows:
-        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells, found.worse)
-    return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells, found.worse)
+        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", figures, cells, difference.worse)
+    return Finding(verdict, f"to {figures}" if verdict == "falls" else "", reason, "", figures, cells, difference.worse)
 
 
-def _who(cases: Sequence[Measured]) -> str:
+def _attack_names(cases: Sequence[Measured]) -> str:
     return ", ".join(dict.fromkeys(attack_of(case) for case in cases))
 
 
@@ -193,9 +195,9 @@ def leaks_less(case: Case) -> Finding | str:
 
     if not mine.victims:
         return Finding("cannot be told", "", "the two were asked about other victims")
-    found = searched_alike(judged, [theirs], [mine])
+    difference = searched_alike(judged, [theirs], [mine])
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
-    return _told(found, rule.safer, knows, about, _who([mine]), cells_of(mine, theirs))
+    return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), cells_of(mine, theirs))
 
 
 def shared(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
@@ -231,12 +233,12 @@ def learns_more(case: Case) -> Finding | str:
     other = None if theirs is None else level_of(theirs.utility, name)
     if mine is None or theirs is None or ours is None or other is None:
         return f"{'it' if ours is None else _name(case)} has no {name} here"
-    found = unpaired([other], [ours], safer=name != "mse")
-    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+    difference = unpaired([other], [ours], safer=name != "mse")
+    verdict: Verdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "cannot be told"
     form, scale = (".4f", 1.0) if name == "mse" else (".1%", 100.0)
     sign = 1.0 if name == "mse" else -1.0
-    ends = sorted((sign * found.low * scale, sign * found.high * scale))
-    told = f"{ours.value:{form}} beside {other.value:{form}}"
-    reason = f"difference {sign * found.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-    to = f"to {told}" if verdict == "falls" else ""
-    return Finding(verdict, to, reason, "", told, cells_of(mine, theirs), found.worse)
+    ends = sorted((sign * difference.low * scale, sign * difference.high * scale))
+    figures = f"{ours.value:{form}} beside {other.value:{form}}"
+    reason = f"difference {sign * difference.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
+    to = f"to {figures}" if verdict == "falls" else ""
+    return Finding(verdict, to, reason, "", figures, cells_of(mine, theirs), difference.worse)

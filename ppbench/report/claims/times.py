@@ -64,7 +64,7 @@ class Benchmark:
 
 def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
     """Return the benchmarks of files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": ""}}, or UsageError."""
-    found = []
+    benchmarks = []
     for path in paths:
         try:
             data = json.loads(read_regular(path.resolve()))
@@ -76,8 +76,8 @@ def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
             defense, _, about = str(name).partition(" ")
             values = {k: float(v) for k, v in entry.items() if isinstance(v, int | float) and not isinstance(v, bool)}
             machine, date = (str(entry.get(key, "?")) for key in ("machine", "date"))
-            found.append(Benchmark(defense, about, values, machine, date))
-    return sorted(found, key=lambda b: (b.defense, b.about, b.date))
+            benchmarks.append(Benchmark(defense, about, values, machine, date))
+    return sorted(benchmarks, key=lambda b: (b.defense, b.about, b.date))
 
 
 def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[Finding, str] | str:
@@ -91,13 +91,13 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
         return _is_faster(claim, claim.than, defense, key, benchmarks)
     known = _known(claim, defense, key, benchmarks)
     if not known:
-        return f"no benchmark gives {key} of {' '.join(_asked(claim, defense))} (--figures)"
+        return f"no benchmark gives {key} of {' '.join(_required(claim, defense))} (--figures)"
     if any(b.encrypts for b in known):
         return "most of it is encryption, beside a training that another machine does in another time"
-    told = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
+    figures = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
     alike = [b for b in known if b.alike]
     if not alike:
-        return f"no benchmark compares in one precision, only {told}"
+        return f"no benchmark compares in one precision, only {figures}"
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
     largest, claimed = max(b.values[key] for b in alike), claim.value or 0.0
     reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is put down to that"
@@ -105,8 +105,8 @@ def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) ->
         reason += "; what compares two precisions judges nothing"
     fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
     reason += f"; {untimed}" if untimed else ""
-    found = decided(fell, f"{largest:.2f}", largest, reason, told)
-    return replace(found, verdict="cannot be told") if untimed and not fell else found, f"benchmark, {where}"
+    finding = decided(fell, f"{largest:.2f}", largest, reason, figures)
+    return replace(finding, verdict="cannot be told") if untimed and not fell else finding, f"benchmark, {where}"
 
 
 def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
@@ -120,7 +120,7 @@ def _untimed(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmar
     return f"{' and '.join(missing)} was not timed with {claim.clients} clients" if missing else ""
 
 
-def _asked(claim: Claim, defense: str) -> list[str]:
+def _required(claim: Claim, defense: str) -> list[str]:
     """Return whose figures, on which network and for how many clients, a claim asks for, in words."""
     return [defense, *([claim.model] if claim.model else []), *([f"{claim.clients} clients"] if claim.clients else [])]
 
@@ -133,15 +133,15 @@ def _is_faster(
     sides = [_known(claim, name, key, benchmarks) for name in names]
     missing = [name for name, side in zip(names, sides, strict=True) if not side]
     if missing:
-        return f"no benchmark gives {key} of {' '.join(_asked(claim, ' and '.join(missing)))} (--figures)"
+        return f"no benchmark gives {key} of {' '.join(_required(claim, ' and '.join(missing)))} (--figures)"
     mine, theirs = ([b.values[key] for b in side] for side in sides)
-    told = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
+    figures = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
     verdict: Verdict = "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "cannot be told"
     where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
     untimed = "; ".join(filter(None, (_untimed(claim, name, key, benchmarks) for name in names)))
     open_ = untimed or ("" if verdict != "cannot be told" else f"it depends on what is timed: {_spread(sides)}")
     reason = "times the undefended, measured on one machine" + (f"; {open_}" if open_ else "")
-    return Finding("cannot be told" if untimed else verdict, "", reason, "", told), f"benchmark, {where}"
+    return Finding("cannot be told" if untimed else verdict, "", reason, "", figures), f"benchmark, {where}"
 
 
 def _spread(sides: Sequence[Sequence[Benchmark]]) -> str:

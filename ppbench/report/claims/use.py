@@ -61,29 +61,29 @@ def _is_kept(case: Case, name: str, words: str) -> Finding | str:
     if none is None or theirs is None:
         return f"the undefended model has no {words} to stand beside"
     ours, may = level_of(mine.utility, name), _may_lose(paper)
-    told, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
+    shown, cells = _text(mine.utility, name, ".1%"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, name, '.1%')}"
     harm = math.inf if ours is None else -ours.value
     if learning_of(none.utility).state == "nothing":
         return Finding(
-            "cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", told, cells, harm
+            "cannot be told", "", f"the undefended model has learnt nothing; {beside}", "", shown, cells, harm
         )
     if ours is None and mine.utility.accuracy is not None:
         return f"no {words} of the defended model was kept"
     if ours is None:
         return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, harm)
     if _one_training(mine.utility, none.utility, SAME, relative=False):
-        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells, harm)
+        return Finding("identity", "", f"{ONE}; {beside}", "", shown, cells, harm)
     if may is None:
         reason = f"the paper reaches {paper.value:.1%}; {beside}"
         verdict = _verdict(-ours.high, -ours.low, -paper.value, MARGIN)
         to = f"to {ours.value:.1%}" if verdict == "falls" else ""
-        return Finding(verdict, to, reason, "", told, cells, harm)
+        return Finding(verdict, to, reason, "", shown, cells, harm)
     lost = unpaired([theirs], [ours], safer=True)
     ends = f"[{100 * lost.low:.1f}, {100 * lost.high:.1f}]"
     reason = f"{100 * lost.worse + 0.0:.1f} points {ends} are lost where the paper loses {100 * may:.2f}; {beside}"
     verdict = _verdict(lost.low, lost.high, may, MARGIN)
-    return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", told, cells, lost.worse)
+    return Finding(verdict, f"to {ours.value:.1%}" if verdict == "falls" else "", reason, "", shown, cells, lost.worse)
 
 
 def _may_lose(paper: Claim) -> float | None:
@@ -116,13 +116,13 @@ def accuracy_is_gained(case: Case) -> Finding | str:
     theirs = None if none is None else level_of(none.utility, "accuracy")
     if mine is None or none is None or ours is None or theirs is None:
         return "there are not two accuracies to set side by side"
-    found, claimed = unpaired([theirs], [ours], safer=True), case.claim.value or 0.0
-    low, high = -found.high, -found.low
+    gain, claimed = unpaired([theirs], [ours], safer=True), case.claim.value or 0.0
+    low, high = -gain.high, -gain.low
     verdict: Verdict = "falls" if high < claimed else "holds" if low > 0 else "cannot be told"
-    told = f"{_text(mine.utility, 'accuracy', '.1%')}; undefended {_text(none.utility, 'accuracy', '.1%')}"
-    reason = f"{-100 * found.worse + 0.0:.1f} points [{100 * low:.1f}, {100 * high:.1f}] more than undefended"
+    figures = f"{_text(mine.utility, 'accuracy', '.1%')}; undefended {_text(none.utility, 'accuracy', '.1%')}"
+    reason = f"{-100 * gain.worse + 0.0:.1f} points [{100 * low:.1f}, {100 * high:.1f}] more than undefended"
     to, cells = f"to {ours.value:.1%}" if verdict == "falls" else "", cells_of(mine, none)
-    return Finding(verdict, to, reason, "", told, cells, found.worse)
+    return Finding(verdict, to, reason, "", figures, cells, gain.worse)
 
 
 def accuracy_rises(case: Case) -> Finding | str:
@@ -133,7 +133,7 @@ def accuracy_rises(case: Case) -> Finding | str:
     if len(by) < 2:
         return "fewer than two values of the control parameter were run"
     first, last = by[min(by)].utility, by[max(by)].utility
-    told = f"{_text(first, 'accuracy', '.1%')} at {min(by):g}, {_text(last, 'accuracy', '.1%')} at {max(by):g}"
+    figures = f"{_text(first, 'accuracy', '.1%')} at {min(by):g}, {_text(last, 'accuracy', '.1%')} at {max(by):g}"
     reason = f"from {min(by):g} to {max(by):g}"
     verdict: Verdict = "cannot be told"
     if None in (first.low, first.high, last.low, last.high):
@@ -145,7 +145,7 @@ def accuracy_rises(case: Case) -> Finding | str:
     else:
         reason += ", the intervals overlap"
     rise = (last.accuracy or 0.0) - (first.accuracy or 0.0)
-    return Finding(verdict, "", reason, "", told, cells_of(by[min(by)], by[max(by)]), -rise)
+    return Finding(verdict, "", reason, "", figures, cells_of(by[min(by)], by[max(by)]), -rise)
 
 
 def error_is_kept(case: Case) -> Finding | str:
@@ -162,19 +162,19 @@ def error_is_kept(case: Case) -> Finding | str:
         return "the undefended model has no squared error to stand beside"
     if not paper.undefended:
         return "the paper gives no undefended error beside it"
-    told, cells = _text(mine.utility, "mse", ".4f"), cells_of(mine, none)
+    shown, cells = _text(mine.utility, "mse", ".4f"), cells_of(mine, none)
     beside = f"undefended {_text(none.utility, 'mse', '.4f')}"
     if mine.utility.mse is None or mine.utility.mse_low is None:
         return Finding("falls", f"to {DIVERGED}", beside, "", DIVERGED, cells, math.inf)
     may = paper.value / paper.undefended
     if _one_training(mine.utility, none.utility, SAME_ERROR, relative=True):
-        return Finding("identity", "", f"{ONE}; {beside}", "", told, cells, mine.utility.mse)
+        return Finding("identity", "", f"{ONE}; {beside}", "", shown, cells, mine.utility.mse)
     low, high = _ratio(mine.utility, none.utility)
     share = mine.utility.mse / none.utility.mse
     reason = f"{share:.3f} [{low:.3f}, {high:.3f}] of the undefended error where the paper has {may:.3f}; {beside}"
     verdict = _verdict(low, high, may, ERROR_MARGIN)
     to = f"to {mine.utility.mse:.4f}" if verdict == "falls" else ""
-    return Finding(verdict, to, reason, "", told, cells, share)
+    return Finding(verdict, to, reason, "", shown, cells, share)
 
 
 def _ratio(mine: Utility, none: Utility) -> tuple[float, float]:
@@ -193,10 +193,10 @@ def guarantee_is_given(case: Case) -> Finding | str:
     if privacy.epsilon is None:
         reason = (privacy.reason or "no reason is recorded").rstrip(".")
         return Finding("falls", "to no guarantee", reason, "", "none", cells, math.inf)
-    told = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} over the whole training"
+    guarantee = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:.1g} over the whole training"
     fell = privacy.epsilon > (case.claim.value or 0.0)
     to = f"to {privacy.epsilon:.3g}" if fell else ""
-    return Finding("falls" if fell else "holds", to, "over the whole training", "", told, cells, privacy.epsilon)
+    return Finding("falls" if fell else "holds", to, "over the whole training", "", guarantee, cells, privacy.epsilon)
 
 
 def best_of(records: Sequence[Record], name: str) -> Record | None:

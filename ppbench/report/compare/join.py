@@ -113,16 +113,16 @@ def _unversioned(name: str) -> str:
 def facts_of(config: CellConfig) -> Facts:
     """Return what must be equal for two cells to be compared, as (place in the configuration, JSON) pairs."""
     key = key_of(config)
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for name, where in FACTS.items():
         value = getattr(key, name)
         if name in ("architecture", "federation", "settings"):
-            found |= {
+            facts |= {
                 f"{where}.{part}": json.dumps(inner, sort_keys=True) for part, inner in _flat("", json.loads(value))
             }
         else:
-            found[where] = json.dumps(value)
-    return tuple(sorted(found.items()))
+            facts[where] = json.dumps(value)
+    return tuple(sorted(facts.items()))
 
 
 def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
@@ -149,11 +149,11 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     pairs: list[Pair] = []
     left: list[Left] = []
     for key in sorted(ours.keys() & theirs.keys(), key=_order):
-        found = _paired(key[0], ours[key], theirs[key])
-        if isinstance(found, Left):
-            left.append(found)
+        row = _paired(key[0], ours[key], theirs[key])
+        if isinstance(row, Left):
+            left.append(row)
             continue
-        pairs.append(found)
+        pairs.append(row)
         if extra := sorted(theirs[key].keys() - ours[key].keys()):
             reason = f"seeds {', '.join(map(str, extra))} are only in NEW; the others are compared"
             left.append(Left(key[0], "new", reason, theirs[key][extra[0]]))
@@ -164,7 +164,7 @@ def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
         left.append(_unpaired(where, facts, ours[where, facts], spare[where]))
     for where, some in spare.items():
         left += [Left(where, "new", "only in NEW", _first(theirs[where, facts])) for facts in some]
-    return Joined(tuple(pairs), tuple(sorted(left, key=lambda found: found.where.order())))
+    return Joined(tuple(pairs), tuple(sorted(left, key=lambda row: row.where.order())))
 
 
 def _order(key: tuple[Where, Facts]) -> tuple[tuple[str | int | float, ...], Facts]:
@@ -221,14 +221,14 @@ def _paired(where: Where, base: dict[int, Record], new: dict[int, Record]) -> Pa
         one, two = base[seed], new[seed]
         if two.status != "complete":
             return Left(where, "missing", f"complete in BASELINE, {two.status} in NEW: {two.reason}", one)
-        if reason := _asked(one, two):
+        if reason := _victims_differ(one, two):
             return Left(where, "incomparable", reason, one)
     lost = [f"seed {seed} {record.status} in BASELINE" for seed, record in sorted(base.items()) if seed not in known]
     note = f"{', '.join(lost)}: not judged" if lost else ""
     return Pair(where, tuple(known), tuple(base[s] for s in known), tuple(new[s] for s in known), note)
 
 
-def _asked(one: Record, two: Record) -> str:
+def _victims_differ(one: Record, two: Record) -> str:
     """Return why two cells' victims are not the same, "" where they are."""
     if one.asked is None or two.asked is None:
         side = "BASELINE" if one.asked is None else "NEW"

@@ -105,13 +105,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
+def row_of(pair: Pair, rule: Rule, change: Change | None, note: str) -> Row:
     """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
-    status: Status = "missing" if found is None else "ok"
+    status: Status = "missing" if change is None else "ok"
     note = "; ".join(part for part in notes if part)
-    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, cell_of(pair.base[0]))
+    return Row(pair.where, rule.name, rule.subset, status, change, rule.tolerance, note, cell_of(pair.base[0]))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -130,30 +130,30 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     for place, row in enumerate(rows):
         if row.change is not None and not row.change.certain:
             families[row.where.defense, row.headline].append(place)
-    found = list(rows)
+    corrected = list(rows)
     for places in families.values():
         adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
         for place, p in zip(places, adjusted, strict=True):
-            found[place] = replace(rows[place], adjusted=p, family=len(places))
-    return [_verdict(row) for row in found]
+            corrected[place] = replace(rows[place], adjusted=p, family=len(places))
+    return [_verdict(row) for row in corrected]
 
 
 def _verdict(row: Row) -> Row:
-    found = row.change
-    if found is None:
+    change = row.change
+    if change is None:
         return row
-    sure = found.certain or (row.adjusted is not None and row.adjusted < ALPHA)
-    if sure and found.low > 0 and found.worse > row.tolerance:
+    sure = change.certain or (row.adjusted is not None and row.adjusted < ALPHA)
+    if sure and change.low > 0 and change.worse > row.tolerance:
         status: Status = "regression"
-    elif sure and found.high < 0 and found.worse < -row.tolerance:
+    elif sure and change.high < 0 and change.worse < -row.tolerance:
         status = "improved"
     else:
-        status = "ok" if found.high < row.tolerance else "inconclusive"
+        status = "ok" if change.high < row.tolerance else "inconclusive"
     if status != "inconclusive":
         return replace(row, status=status)
-    if row.headline and found.floor * row.family >= ALPHA:
-        return replace(row, status=status, blind=True, needed=_seeing(found, row.family))
-    return replace(row, status=status, needed=_needed(found, row.tolerance, row.adjusted))
+    if row.headline and change.floor * row.family >= ALPHA:
+        return replace(row, status=status, blind=True, needed=_seeing(change, row.family))
+    return replace(row, status=status, needed=_needed(change, row.tolerance, row.adjusted))
 
 
 def _seeing(change: Change, family: int) -> int:
@@ -166,12 +166,12 @@ def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | N
     """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`."""
     shared = _Z * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
-        half, wanted = change.high - change.worse, tolerance - change.worse
+        half, margin = change.high - change.worse, tolerance - change.worse
     else:
         times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
         half = change.worse - change.low
-        wanted = change.worse * _Z / float(stats.norm.isf(ALPHA / times / 2))
-    if wanted <= shared:
+        margin = change.worse * _Z / float(stats.norm.isf(ALPHA / times / 2))
+    if margin <= shared:
         return None
-    number = change.n * (half**2 - shared**2) / (wanted**2 - shared**2)
+    number = change.n * (half**2 - shared**2) / (margin**2 - shared**2)
     return None if number > MOST else max(change.n + 1, math.ceil(number))

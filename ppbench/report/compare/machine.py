@@ -29,9 +29,9 @@ def junit(result: Comparison) -> bytes:
     for defense in sorted({row.where.defense for row in result.rows}):
         rows = [row for row in result.rows if row.where.defense == defense]
         suite = ElementTree.SubElement(root, "testsuite", name=printable(defense), tests=str(len(rows)))
-        found = [_case(suite, row) for row in rows]
+        outcomes = [_case(suite, row) for row in rows]
         for outcome, total in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            suite.set(total, str(found.count(outcome)))
+            suite.set(total, str(outcomes.count(outcome)))
     ElementTree.indent(root, " ")
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 

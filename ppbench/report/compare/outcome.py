@@ -80,12 +80,12 @@ class Comparison:
         if self.faults:
             return "HARNESS FAULT: a control changed or failed; nothing is concluded about any defense."
         number = Counter(row.status for row in self.rows if row.where.defense not in CONTROLS)
-        told = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive", "unjudged") if number[s]]
-        told += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
-        rest = f" ({', '.join(told)})" if told else ""
-        if found := self.regressions:
-            defenses = sorted({row.where.defense for row in found})
-            return f"REGRESSION: {len(found)} rows of {', '.join(defenses)} got worse{rest}."
+        counts = [f"{number[s]} {s}" for s in ("improved", "ok", "inconclusive", "unjudged") if number[s]]
+        counts += [f"{len(self.of(s))} {s}" for s in ("missing", "incomparable") if self.of(s)]
+        rest = f" ({', '.join(counts)})" if counts else ""
+        if regressed := self.regressions:
+            defenses = sorted({row.where.defense for row in regressed})
+            return f"REGRESSION: {len(regressed)} rows of {', '.join(defenses)} got worse{rest}."
         if self.of("incomparable"):
             return f"INCOMPARABLE: some rows cannot be compared{rest}."
         if self.doubts:
@@ -101,10 +101,10 @@ def doubts_of(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.status != "new":
             defenses[row.where.defense].append(row)
-    found = [line for name, some in sorted(defenses.items()) for line in (*_blind(some), *_unjudged(name, some))]
+    doubts = [line for name, some in sorted(defenses.items()) for line in (*_blind(some), *_unjudged(name, some))]
     if not defenses.keys() - set(CONTROLS):
-        found.append("Nothing was judged: of the defense BASELINE holds no cell, or controls alone.")
-    return found
+        doubts.append("Nothing was judged: of the defense BASELINE holds no cell, or controls alone.")
+    return doubts
 
 
 def _blind(rows: Sequence[Row]) -> list[str]:
@@ -113,11 +113,11 @@ def _blind(rows: Sequence[Row]) -> list[str]:
     some = [(row, change) for row, change in some if row.where.defense not in CONTROLS]
     if not some:
         return []
-    row, found = max(some, key=lambda pair: pair[1].worse / pair[0].tolerance)
+    row, largest = max(some, key=lambda pair: pair[1].worse / pair[0].tolerance)
     more = f" (and {len(some) - 1} more rows)" if len(some) > 1 else ""
     needed = max(one.needed or 0 for one, _ in some)
     return [
-        f"{row.point}, {row.name} looks worse, {row.levels}{more}, but {found.n} victims are too few to tell any "
+        f"{row.point}, {row.name} looks worse, {row.levels}{more}, but {largest.n} victims are too few to tell any "
         f"change from chance among {row.family} rows; it takes {needed}."
     ]
 
@@ -172,23 +172,23 @@ def failed_controls(records: Sequence[Record], outcome: Soundness | None) -> lis
     """Return what controls and self-test of a folder, where it is known, say against it, by evaluation; or []."""
     harness = check_harness(outcome)
     groups = frame_of(records).by(EVALUATION).values()
-    found = [check for some in groups for check in check_controls(some) if check.ok is not True]
-    found += [harness] if harness.ok is False else []
-    return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in found))
+    failed = [check for some in groups for check in check_controls(some) if check.ok is not True]
+    failed += [harness] if harness.ok is False else []
+    return list(dict.fromkeys(f"control {check.control}: {check.sentence}" for check in failed))
 
 
 def _changed_controls(rows: Sequence[Row]) -> list[str]:
     """Return where the undefended model got harder to attack, or to train: then the attack or the harness changed."""
-    found = []
+    sentences = []
     for row in rows:
         if row.where.defense != "none" or row.change is None:
             continue
         what = f"{row.metric} {row.change.base:.4g} -> {row.change.new:.4g}"
         if row.metric not in UTILITY and row.status == "improved":
-            found.append(f"The attack got weaker on the undefended model: {row.where.attack}, {row.place}: {what}.")
+            sentences.append(f"The attack got weaker on the undefended model: {row.where.attack}, {row.place}: {what}.")
         if row.metric in UTILITY and row.status == "regression":
-            found.append(f"Training of the undefended model got worse: {what}.")
-    return found
+            sentences.append(f"Training of the undefended model got worse: {what}.")
+    return sentences
 
 
 def _withheld(row: Row) -> Row:

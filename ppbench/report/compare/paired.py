@@ -57,21 +57,21 @@ def same(value: float, n: int, method: str = "equal scores, victim by victim") -
     return Change(value, value, 0.0, 0.0, 0.0, 1.0, n, method, certain=True)
 
 
-def with_luck(found: Change, luck: float, seeds: int) -> Change:
+def with_luck(estimated: Change, luck: float, seeds: int) -> Change:
     """Return a change that also counts the luck of training, which all victims of a model share: seeds alone tell it.
 
     luck: standard deviation of the figure over trainings, of which there are `seeds` a side; added in quadrature.
     """
-    if found.certain or luck == 0:
-        return found
+    if estimated.certain or luck == 0:
+        return estimated
     spread = luck * math.sqrt(2 / seeds)
-    low = found.worse - math.hypot(found.worse - found.low, _Z * spread)
-    high = found.worse + math.hypot(found.high - found.worse, _Z * spread)
-    toward = low if found.worse > 0 else high
-    z = _Z * abs(found.worse) / abs(found.worse - toward)
-    p = max(found.p, float(2 * stats.norm.sf(z)))
-    method = f"{found.method}; luck of training {luck:g}"
-    return replace(found, low=low, high=high, p=p, luck=spread, method=method)
+    low = estimated.worse - math.hypot(estimated.worse - estimated.low, _Z * spread)
+    high = estimated.worse + math.hypot(estimated.high - estimated.worse, _Z * spread)
+    toward = low if estimated.worse > 0 else high
+    z = _Z * abs(estimated.worse) / abs(estimated.worse - toward)
+    p = max(estimated.p, float(2 * stats.norm.sf(z)))
+    method = f"{estimated.method}; luck of training {luck:g}"
+    return replace(estimated, low=low, high=high, p=p, luck=spread, method=method)
 
 
 def generator_of(key: str) -> np.random.Generator:
@@ -137,10 +137,10 @@ def over_seeds(each: Sequence[Floats], generator: np.random.Generator) -> Floats
 def bootstrapped(samples: Sequence[Sample], rule: Rule, key: str) -> Change:
     """Return the change of a metric by the hierarchical bootstrap over seeds and units."""
     generator = generator_of(key)
-    found = [replicated(sample, rule, generator) for sample in samples]
+    figures = [replicated(sample, rule, generator) for sample in samples]
     sign = -1 if rule.safer else 1
-    worse = over_seeds([sign * (two - one) for one, two in found], generator)
-    base, new = (float(np.mean([pair[side][0] for pair in found])) for side in (0, 1))
+    worse = over_seeds([sign * (two - one) for one, two in figures], generator)
+    base, new = (float(np.mean([pair[side][0] for pair in figures])) for side in (0, 1))
     units = sum(len(sample.stratum) for sample in samples)
     what = "victims" if all(sample.single for sample in samples) else "units"
     over = f"{len(samples)} seeds and {what}" if len(samples) > 1 else what

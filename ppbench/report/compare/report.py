@@ -27,12 +27,12 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
 
 def changed(row: Row) -> str:
     """Return how much worse, with the interval, as "0.53 [-0.41, 1.76]"; "" where nothing was compared."""
-    found = row.change
-    if found is None:
+    change = row.change
+    if change is None:
         return ""
-    if found.low == found.high == 0:
+    if change.low == change.high == 0:
         return "equal"
-    return f"{row.figure(found.worse)} [{row.figure(found.low)}, {row.figure(found.high)}]"
+    return f"{row.figure(change.worse)} [{row.figure(change.low)}, {row.figure(change.high)}]"
 
 
 def remarks(row: Row) -> str:
@@ -52,8 +52,8 @@ def remarks(row: Row) -> str:
 
 def told(row: Row) -> str:
     """Return what was found, in a line without names."""
-    found = row.change
-    if found is None:
+    change = row.change
+    if change is None:
         return printable(row.note) or row.status
     how = changed(row)
     return ", ".join(part for part in (row.levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
@@ -110,7 +110,7 @@ def print_report(result: Comparison) -> None:
 def markdown_text(text: str) -> str:
     """Return `text` as it is: no markup, link or mention; GitHub looks for these after it has undone escapes."""
     plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
-    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
+    return _LINKED.sub(lambda match: f"{match[0]}<!-- -->", plain)
 
 
 def markdown(result: Comparison) -> str:

@@ -57,9 +57,9 @@ def _cell(pair: Pair, rule: Rule) -> Row:
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
         return replace(row_of(pair, rule, None, note), status="incomparable")
-    found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    estimated = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
     luck = rule.luck if pair.where.stage in TRAINED else 0.0
-    return row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
+    return row_of(pair, rule, with_luck(estimated, luck, len(pair.seeds)), "")
 
 
 def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
@@ -150,8 +150,8 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
         yield row_of(shown, row, same(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
-    found = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
-    yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
+    estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
+    yield row_of(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
 
 
 def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
@@ -216,18 +216,18 @@ def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
     A lone reconstruction attack is the worst case itself. Of other kinds the attack that leaks most in BASELINE stands
     for the point, by one metric; NEW has no say in it, or chance would have.
     """
-    found = [frozenset[str]() for _ in pairs]
+    metrics = [frozenset[str]() for _ in pairs]
     for (_, _, _, kind), places in _points(pairs).items():
         if question_of(kind).inputs:
             if len(places) == 1:
-                found[places[0]] = frozenset(rule.metric for rule in RULES)
+                metrics[places[0]] = frozenset(rule.metric for rule in RULES)
             continue
         names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
         metric = next((name for name in names if any(_leaked(pairs[p].base, name) is not None for p in places)), None)
         if metric is not None:
             levels = [-np.inf if (level := _leaked(pairs[p].base, metric)) is None else level for p in places]
-            found[places[int(np.argmax(levels))]] = frozenset([metric])
-    return found
+            metrics[places[int(np.argmax(levels))]] = frozenset([metric])
+    return metrics
 
 
 def _leaked(records: Sequence[Measured], name: str) -> float | None:

@@ -40,16 +40,16 @@ class Answer:
 
 
 def answer_to(
-    found: Sequence[Board], told: Sequence[Judged], costs: Sequence[CostRow], harness: Check | None
+    boards: Sequence[Board], evaluations: Sequence[Judged], costs: Sequence[CostRow], harness: Check | None
 ) -> Answer:
     """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
-    tables = overviews(found, told, costs)
-    trust = trust_of(found, told, harness, tables)
-    return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
+    tables = overviews(boards, evaluations, costs)
+    trust = trust_of(boards, evaluations, harness, tables)
+    return Answer(headline_of(tables, trust), tuple(boards), tuple(tables), trust)
 
 
 def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf = lambda _: None) -> Answer:
     """Return the answer that `records` give. harness: None: its self-test has not ended, the controls vouch alone."""
     frame, sound = frame_of(records), harness is None or harness.ok is not False
-    found = boards(frame, no_claims, sound)
-    return answer_to(found, judged(frame, sound), costs(found, frame, times), harness)
+    all_boards = boards(frame, no_claims, sound)
+    return answer_to(all_boards, judged(frame, sound), costs(all_boards, frame, times), harness)

@@ -83,10 +83,10 @@ def up_to_date(store: Store) -> bool:
         if problems:
             return False
         frame = frame_of(records)
-        found = boards(frame, claimed, sound)
-        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, found):
+        all_boards = boards(frame, claimed, sound)
+        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, all_boards):
             return False
-        return worst.read_text(encoding="utf-8") == worst_csv(found)
+        return worst.read_text(encoding="utf-8") == worst_csv(all_boards)
 
 
 @contextmanager
@@ -142,9 +142,9 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     harness = _harness(store, problems)
     sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
     records = frame_of(records)
-    found, told = boards(records, claimed, sound), judged(records, sound)
+    all_boards, evaluations = boards(records, claimed, sound), judged(records, sound)
     folder = store.out / "figures"
-    drawn = write_figures(folder, found, Knowledge.of(records))  # first: the page takes what is drawn here
+    drawn = write_figures(folder, all_boards, Knowledge.of(records))  # first: the page takes what is drawn here
     page = Page(
         records,
         harness=harness,
@@ -152,18 +152,18 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
         images=store.images,
         times=partial(time_of, store.out),
         sound=sound,
-        said=said(told),
+        said=said(evaluations),
         outcomes=outcomes_of(records) if sound else (),
-        found=found,
-        evaluations=told,
+        found=all_boards,
+        evaluations=evaluations,
         problems=problems,
         bare=store.bare,
         origin=_origin(store, problems),
     )
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
-    write_atomic(worst, worst_csv(found).encode())
-    write_csv(records, store.csv_path, claims=claimed, found=found)  # last: it tells whether the board is complete
+    write_atomic(worst, worst_csv(all_boards).encode())
+    write_csv(records, store.csv_path, claims=claimed, found=all_boards)  # last: it tells whether the board is complete
     return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 

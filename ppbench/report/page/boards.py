@@ -68,7 +68,7 @@ def _board(
 def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries, with a badge where the model is not usable beside the undefended of the same federation."""
     undefended = {e.key.only(EVALUATION): e.sample.utility for e in entries if e.defense.id == "none"}
-    found = []
+    marked = []
     for entry in entries:
         whole = undefended.get(entry.key.only(EVALUATION))
         clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
@@ -79,8 +79,8 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
         elif entry.role == "compared" and loss is not None and loss > USABLE:
             title = f"The model loses {loss:.1f} points of accuracy beside the undefended: not ranked."
             entry = replace(entry, badges=(*entry.badges, Badge(COSTLY, "info", title)))
-        found.append(entry)
-    return found
+        marked.append(entry)
+    return marked
 
 
 def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
@@ -92,13 +92,13 @@ def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
 
 def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:
     """Return how far inputs leak in each row, beside the undefended of the same federation and seed."""
-    found: dict[Key, Leak | None] = {}
+    leaks: dict[Key, Leak | None] = {}
     undefended: dict[Key, Leak | None] = {}
     for key, row in sorted(rows.items(), key=lambda pair: pair[0].defense != "none"):
-        found[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
+        leaks[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
         if key.defense == "none":
-            undefended[key.only(EVALUATION)] = found[key]
-    return found
+            undefended[key.only(EVALUATION)] = leaks[key]
+    return leaks
 
 
 def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims, differs: str) -> Entry:
@@ -151,23 +151,23 @@ def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
     if blind:
         tie = min(own_spans[one][0] for one in blind), max(own_spans[one][1] for one in blind)
         own_spans |= dict.fromkeys(blind, tie)
-    spans, found = list(own_spans.values()), []
+    spans, ranked = list(own_spans.values()), []
     for entry in entries:
         if (own := own_spans.get(id(entry))) is not None:
             first = 1 + sum(other[1] < own[0] for other in spans)
             last = len(spans) - sum(other[0] > own[1] for other in spans)
             entry = replace(entry, rank_low=first, rank_high=last)
-        found.append(entry)
-    return found
+        ranked.append(entry)
+    return ranked
 
 
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------
 def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
     """Return the controls' verdict on one board: over `scope`, and that the attacks break `none` on this very board."""
-    found = {check.control: check for check in check_controls(scope)}
-    own = _none_falls(question, entries, found["none"])
+    checks = {check.control: check for check in check_controls(scope)}
+    own = _none_falls(question, entries, checks["none"])
     # Uploads of noise hide no model from who is sent it: extraction has one control only.
-    return (own, found["full_noise"]) if question.noise else (own,)
+    return (own, checks["full_noise"]) if question.noise else (own,)
 
 
 def _none_falls(question: Question, entries: Sequence[Entry], general: Check) -> Check:

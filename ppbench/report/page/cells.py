@@ -107,8 +107,8 @@ def _knows(row: Row, adaptive: bool) -> str:
 
 def _figure(name: str) -> Callable[[Row, Record], Field]:
     def figure(row: Row, record: Record) -> Field:
-        found = row[name] if name in row else value(record, name)
-        return float(f"{found:.6g}") if isinstance(found, int | float) else None
+        number = row[name] if name in row else value(record, name)
+        return float(f"{number:.6g}") if isinstance(number, int | float) else None
 
     return figure
 

@@ -31,11 +31,11 @@ class Ratios:
 
 def relative_costs(records: Iterable[Record]) -> dict[str, Ratios]:
     """Return the ratios by cell; a cell that failed has costs too, its training did not fail."""
-    found: dict[str, Ratios] = {}
+    by_cell: dict[str, Ratios] = {}
     for evaluation in frame_of(records).by(EVALUATION).values():
         plain = next((r.cost for r in reversed(evaluation) if r.config.defense.id == "none"), None)
-        found |= {record.cell_id: ratios(record.cost, plain) for record in evaluation}
-    return found
+        by_cell |= {record.cell_id: ratios(record.cost, plain) for record in evaluation}
+    return by_cell
 
 
 def ratios(cost: Cost, plain: Cost | None) -> Ratios:
@@ -75,15 +75,15 @@ def _range(values: Sequence[float], form: str = ".2f") -> str:
     return "-".join(ends)
 
 
-def encryption_sentence(found: EncryptionTime | None) -> str:
+def encryption_sentence(time: EncryptionTime | None) -> str:
     """Return "encryption adds 5.9 s a client and round, 2.1 s at the server (phe 1.5.0)", or why not; "" for none."""
-    if found is None:
+    if time is None:
         return ""
-    if found.client is None or found.server is None:
-        return f"encryption {found.reason}"
+    if time.client is None or time.server is None:
+        return f"encryption {time.reason}"
     return (
-        f"encryption adds {_seconds(found.client)} a client and round, {_seconds(found.server)} at the server "
-        f"({found.library})"
+        f"encryption adds {_seconds(time.client)} a client and round, {_seconds(time.server)} at the server "
+        f"({time.library})"
     )
 
 
@@ -117,11 +117,11 @@ class CostRow:
         return about(self.entry.key)
 
 
-def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+def costs(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
     """Return one row a defense setting and federation; of each federation `none` first."""
     frame, entries = frame_of(records), dict[Key, Entry]()
     relative, trained = relative_costs(frame), frame.by(TRAINED)
-    for board in found:
+    for board in boards:
         for entry in board.entries:
             entries.setdefault(entry.key.only(TRAINED), entry)
     table = []

@@ -173,7 +173,7 @@ def _part(index: int, parts: int) -> str:
 
 def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
     """Return the ROC curve of the attack with the largest `metric` on each row, one threshold for both halves."""
-    found = []
+    lines = []
     for entry in board.entries:
         record = best([r for r in entry.records if r.status == "complete"], metric)
         members = [] if record is None else [v for v in record.victims if v.canary == canaries]
@@ -181,8 +181,8 @@ def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
         curve = roc(together(halves(members))) if members else None
         if record is not None and curve is not None:
             fpr, tpr = (tuple(rates.tolist()) for rates in (curve.fpr, curve.tpr))
-            found.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))
-    return found
+            lines.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))
+    return lines
 
 
 def _steps(axis: Any, line: BudgetLine, values: tuple[float, ...], words: str, look: dict[str, Any]) -> None:

@@ -44,13 +44,13 @@ class Drawings:
         return Chart(plot.title, Markup(svg) or None, caps)
 
 
-def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> list[Path]:
+def write_figures(folder: Path, boards: Sequence[Board], known: Knowledge) -> list[Path]:
     """Write all boards' figures as SVG, and as PNG those whose label there differs; remove those of earlier boards.
 
     Only what `LISTED` names is removed, and no folder or link that lies in its place: other pictures are somebody's.
     """
     make_folder(folder)
-    plots = _by_name([named for board in found for named in _named(board, known)])
+    plots = _by_name([named for board in boards for named in _named(board, known)])
     names = [f"{name}{end}" for name in plots for end in (".svg", ".png")]
     before = _listed(folder)
     _list(folder, {*before, *names})  # first: what a kill leaves of this board is known as ours
@@ -66,11 +66,11 @@ def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> lis
     return [folder / name for name in names]
 
 
-def _by_name(found: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
+def _by_name(named: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
     """Return figures by the names of their files, from the words that name them."""
     uses: Counter[str] = Counter()
     plots = {}
-    for words, plot in found:
+    for words, plot in named:
         name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
         uses[name] += 1  # boards may differ in what the words leave out
         plots[name if uses[name] == 1 else f"{name}-{uses[name]}"] = plot
@@ -80,13 +80,13 @@ def _by_name(found: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
 def _listed(folder: Path) -> set[str]:
     """Return the names of the figures that an earlier board wrote; none where that is not known."""
     try:
-        told = json.loads(read_regular(folder / LISTED))
+        names = json.loads(read_regular(folder / LISTED))
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, RecursionError) as cause:
         warnings.warn(f"{folder / LISTED} cannot be read ({cause}), so figures of earlier boards stay.", stacklevel=2)
         return set()
-    return {name for name in told if isinstance(name, str) and _FIGURE.fullmatch(name)}
+    return {name for name in names if isinstance(name, str) and _FIGURE.fullmatch(name)}
 
 
 def _list(folder: Path, names: set[str]) -> None:
@@ -97,12 +97,12 @@ def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:
     """Yield a board's figures with words that name their files."""
     setting = board.setting
     plain = (setting.probe, setting.probe_rounds) == ("gradient", 1)
-    held = "" if plain else f"{setting.probe} {setting.probe_rounds}"
+    probed = "" if plain else f"{setting.probe} {setting.probe_rounds}"
     suite = "" if setting.suite == ALONE else setting.suite
     where = f"{suite} {setting.data} {setting.train}"
     if (figure := tradeoff_of(board)) is not None and not setting.intended:
-        yield f"tradeoff {where} {setting.network} {figure.title} {held}", figure
+        yield f"tradeoff {where} {setting.network} {figure.title} {probed}", figure
     for ppc in ppcs(board, known):
-        yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}", ppc
+        yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {probed} {ppc.distance}", ppc
     for curve in curves(board, about(setting)):
-        yield f"{curve.title} {where} {setting.network} {held}", curve
+        yield f"{curve.title} {where} {setting.network} {probed}", curve

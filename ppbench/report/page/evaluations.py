@@ -35,13 +35,13 @@ def abouts(keys: Iterable[Key]) -> dict[Key, str]:
     words: dict[str, list[Key]] = {}
     for key in keys:
         words.setdefault(about(key), []).append(key)
-    found: dict[Key, str] = {}
+    titles: dict[Key, str] = {}
     for text, alike in words.items():
         more = differences(alike)
         for number, key in enumerate(sorted(alike, key=Key.text), start=1):
             other = more[key] or (f"the {number}. of {len(alike)} data sets or suites of these names")
-            found[key] = text if len(alike) == 1 else f"{text}, {other}"
-    return found
+            titles[key] = text if len(alike) == 1 else f"{text}, {other}"
+    return titles
 
 
 def differences(rows: Sequence[Key]) -> dict[Key, str]:
@@ -50,13 +50,13 @@ def differences(rows: Sequence[Key]) -> dict[Key, str]:
     Parameters are compared among the keys of one defense; neither the defense nor its control value is told.
     """
     seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
-    told = {key: _values(key) for key in rows}
-    for some in told.values():
+    values_of = {key: _values(key) for key in rows}
+    for some in values_of.values():
         for name, value in some.items():
             seen[name].add(value)
     return {
         key: ", ".join(_word(name[1], value) for name, value in some.items() if len(seen[name]) > 1)
-        for key, some in told.items()
+        for key, some in values_of.items()
     }
 
 
@@ -64,13 +64,13 @@ def _values(key: Key) -> dict[tuple[str, str], Scalar]:
     """Return what may differ by (defense, name); ("", name) for what all defenses have."""
     mine = {**json.loads(key.parameters), "version": key.version}
     shared = json.loads(key.federation) | ({} if key.seed is None else {"seed": key.seed})
-    found = {(key.defense, name): value for name, value in mine.items()}
-    return found | {("", name): str(v) if isinstance(v, list) else v for name, v in shared.items()}
+    own = {(key.defense, name): value for name, value in mine.items()}
+    return own | {("", name): str(v) if isinstance(v, list) else v for name, v in shared.items()}
 
 
 def _word(name: str, value: Scalar) -> str:
-    told = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"seed {told}" if name == "seed" else f"{name}={told}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"seed {text}" if name == "seed" else f"{name}={text}"
 
 
 @dataclass(frozen=True)
@@ -107,36 +107,36 @@ def judged(records: Sequence[Record], sound: bool = True) -> list[Judged]:
     return [Judged(key, words[key], groups[key], tuple(check_controls(groups[key])), sound) for key in order]
 
 
-def said(found: Sequence[Judged]) -> list[Said]:
+def said(evaluations: Sequence[Judged]) -> list[Said]:
     """Return the sentences of `ppbench evaluate` on each defense of each evaluation; none where controls fail."""
-    told: list[Said] = []
-    for one in found:
-        words = one.about if len(found) > 1 else ""
+    sentences: list[Said] = []
+    for one in evaluations:
+        words = one.about if len(evaluations) > 1 else ""
         by: dict[str, list[Record]] = {}
         for record in one.records if one.reliable else ():
             by.setdefault(record.config.defense.id, []).append(record)
         vouching = [record for control in CONTROLS for record in by.pop(control, [])]
         for name in sorted(by):
             about_it = verdicts(name, one.records.of([*vouching, *by[name]]))
-            told += [Said(name, words, verdict.sentence, verdict) for verdict in about_it]
-    return told
+            sentences += [Said(name, words, verdict.sentence, verdict) for verdict in about_it]
+    return sentences
 
 
-def checks_of(found: Sequence[Judged]) -> tuple[Check, ...]:
+def checks_of(evaluations: Sequence[Judged]) -> tuple[Check, ...]:
     """Return the checks of all evaluations, each with its evaluation if there are several."""
-    if len(found) == 1:
-        return found[0].checks
-    return tuple(replace(c, sentence=f"[{one.about}] {c.sentence}") for one in found for c in one.checks)
+    if len(evaluations) == 1:
+        return evaluations[0].checks
+    return tuple(replace(c, sentence=f"[{one.about}] {c.sentence}") for one in evaluations for c in one.checks)
 
 
-def verdict_of(told: Sequence[Said]) -> list[str]:
+def verdict_of(sentences: Sequence[Said]) -> list[str]:
     """Return sentences that stand by themselves: with the evaluation and the defense where there are several."""
     defenses: dict[str, set[str]] = {}
-    for one in told:
+    for one in sentences:
         defenses.setdefault(one.about, set()).add(one.defense)
-    found = []
-    for one in told:
+    lines = []
+    for one in sentences:
         named = len(defenses[one.about]) == 1 or one.sentence.startswith((f"{one.defense} ", f"{one.defense}:"))
         words = f"[{one.about}] " if one.about else ""
-        found.append(f"{words}{'' if named else f'{one.defense}: '}{one.sentence}")
-    return found
+        lines.append(f"{words}{'' if named else f'{one.defense}: '}{one.sentence}")
+    return lines

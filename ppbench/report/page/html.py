@@ -136,10 +136,10 @@ def _past(read: Callable[[Record], T | None], problems: list[str]) -> Callable[[
     return tolerant
 
 
-def _sections(found: Sequence[Board], records: Frame, known: Knowledge, album: Album) -> Iterator[Section]:
+def _sections(boards: Sequence[Board], records: Frame, known: Knowledge, album: Album) -> Iterator[Section]:
     """Yield the boards with their images and figures."""
     series, drawings = caps(records), Drawings()
-    for index, board in enumerate(found, start=1):
+    for index, board in enumerate(boards, start=1):
         lines = line_caps(board, series)
         delivered = board.setting.intended  # for what is asked
         yield Section(

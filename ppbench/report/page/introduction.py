@@ -33,5 +33,5 @@ def about_of(name: str) -> Introduction:
         paper = str(getattr(load("defenses", name), "paper", ""))
     except UsageError:  # its records stay readable where it cannot be imported
         paper = ""
-    found = _ARXIV.search(paper)
-    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{found[1]}" if found else "")
+    match = _ARXIV.search(paper)
+    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{match[1]}" if match else "")

@@ -84,10 +84,10 @@ class Overview:
         return any(getattr(row.value, name) is not None for row in self.rows)
 
 
-def overviews(found: Sequence[Board], evaluations: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
+def overviews(boards: Sequence[Board], evaluations: Sequence[Judged], costs: Sequence[CostRow]) -> list[Overview]:
     """Return a table for each evaluation that has a defense, all its seeds in one; boards and costs: of its records."""
     rows: dict[Key, Rows] = {}
-    for board in found:
+    for board in boards:
         for entry in board.entries:
             rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
     paid = {row.entry.key.only(TRAINED): row for row in costs}
@@ -184,8 +184,8 @@ def _breaks(entry: Entry) -> bool:
 def _value(rows: Rows, main: Sequence[Board], broken: Broken, cost: CostRow | None, reliable: bool) -> Value:
     """Return what all questions gave of one setting at one seed, by its rows."""
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
-    told = [(board, entry) for board, entry in judged if entry.worst is not None]
-    _, entry = max(told or judged or rows, key=_severity)
+    measured = [(board, entry) for board, entry in judged if entry.worst is not None]
+    _, entry = max(measured or judged or rows, key=_severity)
     members, extracted = (
         [r for b, e in rows if b.setting.kind == kind for r in e.records] for kind in ("membership", "extraction")
     )
@@ -201,7 +201,7 @@ def _value(rows: Rows, main: Sequence[Board], broken: Broken, cost: CostRow | No
         found=tuple((name, top) for name in (ASR, AUC) if (top := best(members, name)) is not None),
         outputs=best(outputs, "agreement") or best(outputs, "output_error"),
         tried=len(members),
-        reliable=reliable and all((id(b), e.key.seed) in broken for b, e in told),
+        reliable=reliable and all((id(b), e.key.seed) in broken for b, e in measured),
         lacking=any(r.status != "complete" and not unread(r) for _, e in judged or rows for r in e.records),
         cost=cost,
     )

@@ -50,23 +50,23 @@ class RoleCounts:
 
 def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
     """Return the counts of every training in which clients played roles, but for the last, which is what is left."""
-    found: dict[Key, dict[str, tuple[Record, Played]]] = {}
+    trainings: dict[Key, dict[str, tuple[Record, Played]]] = {}
     frame = frame_of(records)
     for record in sorted(frame, key=lambda r: r.cell_id):
         if record.played is not None:
             key = frame.key(record)
             label = f"{key.control}={key.value:g}" if key.control else ""
-            found.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
-    return [counted for key in sorted(found, key=Key.text) for counted in _counts(found[key])]
+            trainings.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
+    return [counted for key in sorted(trainings, key=Key.text) for counted in _counts(trainings[key])]
 
 
 def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:
     labels = tuple(sorted(some, key=lambda label: float(label.partition("=")[2] or 0)))
     record, first = some[labels[0]]
     fed, about = record.config.federation, f"{record.config.defense.id}, {record.config.data.name}"
-    found = []
+    figures = []
     for index, role in enumerate(first.roles[:-1]):
         title = f"{about}, {count_of(fed.clients, 'client')}, {count_of(fed.rounds, 'round')}: rounds as {role}"
         counts = tuple(tuple(some[label][1].rounds[index]) for label in labels)
-        found.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
-    return found
+        figures.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
+    return figures

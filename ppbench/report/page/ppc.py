@@ -155,14 +155,14 @@ def ppcs(board: Board, known: Knowledge) -> list[Ppc]:
             if point is not None and control is not None:
                 key = (entry.defense.id, control.name, point.distance.name)
                 lines[key].setdefault((_line_name(entry, record), known.adaptive(record)), []).append(point)
-    found = []
+    figures = []
     for (defense, control_name, distance), attacks in sorted(lines.items()):
         drawn = [Line(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]
         if len({point.control for line in drawn for point in line.points}) > 1:
             batch = "" if question_of(board.setting.kind).source == "model" else f"batch {board.setting.batch}, "
             title = f"{defense}, {batch}{weights(board.setting)}"
-            found.append(Ppc(title, control_name, distance, tuple(drawn), defense))
-    return found
+            figures.append(Ppc(title, control_name, distance, tuple(drawn), defense))
+    return figures
 
 
 def _line_name(entry: Entry, record: Record) -> str:
@@ -175,9 +175,9 @@ def _line_name(entry: Entry, record: Record) -> str:
 
 def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, str], dict[str, Cap]]:
     """Return the CAP of every line of a board's figures by its name, for each defense and distance."""
-    found: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
+    by_line: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records if entry.defense.control is not None else ():
             cap = series[record.cell_id].main
-            found[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
-    return found
+            by_line[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
+    return by_line

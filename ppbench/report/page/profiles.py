@@ -84,19 +84,19 @@ class Profile:
 
 def anchors(names: Iterable[str]) -> dict[str, str]:
     """Return an id for each name, "defense-NAME", that addresses take; a number tells look-alikes apart."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name in sorted(names):
         stem = "defense-" + (re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or "x")
         number, anchor = 2, stem
-        while anchor in found.values():
+        while anchor in by_name.values():
             number, anchor = number + 1, f"{stem}-{number}"
-        found[name] = anchor
-    return found
+        by_name[name] = anchor
+    return by_name
 
 
 def profiles(
     sections: Sequence[Section],
-    said: Sequence[Said],
+    all_sentences: Sequence[Said],
     outcomes: Sequence[Outcome],
     costs: Sequence[CostRow],
     album: Album,
@@ -113,7 +113,7 @@ def profiles(
         Profile(
             defense=name,
             anchor=places[name],
-            sentences=tuple(s for s in said if s.defense == name),
+            sentences=tuple(s for s in all_sentences if s.defense == name),
             rows=tuple(rows[name]),
             galleries=tuple(islice(_galleries(rows[name], album, known), FIRST)),
             outcomes=tuple(o for o in outcomes if o.defense == name),
@@ -127,19 +127,19 @@ def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: Knowl
     """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
         if section.question.inputs and is_image(entry.sample):
-            found = _gallery(section, entry, album, known)
-            if found is not None:
-                yield found
+            gallery = _gallery(section, entry, album, known)
+            if gallery is not None:
+                yield gallery
 
 
 def _gallery(section: Section, entry: Entry, album: Album, known: Knowledge) -> Gallery | None:
-    told = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
-    sides = [best([r for r in told if known.adaptive(r) == knows], "psnr_median") for knows in (False, True)]
+    complete = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
+    sides = [best([r for r in complete if known.adaptive(r) == knows], "psnr_median") for knows in (False, True)]
     shown = [r for r in sides if r is not None]
     main = _sprite(shown, album, known)
     if main is None:
         return None
-    rest = sorted((r for r in told if r not in shown), key=lambda r: r.config.attack.id)
+    rest = sorted((r for r in complete if r not in shown), key=lambda r: r.config.attack.id)
     return Gallery(section.short, entry.name, main, _sprite(rest, album, known))
 
 
@@ -149,16 +149,16 @@ def _sprite(records: Sequence[Record], album: Album, known: Knowledge) -> Sprite
     shots: list[Shot] = []
     truth: Floats | None = None
     for record in records:
-        found = album.of(record)
-        if found is None:
+        images = album.of(record)
+        if images is None:
             continue
-        if truth is None or not np.array_equal(truth, found.truth):
-            if rows and found.truth.shape[1:] != rows[0].shape[1:]:
+        if truth is None or not np.array_equal(truth, images.truth):
+            if rows and images.truth.shape[1:] != rows[0].shape[1:]:
                 continue
-            truth = found.truth
+            truth = images.truth
             rows.append(truth)
             shots.append(Shot("originals", False, None, ""))
-        rows.append(found.guess)
+        rows.append(images.guess)
         psnr = value(record, "psnr_median")
         shots.append(Shot(record.config.attack.id, known.adaptive(record), psnr, record.cell_id))
     uri = album.sprite(rows) if rows else None

@@ -80,8 +80,8 @@ class Section:
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
         own = self.question.columns(self.board.headline)
-        given = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
-        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in given and c not in own)
+        measured = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
+        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in measured and c not in own)
 
     @property
     def _audited(self) -> bool:

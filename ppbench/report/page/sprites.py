@@ -41,8 +41,8 @@ class Album:
         if self.left <= 0:
             self.refused += 1
             return None
-        found = self._images(record)
-        return None if found is None or found.guess.ndim != 4 or not len(found.guess) else found
+        images = self._images(record)
+        return None if images is None or images.guess.ndim != 4 or not len(images.guess) else images
 
     def sprite(self, rows: Sequence[Floats], tile: int = _TILE) -> str | None:
         """Return a data URI of rows of images [n, C, H, W], or None where it finds no place. tile: least pixels."""
@@ -55,8 +55,8 @@ class Album:
 
     def strip(self, record: Record | None) -> str | None:
         """Return a record's originals above its reconstructions as a data URI, or None."""
-        found = self.of(record)
-        return None if found is None else self.sprite((found.truth, found.guess))
+        images = self.of(record)
+        return None if images is None else self.sprite((images.truth, images.guess))
 
 
 def sprite(rows: Sequence[Floats], tile: int = _TILE) -> bytes:

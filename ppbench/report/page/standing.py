@@ -91,8 +91,8 @@ class Value:
     @property
     def given(self) -> tuple[str, ...]:
         """What is found beside inputs: "labels", "members"."""
-        told = (("labels", self.gives_labels), ("members", self.gives_members))
-        return tuple(word for word, is_given in told if is_given)
+        parts = (("labels", self.gives_labels), ("members", self.gives_members))
+        return tuple(word for word, is_given in parts if is_given)
 
 
 @dataclass(frozen=True)
@@ -481,6 +481,6 @@ def _plainly(value: Value) -> float:
     return float("inf") if metric is None or metric.value is None else leak(metric)
 
 
-def winner_of(found: Measured | None) -> str:
+def winner_of(record: Measured | None) -> str:
     """Return an attack's name, of a worst case that of its most frequent winner."""
-    return found.attack if isinstance(found, WorstCase) else attack_of(found)
+    return record.attack if isinstance(record, WorstCase) else attack_of(record)

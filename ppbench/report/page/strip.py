@@ -45,10 +45,10 @@ def strips_of(table: Overview, album: Album) -> list[Strip]:
     compared = [row.value for row in rows if row.value.entry.role == "compared"]
     if len(compared) == 1:
         words = ", ".join(word for word in (compared[0].entry.control, table.scene) if word)
-        found = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
+        strip = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
     else:
-        found = _compared(table.scene, rows, album)
-    return [] if found is None else [found]
+        strip = _compared(table.scene, rows, album)
+    return [] if strip is None else [strip]
 
 
 def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | None:
@@ -57,14 +57,14 @@ def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | N
     lines: list[Line] = []
     for row in rows[:MOST]:
         worst = row.value.worst
-        found = None if worst is None or not is_image(worst) else _pictures(worst, album)
-        if found is None or worst is None or (pictures and not np.array_equal(pictures[0], found[0])):
+        images = None if worst is None or not is_image(worst) else _pictures(worst, album)
+        if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
             continue
         if not pictures:
-            pictures, lines = [found[0]], [Line("original", "")]
+            pictures, lines = [images[0]], [Line("original", "")]
         name = row.value.entry.defense.id
         words = f"{name} {row.value.entry.control.replace(' = ', '=')}".strip()
-        pictures.append(found[1])
+        pictures.append(images[1])
         lines.append(Line(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
     uri = album.sprite(pictures, TILE) if len(pictures) > 1 else None
     return None if uri is None else Strip(setting, uri, tuple(lines))
@@ -82,9 +82,9 @@ def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip 
     sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
     sides += [(f"attacker aware of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
     for who, case in sides:
-        found = None if case is None else _pictures(case, album)
-        if found is not None:
-            rows.append(found[1] if case is not leak.worst else best)
+        pictures = None if case is None else _pictures(case, album)
+        if pictures is not None:
+            rows.append(pictures[1] if case is not leak.worst else best)
             lines.append(Line(f"{who} ({attack_of(case)})", decibels(case)))
     if blind is not None:
         rows.append(np.repeat(blind, len(truth), axis=0))

@@ -31,31 +31,31 @@ def no_claims(record: Record) -> str:
 
 def further(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return the metrics, with their titles, of questions of other packages that `records` answer."""
-    found = [question for name, question in questions().items() if not question.chapter]
+    foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
-    return [figure for question in found if question.name in kinds for figure in question.figures]
+    return [figure for question in foreign if question.name in kinds for figure in question.figures]
 
 
-def rows(records: Sequence[Record], claims: Claims = no_claims, found: Sequence[Board] = ()) -> list[Row]:
+def rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
     """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and name.
 
     found: the boards of `records`, for the ranks of the rows on which the cells stand; none is ranked without.
     """
     cells = frame_of(records)
-    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(found)
-    told = [
+    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
+    described = [
         facts(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
         | {"claimed": claims(r)}
         for r in cells
     ]
-    return sorted((_row(about, ranks.get(about["record"].cell_id, {})) for about in told), key=_order)
+    return sorted((_row(about, ranks.get(about["record"].cell_id, {})) for about in described), key=_order)
 
 
-def ranks_of(found: Sequence[Board]) -> dict[str, Row]:
+def ranks_of(boards: Sequence[Board]) -> dict[str, Row]:
     """Return `rank_low` and `rank_high` of each cell on boards by its name: those of the row that it stands on."""
     return {
         record.cell_id: {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
-        for board in found
+        for board in boards
         for entry in board.entries
         for record in entry.records
     }
@@ -87,20 +87,20 @@ def facts(key: Key, record: Record, **more: Any) -> dict[str, Any]:
 
 
 def _row(about: Mapping[str, Any], more: Row) -> Row:
-    found = dict(more)
+    values = dict(more)
     for metric in about["record"].metrics:
-        found |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
-        found[f"{metric.name}_chance"] = metric.chance
-    return {c.name: read(about, c.path) if c.path else found.get(c.name) for c in CELLS}
+        values |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
+        values[f"{metric.name}_chance"] = metric.chance
+    return {c.name: read(about, c.path) if c.path else values.get(c.name) for c in CELLS}
 
 
 def read(about: Mapping[str, Any], path: str) -> Any:
     """Return what lies at a path of attributes, None where one on the way is None."""
     first, *rest = path.split(".")
-    found = about[first]
+    value = about[first]
     for name in rest:
-        found = None if found is None else getattr(found, name)
-    return found
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def tuned_text(record: Record) -> str:
@@ -122,7 +122,7 @@ def text(value: Value) -> str:
     return guarded.replace("\r", " ")  # Python 3.11's csv does not quote a lone carriage return
 
 
-def csv_text(records: Sequence[Record], claims: Claims = no_claims, found: Sequence[Board] = ()) -> str:
+def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> str:
     """Return the CSV: a header and one row a cell; found: the boards of `records`.
 
     A function of the records, of claims and of whether the self-test passed, so it can be verified.
@@ -131,14 +131,14 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, found: Seque
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
-    for row in rows(records, claims, found):
+    for row in rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
         writer.writerow([text(value) for value in (*row.values(), *others)])
     return buffer.getvalue()
 
 
 def write_csv(
-    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, found: Sequence[Board] = ()
+    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, boards: Sequence[Board] = ()
 ) -> None:
     """Write the CSV to `path`, whole or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(path, csv_text(records, claims, found).encode())
+    write_atomic(path, csv_text(records, claims, boards).encode())

@@ -114,20 +114,20 @@ class Trust:
 
 
 def trust_of(
-    found: Sequence[Board], told: Sequence[Judged], harness: Check | None, tables: Sequence[Overview]
+    boards: Sequence[Board], evaluations: Sequence[Judged], harness: Check | None, tables: Sequence[Overview]
 ) -> Trust:
     """Return what can be relied on, from all boards, in order, and all evaluations; harness: its self-test or None."""
     silent = [
         Silent(place, words_of(board.setting), reason)
-        for place, board in enumerate(found, start=1)
+        for place, board in enumerate(boards, start=1)
         if (reason := _reason(board)) and not board.setting.intended
     ]
-    checks = (*checks_of(told), *(() if harness is None else (harness,)), *_learning(tables))
-    records = [record for one in told for record in one.records]
-    sound = sum(one.reliable for one in told)
+    checks = (*checks_of(evaluations), *(() if harness is None else (harness,)), *_learning(tables))
+    records = [record for one in evaluations for record in one.records]
+    sound = sum(one.reliable for one in evaluations)
     rows = [row for table in tables if table.reliable for row in table.compared]
     leaking = any(row.leaking or any(setting.given for setting in row.grid) for row in rows)
-    return Trust(checks, len(found), tuple(silent), len(told), sound, leaking, company_of(records))
+    return Trust(checks, len(boards), tuple(silent), len(evaluations), sound, leaking, company_of(records))
 
 
 def _learning(tables: Sequence[Overview]) -> Iterator[Check]:

@@ -23,18 +23,18 @@ NUMBERS = 3  # words in which reasons may differ to be told as one
 def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return what was found about `defense`, question by question, in sentences; every figure is a record's."""
     frame = frame_of(records)
-    said = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
+    results = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
-        said += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
+        results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
     stated = guarantee([r for r in frame if r.config.defense.id == defense])
-    said += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    results += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
-        return said
+        return results
     clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
-    said = [replace(one, fate="undecided") if one.fate == "stands" else one for one in said]
-    return [*said, Verdict(defense, "usability", None, clause)]
+    results = [replace(one, fate="undecided") if one.fate == "stands" else one for one in results]
+    return [*results, Verdict(defense, "usability", None, clause)]
 
 
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:
@@ -45,7 +45,7 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
 def guarantee(records: Sequence[Record]) -> list[str]:
     """Return what one defense guarantees, by `Record.privacy`; what reasons share over control values, once."""
     label = labels_of(records)
-    said = _stated(records, label)
+    lines = _stated(records, label)
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
@@ -53,11 +53,11 @@ def guarantee(records: Sequence[Record]) -> list[str]:
         if record.privacy.epsilon is None and reason:
             reasons.setdefault(reason, []).append(label[record.cell_id])
     if not reasons:
-        return said
+        return lines
     places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
     known = list(dict.fromkeys(word for at in places.values() for word in at))
-    where = f" at {listed(known)}" if said and known != [""] else ""
-    return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
+    where = f" at {listed(known)}" if lines and known != [""] else ""
+    return [*lines, f"No epsilon can be given{where}: {_clauses(places)}."]
 
 
 def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:

@@ -20,17 +20,17 @@ CANARIES = "canary_auc"
 def what_audits_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     """Return the sentences on the audits of `defense`, adversary by adversary and audit by audit."""
     every = audits(records)
-    said: list[Verdict] = []
+    verdicts: list[Verdict] = []
     several = len({_audit(row)[1:] for row in every}) > 1
     for audit in sorted({_audit(row) for row in every if row.key.defense == defense}):
         threat, references, canaries = audit
         mine = [row for row in every if row.key.defense == defense and _audit(row) == audit]
         none = next((row for row in every if row.key.defense == "none" and _audit(row) == audit), None)
         none = None if defense == "none" else none
-        told = [*_members(mine, none), *_owners(mine, none), *(v for row in mine for v in _epsilon(row))]
+        own = [*_members(mine, none), *_owners(mine, none), *(v for row in mine for v in _epsilon(row))]
         words = f"{threat}, {canaries} canaries, {references} references" if several else threat
-        said += [verdict.worded(f"[{words}] {verdict.sentence}") for verdict in told]
-    return said
+        verdicts += [verdict.worded(f"[{words}] {verdict.sentence}") for verdict in own]
+    return verdicts
 
 
 def _audit(row: Row) -> tuple[str, int, int]:
@@ -40,35 +40,35 @@ def _audit(row: Row) -> tuple[str, int, int]:
 
 def _strongest(rows: Sequence[Row], metric: str) -> tuple[list[Row], Row | None, Record | None]:
     """Return the rows that have a figure, the one in which it is largest, and its cell."""
-    told = [row for row in rows if row.top(metric) is not None]
-    top = max(told, key=lambda row: value(row.top(metric), metric) or 0.0, default=None)
-    return told, top, None if top is None else top.top(metric)
+    measured = [row for row in rows if row.top(metric) is not None]
+    top = max(measured, key=lambda row: value(row.top(metric), metric) or 0.0, default=None)
+    return measured, top, None if top is None else top.top(metric)
 
 
 def _members(rows: Sequence[Row], none: Row | None) -> list[Verdict]:
     """Return who is found over the whole grid: the sentence names the attack and control value that find most."""
     metric = CANARIES if any(row.top(CANARIES) for row in rows) else "auc"
-    told, top, cell = _strongest(rows, metric)
+    measured, top, cell = _strongest(rows, metric)
     if top is None:
         return []
     tried = sum(len(row.of("membership")) for row in rows)
-    found = above_chance(cell, metric, tried)
+    above = above_chance(cell, metric, tried)
     at = by(attack_of(cell), top.control)
     if metric == "auc":
-        verb = "Members are told from others" if found else "Members are not shown to be found"
+        verb = "Members are told from others" if above else "Members are not shown to be found"
         beside = "" if none is None else f"; undefended AUC {figure(none.top('auc'), 'auc', '.2f')}"
         sentence = f"In an audit without canaries: {verb} ({at}: AUC {figure(cell, 'auc', '.2f')}{beside})."
     else:
-        verb = "Canaries are told from those left out" if found else "Canaries are not shown to be found"
+        verb = "Canaries are told from those left out" if above else "Canaries are not shown to be found"
         beside = "" if none is None else f"; undefended {_canaries(none.top(CANARIES))}"
-        average = max(told, key=lambda row: value(row.top("auc"), "auc") or 0.0)
+        average = max(measured, key=lambda row: value(row.top("auc"), "auc") or 0.0)
         also = by(attack_of(average.top("auc")), average.control)
-        few = "at most " if len(told) > 1 or tried > 1 else ""
+        few = "at most " if len(measured) > 1 or tried > 1 else ""
         sentence = (
             f"In an audit: {verb} ({at}: {few}{_canaries(cell)}{beside}); average records: {few}AUC "
             f"{figure(average.top('auc'), 'auc', '.2f')} ({also})."
         )
-    return [_verdict(told, cell, metric, "falls" if found else "undecided", sentence)]
+    return [_verdict(measured, cell, metric, "falls" if above else "undecided", sentence)]
 
 
 def _verdict(rows: Sequence[Row], top: Record | None, metric: str, became: Fate | None, sentence: str) -> Verdict:
@@ -82,15 +82,15 @@ def _canaries(record: Record | None) -> str:
 
 def _owners(rows: Sequence[Row], none: Row | None) -> list[Verdict]:
     name = "tracing_accuracy"
-    told, _, cell = _strongest(rows, name)
+    measured, _, cell = _strongest(rows, name)
     metric = None if cell is None else cell.metric(name)
     if metric is None:
         return []
     beside = "" if none is None else f", undefended {figure(none.top(name), name, '.0%')}"
     chance = "" if metric.chance is None else f", chance {metric.chance:.0%}"
-    share = ("at most " if len(told) > 1 else "") + figure(cell, name, ".0%")
+    share = ("at most " if len(measured) > 1 else "") + figure(cell, name, ".0%")
     sentence = f"In an audit, records are traced to their owner in {share} of cases{beside}{chance}."
-    return [_verdict(told, cell, name, None, sentence)]
+    return [_verdict(measured, cell, name, None, sentence)]
 
 
 def _epsilon(row: Row) -> list[Verdict]:

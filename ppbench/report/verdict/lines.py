@@ -36,13 +36,13 @@ class Sides:
     def of(records: Sequence[Record], metric: str) -> Sides:
         """Return the worst cases of `records`, cells of one kind, by `metric`."""
         frame = frame_of(records)
-        told = [r for r in frame if (m := r.metric(metric)) is not None and m.value is not None]
-        plain, knowing = ([r for r in told if r.config.attack.adaptive == knows] for knows in (False, True))
+        measured = [r for r in frame if (m := r.metric(metric)) is not None and m.value is not None]
+        plain, knowing = ([r for r in measured if r.config.attack.adaptive == knows] for knows in (False, True))
 
         def worst(some: Sequence[Record]) -> WorstCase | None:
             return worst_of((row.worst(metric) for row in frame.of(some).by(SETTING).values()), metric)
 
-        return Sides(worst(plain), worst(knowing), worst(told), len(plain), len(knowing))
+        return Sides(worst(plain), worst(knowing), worst(measured), len(plain), len(knowing))
 
     @property
     def tried(self) -> int:
@@ -119,7 +119,7 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     for record in records:
         for name, parameter in known(record).items():
             seen.setdefault((record.config.defense.id, name), set()).add(parameter)
-    found = {}
+    labels = {}
     for record in records:
         defense = record.config.defense
         words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
@@ -127,8 +127,8 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
             if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
                 words.append(f"{name}={parameter}")
         words += [f"({record.config.role})"] if record.config.role else []
-        found[record.cell_id] = " ".join(words)
-    return found
+        labels[record.cell_id] = " ".join(words)
+    return labels
 
 
 def _rows(records: Sequence[Record], which: Callable[[Record], bool]) -> list[Row]:

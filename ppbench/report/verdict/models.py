@@ -89,7 +89,7 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     own = [row for row in everything if row.key.defense == defense]
     masked = any(row.key.stage == "iterate" for row in own)
     outputs = _Outputs(extraction_metric_of(records))
-    said: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for threat in sorted({row.key.threat for row in own}):
         prefix = "" if threat == CLIENT else f"[{threat}] "
         mine = [row for row in own if row.key.threat == threat]
@@ -97,18 +97,18 @@ def what_models_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
         if threat != CLIENT and any((row.key.stage, row.key.threat) == ("final", CLIENT) for row in own):
             delivered = []  # it is the model that clients are sent, and told of there
         members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
-        found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
-        found += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
-        said += [verdict.worded(prefix + verdict.sentence) for verdict in [*found, *_answers(delivered, outputs)]]
-    return said
+        results = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
+        results += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
+        verdicts += [verdict.worded(prefix + verdict.sentence) for verdict in [*results, *_answers(delivered, outputs)]]
+    return verdicts
 
 
 def _undefended(rows: Sequence[Row], threat: str, stage: str, defense: str) -> _Members:
     """Return the question for members beside what `none` gives away at the same stage; nothing else compares."""
     some = [r for r in rows if (r.key.defense, r.key.stage) == ("none", stage) and r.members.tried]
     some = [] if defense == "none" else [r for r in some if r.key.threat == threat] or some
-    found = best([r for row in some if (r := row.members.worst) is not None], "asr")
-    return _Members(found, sum(row.members.tried for row in some))
+    strongest = best([r for row in some if (r := row.members.worst) is not None], "asr")
+    return _Members(strongest, sum(row.members.tried for row in some))
 
 
 # -- the model that clients train on ---------------------------------------------------------------------------------
@@ -124,17 +124,17 @@ def _judged(rows: Sequence[Row], question: _Question) -> list[Verdict]:
         )
         if plain is not None or knowing is not None:
             groups.setdefault((plain, knowing), []).append(row)
-    said = []
+    verdicts = []
     for (plain, knowing), some in groups.items():
         labels = [row.control for row in some if row.control]
         where = f" at {listed(labels)}" if labels and len(groups) > 1 else ""
-        first = _told([question.of(row).plain for row in some], some, question)
-        second = _told([question.of(row).knowing for row in some], some, question)
+        first = _strongest_words([question.of(row).plain for row in some], some, question)
+        second = _strongest_words([question.of(row).knowing for row in some], some, question)
         sentence = f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}."
         became = together(side for side in (plain, knowing) if side is not None)
         top = best([case for row in some if (case := question.of(row).worst) is not None], question.metric)
-        said.append(_verdict(some, question, top, became, sentence))
-    return said
+        verdicts.append(_verdict(some, question, top, became, sentence))
+    return verdicts
 
 
 def _verdict(
@@ -144,20 +144,20 @@ def _verdict(
     return Verdict(rows[0].key.defense, question.name, became, sentence, keys, top, question.metric)
 
 
-def _told(found: Sequence[WorstCase | None], rows: Sequence[Row], question: _Question) -> str:
+def _strongest_words(cells: Sequence[WorstCase | None], rows: Sequence[Row], question: _Question) -> str:
     """Return the strongest of a grid with its figures: "mia_loss, kappa=1: ASR at most 54.0% [49.0, 58.9]"."""
-    top = best([r for r in found if r is not None], question.metric)
+    top = best([r for r in cells if r is not None], question.metric)
     if top is None:
         return ""
-    control = next(row.control for row, record in zip(rows, found, strict=True) if record is top)
-    several = _differ(found, question)
+    control = next(row.control for row, record in zip(rows, cells, strict=True) if record is top)
+    several = _differ(cells, question)
     at = by(attack_of(top), control if several else "")
     return f"{at}: {question.figures(top, 'at most ' if several else '')}"
 
 
-def _differ(found: Sequence[WorstCase | None], question: _Question) -> bool:
+def _differ(cells: Sequence[WorstCase | None], question: _Question) -> bool:
     """Return whether figures of a grid differ as printed, so that the strongest is not that of all."""
-    return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
+    return len({f"{value(record, question.metric):.3f}" for record in cells if record is not None}) > 1
 
 
 _CLOSINGS: dict[bool, dict[ModelFate, str]] = {
@@ -200,9 +200,9 @@ def _opening(fate: ModelFate, noun: str, who: str) -> str:
 # -- the delivered model ---------------------------------------------------------------------------------------------
 def _strongest(rows: Sequence[Row], question: _Question) -> tuple[WorstCase | None, int, str]:
     """Return the strongest cell of a grid, how many were tried, and "at most " where others stay below it."""
-    found = [r for row in rows if (r := question.of(row).worst) is not None]
+    cells = [r for row in rows if (r := question.of(row).worst) is not None]
     tried = sum(question.of(row).tried for row in rows)
-    return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
+    return best(cells, question.metric), tried, "at most " if _differ(cells, question) else ""
 
 
 def _delivered(rows: Sequence[Row], question: _Members) -> list[Verdict]:

@@ -37,7 +37,7 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
     Of inputs one a control value, at the smallest batch, at random weights where attacked there; values at which the
     server sees what it would see without the defense share one.
     """
-    said, known = list[Verdict](), Knowledge.of(records)
+    verdicts, known = list[Verdict](), Knowledge.of(records)
     everything = lines(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
@@ -50,20 +50,20 @@ def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
         leaks = leaks_of(rows, known)
         for role in sorted({row.key.role for row in rows if row.key.defense == defense}):
             some = [row for row in rows if row.key.defense != defense or row.key.role == role]
-            found = _seen(defense, some, leaks, masked and threat == "server/1", role)
-            said += [verdict.worded(prefix + verdict.sentence) for verdict in found]
-    return said
+            results = _seen(defense, some, leaks, masked and threat == "server/1", role)
+            verdicts += [verdict.worded(prefix + verdict.sentence) for verdict in results]
+    return verdicts
 
 
 def leaks_of(rows: Sequence[Row], known: Knowledge) -> Leaks:
     """Return how far inputs leak in each row, all of one scene, beside the undefended of the same stage and batch."""
-    found: dict[Key, Leak] = {}
+    leaks: dict[Key, Leak] = {}
     for row in sorted(rows, key=lambda row: row.key.defense != "none"):
         none = undefended_row(rows, row.key.stage, row.key.batch)
-        beside = None if none is None else found.get(none.key)
+        beside = None if none is None else leaks.get(none.key)
         if (leak := leak_of(row.records, vouched=known.vouches(row.records), none=beside)) is not None:
-            found[row.key] = leak
-    return found
+            leaks[row.key] = leak
+    return leaks
 
 
 def _seen(defense: str, rows: Sequence[Row], leaks: Leaks, masked: bool, role: str) -> list[Verdict]:
@@ -78,15 +78,15 @@ def _seen(defense: str, rows: Sequence[Row], leaks: Leaks, masked: bool, role: s
         errors = [_verdict([row], leaks, _row_error(row, leaks[row.key], undefended)) for row in first]
         return errors + labels_found(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, leaks)]
-    said = [_fedsgd(bare, leaks, undefended, everywhere=len(bare) == len(first))] if bare else []
-    said += [_verdict([row], leaks, _images(row, leaks[row.key], undefended)) for row in first if row not in bare]
+    verdicts = [_fedsgd(bare, leaks, undefended, everywhere=len(bare) == len(first))] if bare else []
+    verdicts += [_verdict([row], leaks, _images(row, leaks[row.key], undefended)) for row in first if row not in bare]
     scenes = [(stage, batch) for batch in sorted({row.key.batch for row in mine} - {smallest})]
     scenes += [("final", smallest)] if stage == "init" else []
     more = [verdict for scene in scenes for verdict in _scene(_attacked(mine, leaks, *scene), leaks, stage)]
     more += [*labels_found(mine, stage), *who_was_in(mine, rows, stage, smallest)]
     if not role:
-        return said + more
-    return said + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
+        return verdicts + more
+    return verdicts + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
 
 
 def _attacked(rows: Sequence[Row], leaks: Leaks, stage: str, batch: int) -> list[Row]:
@@ -165,16 +165,16 @@ def _images(row: Row, leak: Leak, undefended: Utility | None) -> str:
     weak = "" if leak.unaware.worst is None else f"{attack_of(leak.unaware.worst)}: {decibels(leak.unaware.worst)}"
     if leak.plain == "rebuilt":
         beside = f"; who knows of it: {strong}" if leak.worst.knows else blind
-        found = f"images are rebuilt, even by an attacker who does not know of it ({weak}{beside})"
+        words = f"images are rebuilt, even by an attacker who does not know of it ({weak}{beside})"
     elif leak.level == "rebuilt":
-        found = f"images are rebuilt by an attacker who knows of it ({strong}){_to_the_unaware(leak, weak)}"
+        words = f"images are rebuilt by an attacker who knows of it ({strong}){_to_the_unaware(leak, weak)}"
     elif leak.level == "recognizable":
-        found = f"images are recognizable ({'; '.join([*_looks(leak.everybody), strong])})"
+        words = f"images are recognizable ({'; '.join([*_clear_readings(leak.everybody), strong])})"
     elif leak.level == "blind":
-        found = f"the attacks tried here see no more of images than a blind guess (best: {strong}; {_unseen(leak)})"
+        words = f"the attacks tried here see no more of images than a blind guess (best: {strong}; {_unseen(leak)})"
     else:
-        found = f"what becomes of images is undecided (best: {strong})"
-    return f"{row.name}: {found}{_clauses(leak)}; {_where(row)}; {utility}."
+        words = f"what becomes of images is undecided (best: {strong})"
+    return f"{row.name}: {words}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _to_the_unaware(leak: Leak, weak: str) -> str:
@@ -185,24 +185,24 @@ def _to_the_unaware(leak: Leak, weak: str) -> str:
         "blind": "sees no more than a blind guess",
         "undecided": "gets less",
     }[leak.plain]
-    return f"; who does not know of it {sees} ({'; '.join([weak, *_looks(leak.unaware)])})"
+    return f"; who does not know of it {sees} ({'; '.join([weak, *_clear_readings(leak.unaware)])})"
 
 
-def _looks(side: Side) -> list[str]:
+def _clear_readings(side: Side) -> list[str]:
     """Return what who looks gets well above chance, as ["95% [76, 100] found among 360 others (chance 0.3%)", ...]."""
-    return [_looked(name, figure(top, name, ".0%"), top) for name, top in side.clear]
+    return [_reading_words(name, figure(top, name, ".0%"), top) for name, top in side.clear]
 
 
 def _unseen(leak: Leak) -> str:
     """Return how little who looks gets of the worst case, metric by metric."""
     worst, names = leak.worst, [name for name, _ in leak.everybody.readers]
-    return ", ".join(_looked(name, figure(worst, name, ".0%"), worst) for name in names)
+    return ", ".join(_reading_words(name, figure(worst, name, ".0%"), worst) for name in names)
 
 
-def _looked(name: str, share: str, found: Figured | None) -> str:
-    metric = None if found is None else found.metric(name)
+def _reading_words(name: str, share: str, record: Figured | None) -> str:
+    metric = None if record is None else record.metric(name)
     chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.1%}".replace(".0%", "%")
-    gallery = 0 if found is None else gallery_size(found.victims)
+    gallery = 0 if record is None else gallery_size(record.victims)
     by_what = " by features" if name.endswith("_features") else ""
     if name.startswith("reidentified"):
         return f"{share} found among {gallery} others{by_what}{chance}"

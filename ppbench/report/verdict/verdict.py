@@ -47,7 +47,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for programs, in types that JSON has: what, of which settings, by which cell, with which figure."""
-        found = None if self.strongest is None or not self.metric else self.strongest.metric(self.metric)
+        figure = None if self.strongest is None or not self.metric else self.strongest.metric(self.metric)
         scene = ("threat", "stage", "batch", "probe", "probe_rounds", "role", "references", "canaries")
         names = ("control", "value", *scene)
         return {
@@ -60,7 +60,7 @@ class Verdict:
             "settings": [{name: getattr(key, name) for name in names} for key in self.settings],
             "attack": None if self.strongest is None else attack_of(self.strongest),
             "cell_id": None if self.strongest is None else cell_of(self.strongest).cell_id,
-            "figure": None if found is None else found.model_dump(),
+            "figure": None if figure is None else figure.model_dump(),
             "sentence": self.sentence,
         }
 
