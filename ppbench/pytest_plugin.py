@@ -26,7 +26,7 @@ _NAME = "ppbench"
 
 
 class PpbenchUndecided(UserWarning):
-    """A limit was kept, but lies within the interval of the figure: chance may have done it."""
+    """A limit was met, but lies within the interval of the figure: it may be chance."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup(_NAME, "privacy attacks on federated-learning defenses")
     group.addoption("--ppbench-out", metavar="DIR", help="keep results of sweeps in DIR, not in pytest's cache")
     group.addoption("--ppbench-baseline", metavar="DIR", help="accepted results that `ppbench.compare()` compares with")
-    group.addoption("--ppbench-workers", metavar="N", type=int, help="processes of a sweep; one a core by default")
+    group.addoption("--ppbench-workers", metavar="N", type=int, help="processes of a sweep; one per core by default")
     parser.addini("ppbench_baseline", "folder of accepted results, relative to the root of the tests", default="")
 
 
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give every marked test the fixture, whether it asks for it or not."""
+    """Add the fixture to every marked test."""
     names: list[str] | None = getattr(item, "fixturenames", None)
     if names is not None and _NAME not in names and item.get_closest_marker(_NAME) is not None:
         names.append(_NAME)
@@ -65,11 +65,11 @@ def ppbench(request: pytest.FixtureRequest) -> Results:
         return _ppbench(request.config, request.path.parent, marker)
     except (UsageError, ProtocolError) as error:
         sentence = str(error)
-    pytest.fail(sentence, pytrace=False)  # out here, or pytest shows the sentence twice
+    pytest.fail(sentence, pytrace=False)  # outside of `except`, or pytest shows the sentence twice
 
 
 def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Results:
-    """Return the sweep that a marker asks for; in one session the same one is made once."""
+    """Return the results of a marker's sweep; each sweep runs once per session."""
     from ppbench.testing.sweeps import request_of, run
 
     if marker.args:
@@ -88,7 +88,7 @@ def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Result
 
 
 def _home(config: pytest.Config) -> Path:
-    """Return the folder that keeps results: the given one, else within pytest's cache, else a temporary one."""
+    """Return the folder of results: --ppbench-out, else one in pytest's cache, else a temporary one."""
     folder = config.getoption("--ppbench-out")
     if folder is not None:
         return Path(folder)
@@ -129,7 +129,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say where the results lie."""
+    """Print where the results are."""
     for results in config.stash.get(_RESULTS, {}).values():
         swept = results.swept
         terminalreporter.write_line(

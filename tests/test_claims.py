@@ -16,7 +16,7 @@ from ppbench.federation.contract import Claim
 from ppbench.report.cap import series_cap
 from ppbench.report.claims import Unchecked, check
 from ppbench.report.claims.page import claimed_text, escape, page
-from ppbench.report.claims.rules import RIVALS, RULES, unjudged
+from ppbench.report.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.claims.times import KEY_OF, Benchmark, read_figures
 
 ASR = Claim("asr", 0.5030, "digits", "mlp", None, "Table 4", undefended=0.7201)
@@ -286,7 +286,7 @@ def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fa
     assert one(CAP, records(0.84)).finding.verdict == "falls", "0.798, where twice the claim is 0.8"
     for strong in (0.05, 0.9):
         off = one(CAP, records(0.85, strong)).finding
-        assert off.verdict == "cannot be told" and not off.to
+        assert off.verdict == "inconclusive" and not off.to
         assert off.reason.startswith("the paper's attack and measure give 0.81 here (dlg): distances of another scale")
         assert off.worst.startswith("0.05" if strong == 0.05 else "0.81"), "the figure is told all the same"
     assert one(CAP, records(0.01)).finding.verdict == "falls", "the paper's own attack sees them here"
@@ -338,7 +338,7 @@ def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_clai
     assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
     (found,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
-    assert (found.finding.verdict, found.finding.reason) == ("cannot be told", "the grid of the paper is not known")
+    assert (found.finding.verdict, found.finding.reason) == ("inconclusive", "the grid of the paper is not known")
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]
@@ -557,7 +557,10 @@ def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, factory in load_all("defenses").items():
         for claim in factory.claimed:
             judged = claim.metric in KEY_OF or (claim.than is not None and claim.metric in RIVALS)
-            assert judged or claim.metric in RULES or "no rule judges" not in unjudged(claim.metric), (name, claim)
+            assert judged or claim.metric in RULES or "no rule judges" not in unjudged_reason(claim.metric), (
+                name,
+                claim,
+            )
             assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
 
 

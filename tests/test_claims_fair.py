@@ -62,7 +62,7 @@ def test_two_defenses_whose_labels_are_all_read_by_some_attack_are_no_farther_fr
     better = replace(LABEL, than=Rival("dp", 0.3))
     artefact = labels(fabricate, mine=12, named=1, rival=1, rivals=12)
     found = told(better, artefact).finding
-    assert found.verdict == "cannot be told" and "difference +0.00 [+0.00, +0.00]" in found.reason
+    assert found.verdict == "inconclusive" and "difference +0.00 [+0.00, +0.00]" in found.reason
     assert told(better, labels(fabricate, 12, 1, 1, 1)).finding.verdict == "falls"
     assert told(better, labels(fabricate, 1, 1, 1, 12)).finding.verdict == "holds"
 
@@ -71,7 +71,7 @@ def test_the_end_at_which_nothing_leaks_is_chance_and_not_the_luck_of_a_few_vict
     """Noise lost no label of twelve by luck: .95 accuracy times .9, not 1, is what a claim could have reached."""
     found = told(replace(LABEL, value=0.9), labels(fabricate, mine=12)).finding
     assert found.most.startswith("0.85") or found.most.startswith("0.86")
-    assert found.verdict == "cannot be told" and found.reason.startswith("it would fall even if nothing leaked")
+    assert found.verdict == "inconclusive" and found.reason.startswith("it would fall even if nothing leaked")
 
 
 def test_a_cap_of_images_is_of_errors_that_nothing_clips_each_victims_smallest(fabricate):
@@ -150,7 +150,7 @@ def searched(make, defense, value, attack, decibels):
     return made.model_copy(update={"victims": victims})
 
 
-@pytest.mark.parametrize(("step", "verdict"), [(0.0, "cannot be told"), (-6.0, "holds"), (6.0, "falls")])
+@pytest.mark.parametrize(("step", "verdict"), [(0.0, "inconclusive"), (-6.0, "holds"), (6.0, "falls")])
 @pytest.mark.parametrize("more", ["mine", "theirs"])
 def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricate, step, verdict, more):
     """Each answer is what can be seen, but for luck: by the worst cases alone two equals would be told apart."""
@@ -180,7 +180,7 @@ def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_th
     assert found.verdict == "holds" and found.reason.endswith("on the 24 whom both were asked about"), found
     others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
     strangers = told(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
-    assert strangers.verdict == "cannot be told" and "other victims" in strangers.reason, strangers
+    assert strangers.verdict == "inconclusive" and "other victims" in strangers.reason, strangers
 
 
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):
@@ -198,14 +198,14 @@ def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_o
 
     assert judged(server, *light).verdict == "holds"
     found = judged(server, *light, heavy)
-    assert (found.verdict, found.worst) == ("cannot be told", "3 to 3 beside 50 to 50")
+    assert (found.verdict, found.worst) == ("inconclusive", "3 to 3 beside 50 to 50")
     assert found.reason.endswith("resnet56 vector was not timed with 100 clients")
     client = judged(replace(server, metric="client_cost_ratio"), *light, heavy)
-    assert (client.verdict, client.worst) == ("cannot be told", "3 to 60 beside 50 to 50"), "one client's are of any"
+    assert (client.verdict, client.worst) == ("inconclusive", "3 to 60 beside 50 to 50"), "one client's are of any"
     assert client.reason.endswith("it depends on what is timed: resnet56 scalar, resnet56 vector beside resnet56")
     alone = replace(server, than=None)
     assert judged(replace(alone, value=3.0), *light).verdict == "holds"
-    assert judged(replace(alone, value=3.0), *light, heavy).verdict == "cannot be told"
+    assert judged(replace(alone, value=3.0), *light, heavy).verdict == "inconclusive"
     assert judged(alone, *light, heavy).verdict == "falls"
 
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from rich.console import Console
 
-from ppbench.commands.glance import WIDTH
+from ppbench.commands.glance import PLAIN_WIDTH
 from ppbench.commands.terminal import tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
@@ -14,7 +14,7 @@ from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.entries import badges_of
 from ppbench.report.verdict import sentences
-from ppbench.report.verdict.lines import held, lines, listed
+from ppbench.report.verdict.lines import listed_values, model_rows, upload_rows
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 
@@ -246,7 +246,7 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
         for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
-    (row,) = [r for r in lines(records) if r.key.defense == "dp"]
+    (row,) = [r for r in upload_rows(records) if r.key.defense == "dp"]
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
@@ -284,7 +284,7 @@ def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate):
         fabricate("dp", 1.0, "dlg", "reconstruction", 12.0, control="sigma", epsilon=3.0),
         fabricate("dp", 0.0, "dlg", "reconstruction", 12.0, control="sigma", reason="there is no noise"),
     ]
-    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
+    assert listed_values(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
     assert sentences("dp", records)[-2:] == [
         "Formal guarantee over the whole training: epsilon 3 for a single example.",
         "No epsilon can be given at sigma=0: there is no noise.",
@@ -327,7 +327,7 @@ def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate):
 
 
 def printed(records):
-    console = Console(width=WIDTH, file=io.StringIO(), force_terminal=False)
+    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), force_terminal=False)
     for table in tables(records):
         console.print(table)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -349,7 +349,7 @@ def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
         fabricate("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1")
     )
     page = printed(records)
-    assert max(map(len, page)) <= WIDTH <= 120
+    assert max(map(len, page)) <= PLAIN_WIDTH <= 120
     text = "\n".join(page)
     for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",
                   "98-100%", "extract_data_free", "eavesdropper"):  # fmt: skip
@@ -366,7 +366,7 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     broken = dict(status="diverged", accuracy=None)
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
-    assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
+    assert "\n".join(printed(records)).count("diverged") == 2 and len(model_rows(records)) == 1
     undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, at "
     assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."
 

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: of an evaluation its tables, of a sweep a line a defense; controls, verdict."""
+"""Reports in the terminal: tables of an evaluation, one line per defense of a sweep; controls, verdict."""
 
 from __future__ import annotations
 
@@ -19,12 +19,19 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 from ppbench.report.completeness import failures
-from ppbench.report.controls import CONTROLS, is_image, unread, value
+from ppbench.report.controls import CONTROLS, is_image, nothing_to_read, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.page.table import ranks_of
 from ppbench.report.page.trust import Trust
-from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
+from ppbench.report.verdict.lines import (
+    SettingRow,
+    audit_rows,
+    extraction_metric_of,
+    model_rows,
+    probe_text,
+    upload_rows,
+)
 from ppbench.report.worst import Measured, attack_of, worst_of
 
 if TYPE_CHECKING:
@@ -33,12 +40,12 @@ if TYPE_CHECKING:
     from ppbench.run.sweep import Planned, Swept
 
 MODEL_NAMES = {"init": "initial", "iterate": "trained on", "final": "delivered"}
-Column = tuple[str, Callable[[Row], str]]
-"""A title, and what stands below it in a row."""
+TableColumn = tuple[str, Callable[[SettingRow], str]]
+"""A title, and the function that returns a row's field."""
 
 
 def report(result: Evaluation, full: bool = False) -> None:
-    """Print the answer in three lines and a row a setting; full: with all tables, sentences and controls."""
+    """Print the answer, with one row per setting; full: with all tables, sentences and controls."""
     to = console()
     say_answer(to, result.answer)
     for overview in result.answer.tables:
@@ -62,15 +69,15 @@ def say_unfinished(to: Console, records: Sequence[Record]) -> None:
         to.print(f"[red]failed, {count_of(count, 'cell')}:[/] {escape(reason)}", highlight=False)
     idle: dict[str, set[str]] = {}
     for record in records:
-        if unread(record):
+        if nothing_to_read(record):
             idle.setdefault(record.config.defense.id, set()).add(record.config.attack.id)
     for defense, attacks in idle.items():
-        words = f"not applicable to {defense}, as nothing is sent that they read: {', '.join(sorted(attacks))}"
+        words = f"not applicable to {defense}, as nothing that they read is sent: {', '.join(sorted(attacks))}"
         to.print(escape(words), style="dim", highlight=False)
 
 
 def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
-    """Print what each control says, and what was found where they hold."""
+    """Print each control, and the sentences where they hold."""
     for check in trust.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
@@ -79,12 +86,12 @@ def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Return the final tables: what uploads give away, what models give away to who holds them, what audits find."""
-    made = ((lines, _uploads), (held, _models), (audits, _audits))
+    """Return the final tables: on uploads, on models, on audits."""
+    made = ((upload_rows, _uploads), (model_rows, _models), (audit_rows, _audits))
     return [table(rows) for rows_of, table in made if (rows := rows_of(records))]
 
 
-def _filled(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+def _filled(title: str, columns: Sequence[TableColumn], rows: Iterable[SettingRow]) -> Table:
     columns = [("defense", lambda row: f"{escape(row.key.defense)}\n{escape(row.control)}"), *columns]
     table = plain_table([name for name, _ in columns], title)
     for row in rows:
@@ -92,13 +99,13 @@ def _filled(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table
     return table
 
 
-def _uploads(rows: Sequence[Row]) -> Table:
+def _uploads(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 90 columns: a value, and its 95 % interval below it."""
     images = all(row.rebuilt.worst is None or is_image(row.rebuilt.worst) for row in rows)
     name, form, what = (
         ("psnr_median", ".1f", "median PSNR in dB") if images else ("rmse_mean", ".2f", "mean relative error of rows")
     )
-    columns: list[Column] = [
+    columns: list[TableColumn] = [
         ("stage", lambda row: row.key.stage),
         ("batch", lambda row: str(row.key.batch)),
         (_utility_name(rows), _utility),
@@ -109,8 +116,8 @@ def _uploads(rows: Sequence[Row]) -> Table:
         ("tracing\n(chance)", _traced),
         ("in batch\n(50%)", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
     ]
-    if any(probed(row, rows) for row in rows):
-        columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))
+    if any(probe_text(row, rows) for row in rows):
+        columns.insert(0, ("probe", lambda row: probe_text(row, rows).removeprefix("probe ").replace(", ", "\n")))
     if len({row.key.threat for row in rows}) > 1:
         columns.insert(0, ("to", lambda row: row.key.threat))
     smallest = min(row.key.batch for row in rows)
@@ -118,15 +125,15 @@ def _uploads(rows: Sequence[Row]) -> Table:
     return _filled(f"What uploads give away ({what}; 95 % intervals below)", columns, shown)
 
 
-def _models(rows: Sequence[Row]) -> Table:
+def _models(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 110 columns: a value, its 95 % interval, and under the worst case the attack."""
     metric = extraction_metric_of([r for row in rows if (r := row.outputs.worst) is not None])
     threats = len({row.key.threat for row in rows}) > 1
 
-    def model(row: Row) -> str:
+    def model(row: SettingRow) -> str:
         return MODEL_NAMES[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
 
-    columns: list[Column] = [("model", model), (_utility_name(rows), _utility)]
+    columns: list[TableColumn] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):
         columns += [
             ("ASR\nplain", lambda row: _entry(row.members.plain, "asr", ".1%")),
@@ -141,13 +148,13 @@ def _models(rows: Sequence[Row]) -> Table:
         ]
         if metric == "agreement":
             columns.append(("error", lambda row: _entry(row.outputs.worst, "output_error", ".1%")))
-    return _filled("What a model gives away to who holds it (95 % intervals below)", columns, rows)
+    return _filled("What a model gives away to its holder (95 % intervals below)", columns, rows)
 
 
-def _audits(rows: Sequence[Row]) -> Table:
+def _audits(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
     rate, epsilon = "canary_tpr_at_1pct_fpr", "epsilon_lower"
-    columns: list[Column] = [
+    columns: list[TableColumn] = [
         ("to", lambda row: row.key.threat.partition("/")[0]),
         ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
         ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
@@ -160,11 +167,11 @@ def _audits(rows: Sequence[Row]) -> Table:
     return _filled("What audits find: trainings with canaries (95 % intervals below)", columns, rows)
 
 
-def _utility_name(rows: Sequence[Row]) -> str:
+def _utility_name(rows: Sequence[SettingRow]) -> str:
     return "MSE" if any(r.utility.accuracy is None and r.utility.mse is not None for r in rows) else "accuracy"
 
 
-def _utility(row: Row) -> str:
+def _utility(row: SettingRow) -> str:
     if row.utility.accuracy is not None:
         return f"{row.utility.accuracy:.1%}{' (collapsed)' if row.utility.is_collapsed else ''}"
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
@@ -174,8 +181,8 @@ def _by(record: Measured | None, name: str, form: str) -> str:
     return _entry(record, name, form) + (f"\n{escape(attack_of(record))}" if record is not None else "")
 
 
-def _traced(row: Row) -> str:
-    """Return the share of images traced to their owner, beside it what chance gives: few owners are soon guessed."""
+def _traced(row: SettingRow) -> str:
+    """Return the share of images traced to their owner, with the level of chance."""
     top = row.top("tracing_accuracy")
     metric = None if top is None else top.metric("tracing_accuracy")
     share, _, ends = _entry(top, "tracing_accuracy", ".0%").partition("\n")
@@ -196,7 +203,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
 
 
 def as_json(result: Evaluation) -> dict[str, Any]:
-    """Return the result for programs: verdict, controls and the cells' metrics. JSON, so plain dicts."""
+    """Return the result in types that JSON has: verdict, controls and the cells' metrics."""
     ranks = ranks_of(result.answer.boards)
 
     def cell(record: Record) -> dict[str, Any]:
@@ -264,7 +271,7 @@ def planned_report(planned: Planned) -> None:
 
 
 def swept_report(swept: Swept, full: bool = False) -> None:
-    """Print the answer, a row a defense, what failed, and where the board is; full: all sentences and controls."""
+    """Print the answer, one row per defense, failures, and where the board is; full: all sentences and controls."""
     to = console()
     say_answer(to, swept.answer)
     for overview in swept.answer.tables:
@@ -280,7 +287,7 @@ def swept_report(swept: Swept, full: bool = False) -> None:
 
 
 def defenses(records: Sequence[Record]) -> Table:
-    """Return a table with the most that any cell of a defense gave away, over its grid and all attacks."""
+    """Return a table with each defense's largest leaks over its grid and all attacks."""
     table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():
         ends = sorted(r.utility.accuracy for r in some if r.utility.accuracy is not None)

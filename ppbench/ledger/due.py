@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ppbench.base.errors import UsageError, shown
 from ppbench.ledger.case import Case, Outcome
-from ppbench.report.completeness import failures, unjudged
+from ppbench.report.completeness import defenses_without_result, failures
 from ppbench.report.controls import CONTROLS
-from ppbench.report.unasked import stood
+from ppbench.report.unasked import undefended_stands
 from ppbench.run.cells import Cell
 from ppbench.run.complete import at_hand
 from ppbench.run.schedule import Wanted
@@ -110,7 +110,7 @@ def complete(case: Case, due: Due) -> Outcome:
     if failed := failures(case.records):
         told = f"{len(failed)} cells failed, such as {failed[0].cell_id} ({failed[0].reason})"
         return Outcome("complete", False, f"{told}; sweep into the folder again.")
-    if unknown := unjudged(case.records):
+    if unknown := defenses_without_result(case.records):
         return Outcome("complete", False, f"No cell of {', '.join(unknown)} is complete.")
     kept = ", ".join([*CONTROLS, *case.defenses] if case.defenses else case.attacks)
     return Outcome("complete", True, f"All {len(asked)} cells are there that {name} asks for of {kept}.")
@@ -123,4 +123,4 @@ def _meant(case: Case, cell: Cell) -> bool:
 
 def _left_out(case: Case, one: Wanted) -> bool:
     """Return whether cells are not asked since the undefended model stands there: those of `run.looks`."""
-    return bool(one.gate) and stood([record for record in case.records if record.cell_id in one.gate])
+    return bool(one.gate) and undefended_stands([record for record in case.records if record.cell_id in one.gate])

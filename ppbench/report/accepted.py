@@ -1,4 +1,4 @@
-"""Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, a line a move."""
+"""Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, one line per move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HISTORY = "accepted.jsonl"
 
 
 class Moved(Strict):
-    """What accepting changed, in cells: new ones, those that are gone, and those of one name with other results."""
+    """Numbers of cells that a move added, removed, and changed (one name, other results)."""
 
     added: int
     removed: int
@@ -36,7 +36,7 @@ class Accepted(Strict):
 
 
 def records_digest(records: Sequence[Record]) -> str:
-    """Return the SHA-256 over the canonical JSON of `records` by name: how a file is laid out does not count."""
+    """Return the SHA-256 over the canonical JSON of `records`, by name; the layout of files does not count."""
     digest = hashlib.sha256()
     for record in sorted(records, key=lambda r: r.cell_id):
         digest.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
@@ -65,7 +65,7 @@ def history(out: Path) -> list[Accepted]:
 
 
 def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
-    """Yield what shows that an accepted baseline, of these records, was not moved by `ppbench baseline accept`."""
+    """Yield a clause if a baseline with these records was not moved by `ppbench baseline accept`."""
     try:
         lines = history(store.out)
     except UsageError as error:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ppbench.questions.base import question_of
 from ppbench.records.store import Store
-from ppbench.report.unasked import stood
+from ppbench.report.unasked import undefended_stands
 from ppbench.run.cells import Cell, Group, cells
 from ppbench.run.experiment import Experiment
 
@@ -55,4 +55,4 @@ def idle(experiment: Experiment, group: Group) -> bool:
 
 def stands(store: Store, gate: frozenset[str]) -> bool:
     """Return whether the undefended model stood in the cells `gate`, all of which have ended; False for no cells."""
-    return stood([store.load(cell) for cell in sorted(gate) if store.has(cell)])
+    return undefended_stands([store.load(cell) for cell in sorted(gate) if store.has(cell)])

@@ -16,7 +16,7 @@ from ppbench.base.errors import PluginError, Unwritable
 from ppbench.base.machine import of_machine
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.report.controls import unread
+from ppbench.report.controls import nothing_to_read
 from ppbench.run.audit.runs import TARGET, Audit, Refused
 from ppbench.run.cells import Cell, Group, cells, finished, groups
 from ppbench.run.experiment import Experiment
@@ -250,7 +250,7 @@ class Schedule:
     def _told(self, job: Job) -> None:
         for cell in job.cells:
             record = self.store.load(cell)
-            self.progress.cell("not applicable" if unread(record) else record.status, _words(record.config))
+            self.progress.cell("not applicable" if nothing_to_read(record) else record.status, _words(record.config))
         self.progress.advance("attacking", len(job.cells))
         self._looked_at(job.cells)
 

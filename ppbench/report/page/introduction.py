@@ -1,4 +1,4 @@
-"""What a defense is, for who never heard of it: in plain words, with its paper."""
+"""A short introduction of a defense, with its paper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ARXIV = re.compile(r"arXiv:? ?(\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Introduction:
-    """A defense in a line. words: what it does, its own first sentence, "" where it is not installed here; paper: its
-    citation, or ""; link: where to read it, or "".
+    """A defense in a line. words: its own first sentence, "" where it is not installed here; paper: citation, or "";
+    link: address of the paper, or "".
     """
 
     name: str
@@ -25,7 +25,7 @@ class Introduction:
 
 
 def about_of(name: str) -> Introduction:
-    """Return what a defense says of itself."""
+    """Return the introduction of the defense `name`."""
     known = plugins("defenses").get(name)
     if known is None:
         return Introduction(name, "", "", "")

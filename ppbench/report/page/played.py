@@ -1,4 +1,4 @@
-"""A figure of who played which role how often in training: FedPC's pilots, who reveal their models."""
+"""A figure of how often each client played a role in training, such as FedPC's pilots, who reveal their models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ppbench.base.errors import count_of
 from ppbench.records.schema import Played, Record
 from ppbench.report.frame import RUNS, Key, frame_of
 
-SHOWN = 30
-"""Clients drawn; beyond, those with fewest examples are left out."""
+SHOWN_CLIENTS = 30
+"""Largest number of clients drawn; those with fewest examples are left out."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class RoleCounts:
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return self.title
 
     def draw(self) -> Figure:
         """Return the figure: bars by client, most examples first, one color a label."""
-        order = sorted(range(len(self.examples)), key=lambda c: (-self.examples[c], c))[:SHOWN]
+        order = sorted(range(len(self.examples)), key=lambda c: (-self.examples[c], c))[:SHOWN_CLIENTS]
         many, width = len(self.labels), 0.8 / len(self.labels)
         figure = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes, palette = figure.subplots(), seaborn.color_palette("colorblind")
@@ -49,7 +49,7 @@ class RoleCounts:
 
 
 def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
-    """Return the counts of every training in which clients played roles, but for the last, which is what is left."""
+    """Return the counts of every training in which clients played roles, without the last role, which is the rest."""
     trainings: dict[Key, dict[str, tuple[Record, Played]]] = {}
     frame = frame_of(records)
     for record in sorted(frame, key=lambda r: r.cell_id):

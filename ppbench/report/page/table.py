@@ -1,4 +1,4 @@
-"""The table of all cells: one row a cell, and the CSV file that is written from it; columns: `report.columns`."""
+"""The table of all cells, one row per cell, and its CSV file; columns: `report.columns`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ppbench.report.page.costs import relative_costs
 from ppbench.report.page.entries import Board
 
 Claims = Callable[[Record], str]
-"""What a paper prints about the defense of a record, in words; "" where it prints nothing comparable."""
+"""Returns the claim of the defense's paper for a record, in words; "" where none is comparable."""
 COLUMNS: Final = [column.name for column in CELLS]
 """The names of the columns of leaderboard.csv, in order."""
 
 
 def no_claims(record: Record) -> str:
-    """Return "": for tables made without the defenses at hand."""
+    """Return "", for tables without claims."""
     return ""
 
 
-def further(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return the metrics, with their titles, of questions of other packages that `records` answer."""
+def foreign_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return (name, title) of the metrics of other packages' questions in `records`."""
     foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
     return [figure for question in foreign if question.name in kinds for figure in question.figures]
 
 
-def rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
+def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
     """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and name.
 
-    found: the boards of `records`, for the ranks of the rows on which the cells stand; none is ranked without.
+    boards: those of `records`, for the ranks of the cells' rows; no ranks without.
     """
     cells = frame_of(records)
     series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
@@ -52,7 +52,7 @@ def rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence
 
 
 def ranks_of(boards: Sequence[Board]) -> dict[str, Row]:
-    """Return `rank_low` and `rank_high` of each cell on boards by its name: those of the row that it stands on."""
+    """Return `rank_low` and `rank_high` of each cell's row on the boards, by cell id."""
     return {
         record.cell_id: {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
         for board in boards
@@ -68,7 +68,7 @@ def _order(row: Row) -> tuple[object, ...]:
 
 
 def facts(key: Key, record: Record, **more: Any) -> dict[str, Any]:
-    """Return what the paths of columns begin with, of a cell or of a row of a board by its `key` and a sample."""
+    """Return the roots of the columns' paths, for a cell, or for a row of a board by its key and sample."""
     config = record.config
     return {
         "key": key,
@@ -91,11 +91,11 @@ def _row(about: Mapping[str, Any], more: Row) -> Row:
     for metric in about["record"].metrics:
         values |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
         values[f"{metric.name}_chance"] = metric.chance
-    return {c.name: read(about, c.path) if c.path else values.get(c.name) for c in CELLS}
+    return {c.name: read_path(about, c.path) if c.path else values.get(c.name) for c in CELLS}
 
 
-def read(about: Mapping[str, Any], path: str) -> Any:
-    """Return what lies at a path of attributes, None where one on the way is None."""
+def read_path(about: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path of attributes, None where one on the way is None."""
     first, *rest = path.split(".")
     value = about[first]
     for name in rest:
@@ -104,14 +104,14 @@ def read(about: Mapping[str, Any], path: str) -> Any:
 
 
 def tuned_text(record: Record) -> str:
-    """Return the settings that an attack was run with after tuning, as "lr=0.1, tv=0.01"; "" where none were tried."""
+    """Return the settings that an attack was run with after tuning, as "lr=0.1, tv=0.01"; "" without tuning."""
     if record.tuned is None or not record.tuned.variants:
         return ""
     return ", ".join(f"{name}={value}" for name, value in record.tuned.variants[record.tuned.chosen].items())
 
 
-def text(value: Value) -> str:
-    """Return a field as written: floats to ten digits; text that a spreadsheet would run after an apostrophe."""
+def csv_field(value: Value) -> str:
+    """Return a field as text: floats to ten digits; an apostrophe before text that a spreadsheet would run."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -123,22 +123,22 @@ def text(value: Value) -> str:
 
 
 def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> str:
-    """Return the CSV: a header and one row a cell; found: the boards of `records`.
+    """Return the CSV: a header and one row per cell; boards: those of `records`.
 
-    A function of the records, of claims and of whether the self-test passed, so it can be verified.
+    A function of the records, the claims and whether the self-test passed, so that it can be verified.
     """
-    buffer, more = io.StringIO(), [name for name, _ in further(records)]
+    buffer, more = io.StringIO(), [name for name, _ in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
-    for row in rows(records, claims, boards):
+    for row in table_rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
-        writer.writerow([text(value) for value in (*row.values(), *others)])
+        writer.writerow([csv_field(value) for value in (*row.values(), *others)])
     return buffer.getvalue()
 
 
 def write_csv(
     records: Sequence[Record], path: Path, *, claims: Claims = no_claims, boards: Sequence[Board] = ()
 ) -> None:
-    """Write the CSV to `path`, whole or not at all. Raises UsageError where it cannot be written."""
+    """Write the CSV to `path`, completely or not at all. Raises UsageError where it cannot be written."""
     write_atomic(path, csv_text(records, claims, boards).encode())
