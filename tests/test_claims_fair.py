@@ -177,10 +177,10 @@ def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_th
     records += [searched(fabricate, "pbpfl", 1.0, "ig", [7.0] * 24), searched(fabricate, "dp", 0.1, "ig", [20.0] * 25)]
     claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
     found = told(claim, records).finding
-    assert found.verdict == "holds" and found.reason.endswith("on the 24 whom both were asked about"), found
+    assert found.verdict == "holds" and found.reason.endswith("on the 24 that both share"), found
     others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
     strangers = told(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
-    assert strangers.verdict == "inconclusive" and "other victims" in strangers.reason, strangers
+    assert strangers.verdict == "inconclusive" and "different victims" in strangers.reason, strangers
 
 
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):

@@ -111,7 +111,7 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
         told = [one.sentence for one in defense_sentences(judged_evaluations(records)) if " images" in one.sentence]
         assert len(told) == 2
         assert told[0].startswith("[probe gradient] dp at sigma=0.1: the attacks tried here see no more of images than")
-        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an attacker who does")
+        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an unaware attacker")
         assert "10.0 dB" in told[0] and "32.0 dB" in told[1]
 
 
@@ -234,7 +234,7 @@ def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabrica
     assert (local["level"], local["level_plain"], local["qualifiers"]) == ("rebuilt", "rebuilt", [])
     quiet = found["gradient"].as_dict()
     assert (quiet["level"], quiet["level_plain"]) == ("blind", "blind")
-    untested = {"code": "untested", "words": "no attack here is shown to know of it"}
+    untested = {"code": "untested", "words": "no attack here is shown to know the defense"}
     assert quiet["qualifiers"] == [untested] and json.loads(json.dumps(quiet)) == quiet
     assert local["figure"]["name"] == "psnr_median" and local["figure"]["value"] == 32.0
     assert local["cell_id"] in {r.cell_id for r in records if r.config.probe == "local"}

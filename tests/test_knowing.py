@@ -8,7 +8,7 @@ from ppbench.report.page.entries import UNINFORMED
 from ppbench.report.page.table import no_claims
 from ppbench.report.verdict import sentences
 
-CLAUSE = "; no attack here is shown to know of it; "
+CLAUSE = "; no attack here is shown to know the defense; "
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
     assert [s.split(":")[0] for s in found.left_out] == [
         "Batches of 1 after training", "Batches of 2 after training", "Batches of 2 at random weights",
     ]  # fmt: skip
-    assert all("stands there too (" in s and " dB)" in s for s in found.left_out)
+    assert all("withstands there too (" in s and " dB)" in s for s in found.left_out)
 
 
 def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
@@ -138,7 +138,7 @@ def test_only_what_was_not_searched_is_named(fabricate):
     label = fabricate("dp", 0.1, "label_recovery", "label", stage="final")
     one, = skipped_searches("dp", [none, label])  # fmt: skip
     figure = f"({none.metric('psnr_median').value:.1f} dB)"
-    assert one.scene.stage == "final" and "not asked what is rebuilt of dp" in one.sentence and figure in one.sentence
+    assert one.scene.stage == "final" and "dp was not searched" in one.sentence and figure in one.sentence
     searched_too = fabricate("dp", 0.1, "ig", "reconstruction", 8.0, stage="final")
     assert not skipped_searches("dp", [none, label, searched_too])
     assert (

@@ -159,5 +159,5 @@ def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):
         mine = [cells("fedpc", pilot, pilots, "pilot", control="beta"),
                 cells("fedpc", ternary, others, "ternary", control="beta")]  # fmt: skip
         (found,) = check({"fedpc": [claim]}, [*around, *mine], [])
-        assert "on the 12 whom both were asked about" in found.finding.reason, found.finding
+        assert "on the 12 that both share" in found.finding.reason, found.finding
         assert found.finding.verdict == verdict, found.finding

@@ -40,7 +40,7 @@ def said(records, start, defense="pbpfl"):
     return found[0]
 
 
-HIDES = "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
+HIDES = "hides members from one who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
 FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
 
 
@@ -48,11 +48,11 @@ FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3,
     ("plain", "knowing", "none", "opening", "closing"),
     [
         (0.5, 0.71, 0.71, HIDES, FALLS),
-        (0.5, 0.5, 0.71, "hides members from who takes", ") and from one who un-masks it, as far as tried here ("),
-        (0.5, None, 0.71, "hides members from who takes", "; no attack that un-masks it was tried."),
-        (0.7, 0.71, 0.71, "does not hide members, even from who takes", "; it does not hide them from one who"),
-        (0.7, 0.5, 0.71, "does not hide members, even from who takes", "; un-masking it finds none (unmask_"),
-        (0.7, None, 0.71, "does not hide members, even from who takes", "71.0% [66.3, 75.4])."),
+        (0.5, 0.5, 0.71, "hides members from one who takes", ") and from one who un-masks it, as far as tried here ("),
+        (0.5, None, 0.71, "hides members from one who takes", "; no attack that un-masks it was tried."),
+        (0.7, 0.71, 0.71, "does not hide members, even from one who takes", "; it does not hide them from one who"),
+        (0.7, 0.5, 0.71, "does not hide members, even from one who takes", "; un-masking it finds none (unmask_"),
+        (0.7, None, 0.71, "does not hide members, even from one who takes", "71.0% [66.3, 75.4])."),
         (0.5, 0.71, 0.52, "leaves it undecided whether members are hidden", "; it does not hide them from one who"),
         (0.5, 0.5, 0.52, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
         (0.5, 0.5, None, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
@@ -66,7 +66,7 @@ def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
 ):
     text = said(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
     assert text.startswith(f"What clients train on {opening}") and closing in text, text
-    beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not asked"}
+    beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not attacked"}
     assert beside.get(none, f"undefended {none or 0:.1%}") in text
 
 
@@ -77,7 +77,7 @@ def test_control_values_that_fare_alike_share_a_sentence(fabricate):
         records.append(fabricate("pbpfl", kappa, "unmask_upload", "membership", 0.70, adaptive=True, stage="iterate"))
     weak = said(records, "What clients train on at kappa=1 ")
     strong = said(records, "What clients train on at kappa=10 and 100 ")
-    assert "does not hide members, even from who takes it as it is (mia_loss: ASR 66.0%" in weak
+    assert "does not hide members, even from one who takes it as it is (mia_loss: ASR 66.0%" in weak
     assert "hides members" in strong and "mia_loss, kappa=10: ASR at most 51.0%" in strong
     assert "unmask_regression, kappa=100: ASR at most 71.0%" in strong
 
@@ -119,7 +119,7 @@ def outputs(make, plain, knowing, **more):
 DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
 READ = "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
 HIDDEN = (
-    f"hides the true model's decisions from who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
+    f"hides the true model's decisions from one who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
 )
 
 
@@ -127,14 +127,14 @@ HIDDEN = (
     ("plain", "knowing", "opening", "closing"),
     [
         (0.1, 1.0, HIDDEN, ""),
-        (0.1, 0.7, "hides the true model's decisions from who", "but only in part from one who un-masks it"),
-        (0.1, 0.1, "hides the true model's decisions from who", "and from one who un-masks it, as far as tried here"),
-        (0.1, 0.28, "hides the true model's decisions from who", "; whether from one who un-masks it is undecided"),
-        (0.6, 1.0, "hides the true model's decisions only in part from who", "; it does not hide them from one who"),
-        (1.0, 1.0, "does not hide the true model's decisions, even from who", "; it does not hide them from one who"),
-        (0.6, 0.1, "hides the true model's decisions only in part from who", "; un-masking it finds none"),
-        (0.6, 0.6, "hides the true model's decisions only in part from who", "; it hides them only in part from one"),
-        (0.1, None, "hides the true model's decisions from who", "; no attack that un-masks it was tried."),
+        (0.1, 0.7, "hides the true model's decisions from one", "but only in part from one who un-masks it"),
+        (0.1, 0.1, "hides the true model's decisions from one", "and from one who un-masks it, as far as tried here"),
+        (0.1, 0.28, "hides the true model's decisions from one", "; whether from one who un-masks it is undecided"),
+        (0.6, 1.0, "hides the true model's decisions only in part from one", "; it does not hide them from one who"),
+        (1.0, 1.0, "does not hide the true model's decisions, even from one", "; it does not hide them from one who"),
+        (0.6, 0.1, "hides the true model's decisions only in part from one", "; un-masking it finds none"),
+        (0.6, 0.6, "hides the true model's decisions only in part from one", "; it hides them only in part from one"),
+        (0.1, None, "hides the true model's decisions from one", "; no attack that un-masks it was tried."),
     ],
 )
 def test_the_sentence_on_outputs_says_what_was_found(plain, knowing, opening, closing, fabricate):
@@ -146,7 +146,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     """With one output every query agrees, which says nothing."""
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
     text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
-    assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
+    assert "hides the true model's predictions from one who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
     for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
@@ -194,7 +194,7 @@ def test_a_defense_without_a_mask_keeps_its_sentence(fabricate):
     for sigma, share in ((0.1, 0.6), (0.5, 0.5)):
         records.append(fabricate("dp", sigma, "mia_loss", "membership", share, stage="final", control="sigma"))
     text = said(records, "A client who queries the delivered model", "dp")
-    assert "tells members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
+    assert "distinguishes members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
 
 
 def images(make, defense, value, db, **more):
@@ -223,9 +223,9 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
             "what becomes of images is undecided (best: dlg: 13.0 dB [12.0, 14.0], blind guess 11",
         ),
         (16.0, 35.0, "gradient", "images are recognizable (100% [74, 100] found among 500 others, chance 0.2%; 100% ["),
-        (25.0, 35.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 26.0 dB"),
-        (35.0, 35.0, "delta", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
-        (35.0, 12.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
+        (25.0, 35.0, "gradient", "images are rebuilt, even by an unaware attacker (dlg: 26.0 dB"),
+        (35.0, 35.0, "delta", "images are rebuilt, even by an unaware attacker (dlg: 36.0 dB"),
+        (35.0, 12.0, "gradient", "images are rebuilt, even by an unaware attacker (dlg: 36.0 dB"),
     ],
 )
 def test_it_is_fedsgd_only_where_images_are_rebuilt_as_the_undefended_ones(db, none, upload, start, fabricate):
@@ -250,7 +250,7 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
-        "whether columns come out right was not measured; no attack here is shown to know of it; batch 1, at random "
+        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at random "
         "weights; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
