@@ -250,8 +250,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
-        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at random "
-        "weights; MSE 0.0702 (0.0601 undefended)."
+        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at "
+        "random weights; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
     label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
