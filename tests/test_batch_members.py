@@ -133,4 +133,4 @@ def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
     ]  # fmt: skip
     (table,) = answer_of([*images, *asked], Check("harness", True, "")).tables
     shares = {row.value.entry.defense.id: row.value.batch.metric("batch_asr").value for row in table.rows}
-    assert table.tells("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"
+    assert table.has_column("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"

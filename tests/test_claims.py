@@ -14,7 +14,7 @@ from ppbench.base.registry import load_all
 from ppbench.federation.claim import Rival
 from ppbench.federation.contract import Claim
 from ppbench.report.cap import series_cap
-from ppbench.report.claims import Unchecked, check
+from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.claims.page import claimed_text, escape, page
 from ppbench.report.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.claims.times import KEY_OF, Benchmark, read_figures
@@ -36,7 +36,7 @@ CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
 
 
 def one(claim, records, *benchmarks):
-    (found,) = check({"pbpfl": [claim]}, records, benchmarks)
+    (found,) = check_claims({"pbpfl": [claim]}, records, benchmarks)
     return found
 
 
@@ -337,7 +337,7 @@ def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_clai
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
     assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"inconclusive : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
-    (found,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
+    (found,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
     assert (found.finding.verdict, found.finding.reason) == ("inconclusive", "the paper's grid is not known")
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
@@ -406,7 +406,7 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     faster = replace(server, metric="client_cost_ratio", than=Rival("tp_smc"))
 
     def judged(claim, *benchmarks):
-        (found,) = check({"mpdp": [claim]}, records, benchmarks)
+        (found,) = check_claims({"mpdp": [claim]}, records, benchmarks)
         return found.reason if isinstance(found, Unchecked) else f"{found.finding.verdict} {found.finding.worst}"
 
     assert judged(server, *figures).startswith("falls 30.00")
@@ -419,11 +419,11 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     slow = Benchmark("mpdp", "resnet20 b", mine | {"client_ratio": 17.0}, "m", "d")
     assert judged(faster, *figures, slow) == "inconclusive 8 to 17 beside 16 to 16"
     assert judged(faster, slow, figures[1]).startswith("falls")
-    (ours,) = check({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
+    (ours,) = check_claims({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
     assert ours.reason.startswith("most of it is encryption")
-    (ours,) = check({"mpdp": [faster]}, [], figures)
+    (ours,) = check_claims({"mpdp": [faster]}, [], figures)
     assert ours.finding.verdict == "holds", "of a defense without records too: times are in no record"
-    (ours,) = check({"mpdp": [faster]}, [], [])
+    (ours,) = check_claims({"mpdp": [faster]}, [], [])
     assert ours.unrun and ours.reason == "no record of mpdp"
 
 
@@ -549,7 +549,7 @@ def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabri
     short = reseeded(on_grid(fabricate, {0.1: 0.6}), 1)
     off = [Claim("accuracy", 0.2, "digits", "mlp", None, "Table 8", when=(("kappa", k),)) for k in (0.1, 1.0)]
     for some in (strange[0] + short, short + strange[1]):
-        found = check({"pbpfl": [CAP, *off]}, some, [])[0]
+        found = check_claims({"pbpfl": [CAP, *off]}, some, [])[0]
         assert found.finding.worst.startswith("0.57 ["), found.finding
 
 
@@ -577,9 +577,9 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     records = members(fabricate) + evil
     benchmarks = [Benchmark("pbpfl", f"resnet56 {EVIL}", {"backward_ratio": 2.0}, EVIL, "2026")]
     claims["pbpfl"].append(replace(TIME, setting=EVIL))
-    text = page(check(claims, records, benchmarks), records, benchmarks)
+    text = page(check_claims(claims, records, benchmarks), records, benchmarks)
     twice = [*records[::-1], *records]
-    assert text == page(check(claims, twice, benchmarks), twice, benchmarks)
+    assert text == page(check_claims(claims, twice, benchmarks), twice, benchmarks)
     assert "<script>" not in text and "](http" not in text.replace("\\]", "")
     assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
     assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"

@@ -9,7 +9,7 @@ from reseeding import reseeded
 
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim, Rival
-from ppbench.report.claims import Checked, check
+from ppbench.report.claims import Checked, check_claims
 from ppbench.report.claims.premise import NETWORK_FAMILIES
 from ppbench.report.claims.rules import RIVALS, RULES
 
@@ -79,7 +79,7 @@ def planted(make, name, claim, at, noise=0.0):
 
 
 def verdict(name, claim, records):
-    (found,) = check({name: [claim]}, records, [])
+    (found,) = check_claims({name: [claim]}, records, [])
     assert isinstance(found, Checked), found
     assert found.finding.verdict != "outside the premise", found.finding
     return found.finding
@@ -157,11 +157,11 @@ def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabri
         replace(CAP, metric="accuracy", value=accuracy, when=(("kappa", kappa),))
         for kappa, accuracy in ((1.0, 0.60), (10.0, 0.70), (5.0, 0.95))
     ]
-    (found, *_) = check({"pbpfl": [CAP, *printed]}, records, [])
+    (found, *_) = check_claims({"pbpfl": [CAP, *printed]}, records, [])
     assert found.finding.verdict == "inconclusive"
     assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
     near = [replace(claim, value=0.93) for claim in printed]
-    assert check({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
+    assert check_claims({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
 
 
 @pytest.mark.parametrize("levels", [(0.0, 0.02, 0.05), (0.5, 0.7, 1.0), (0.0, 0.3, 1.0)])

@@ -9,7 +9,7 @@ import pytest
 from ppbench.federation.claim import Claim, Rival
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
-from ppbench.report.claims import Checked, check
+from ppbench.report.claims import Checked, check_claims
 from ppbench.report.claims.times import Benchmark
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.samples import rules_for, sample_of
@@ -20,7 +20,7 @@ GRID = (1.0, 10.0)
 
 
 def told(claim, records, name="pbpfl"):
-    (found,) = check({name: [claim]}, records, [])
+    (found,) = check_claims({name: [claim]}, records, [])
     assert isinstance(found, Checked), found
     return found
 
@@ -117,7 +117,7 @@ def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_
         mine = [made("spn", 0.5, "dlg", share=5.0), made("spn", 0.5, "adaptive_spn", share=db, adaptive=True)]
         assert told(claim, base + mine, "spn").finding.verdict == verdict
     few = [made("spn", 0.1, "dlg", share=50.0)]
-    assert not isinstance(check({"spn": [claim]}, base + few, [])[0], Checked), (
+    assert not isinstance(check_claims({"spn": [claim]}, base + few, [])[0], Checked), (
         "smaller perturbations are another claim"
     )
 
@@ -136,7 +136,7 @@ def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
     found = told(replace(claim, views=("server/1", "collusion/1")), records).finding
     assert found.verdict == "falls" and found.reason.endswith("seen by collusion/1")
     alone = [r for r in records if r.config.threat_model.id == "server/1"]
-    unseen = check({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
+    unseen = check_claims({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
     assert unseen.reason == "no reconstruction of images was run of what collusion/1 sees"
     less = replace(claim, views=("server/1", "collusion/1"), than=Rival("none"))
     assert told(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
@@ -193,7 +193,7 @@ def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_o
     server = Claim("server_cost_ratio", 1.3, "", "resnet56", None, "Table 1", clients=100, than=Rival("tp_smc", 30.0))
 
     def judged(claim, *benchmarks):
-        (found,) = check({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
+        (found,) = check_claims({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
         return found.finding
 
     assert judged(server, *light).verdict == "holds"

@@ -11,7 +11,7 @@ from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.outcome import TRAININGS, Utility
 from ppbench.report.cap import caps
-from ppbench.report.claims import Unchecked, check
+from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import COLLAPSED
@@ -104,7 +104,7 @@ def test_claims_judge_nothing_from_a_training_that_collapsed(fabricate):
     bad = mine.model_copy(update={"utility": mine.utility.model_copy(update=low)})
     marked = bad.model_copy(update={"utility": bad.utility.model_copy(update={"collapsed": TRAININGS})})
     claim = Claim("accuracy", 0.95, "", "", None, "Table 1", undefended=0.95)
-    [before], [after] = (check({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
+    [before], [after] = (check_claims({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
     assert before.finding.verdict == "falls"
     assert after.finding.verdict == "outside the premise"
     assert "the training collapsed" in after.finding.reason
@@ -148,7 +148,7 @@ def test_a_claim_of_chance_is_judged_where_training_stays_there(fabricate):
     low = {"accuracy": 0.1, "low": 0.05, "high": 0.15, "collapsed": TRAININGS}
     mine = marked(fabricate("dp", 0.1, "dlg", "reconstruction", 20.0), **low)
     chance, learnt = (Claim("accuracy", value, "", "", None, "Table 1", undefended=0.95) for value in (0.1, 0.9))
-    [one], [other] = (check({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
+    [one], [other] = (check_claims({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
     assert one.finding.verdict != "outside the premise" == other.finding.verdict
 
 
@@ -210,9 +210,9 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
         [drawn] = [one for one in ppcs(boards_of(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
         [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == STRAY_MARK]
         assert list(mark.get_ydata()) == [0.3]
-    [alone] = check({"dp": (claim,)}, seed(0, 0.3), [])
+    [alone] = check_claims({"dp": (claim,)}, seed(0, 0.3), [])
     assert alone.finding.verdict == "falls", "one seed says nothing of others"
-    [found] = check({"dp": (claim,)}, records, [])
+    [found] = check_claims({"dp": (claim,)}, records, [])
     assert (found.finding.verdict, found.evaluations) == ("holds", 2)
 
 
@@ -236,7 +236,7 @@ def test_a_claim_of_top5_is_judged_by_top5(fabricate):
     claim = Claim("accuracy_top5", 0.9, "", "", None, "Table 1", undefended=0.9)
 
     def judged(given):
-        return check({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
+        return check_claims({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
 
     assert judged(worse).finding.verdict == "falls" != judged(five).finding.verdict
     assert isinstance(judged({}), Unchecked), "a record of before says nothing of five"

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.claims import Checked, check
+from ppbench.report.claims import Checked, check_claims
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.leak import SEVERITY, leak_of
@@ -180,7 +180,7 @@ def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabric
     (row,) = [row for row in worst_rows([board]) if row["defense"] == "spn"]
     (line,) = [line for line in upload_rows(records) if line.key.defense == "spn"]
     claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
-    (outcome,) = check({"spn": (claim,)}, records, ())
+    (outcome,) = check_claims({"spn": (claim,)}, records, ())
     limit = worst_figures([r for r in records if r.config.defense.id == "spn"])["psnr"]
     assert entry.worst.metric("psnr_median").value == row["worst_psnr_median"] == limit.value == 30.0
     sides = line.rebuilt

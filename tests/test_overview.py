@@ -122,7 +122,12 @@ def test_what_else_is_given_away_at_that_value_is_said(fabricate, labels, asr, v
     records.append(fabricate("dp", 0.0, "mia_loss", "membership", 0.9, **about | {"accuracy": 0.95}))
     assert row(records).verdict == verdict
     (table,) = tables(records)
-    assert [table.tells(what) for what in ("labels", "members", "canaries", "outputs")] == [True, True, False, False]
+    assert [table.has_column(what) for what in ("labels", "members", "canaries", "outputs")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_refuted_epsilon_is_the_verdict(fabricate):

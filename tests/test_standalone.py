@@ -19,7 +19,7 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import THREATS
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check
+from ppbench.report.claims import check_claims
 from ppbench.report.completeness import defenses_without_result, exit_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import evaluate
@@ -124,5 +124,5 @@ def test_an_evaluation_says_that_nothing_can_be_read_and_is_complete(tmp_path):
     louder = [r.model_copy(update={"cost": r.cost.model_copy(update={"bytes_up": 4.0})}) for r in mine]
     assert defenses_without_result(louder) == ["standalone"]
     claim = Claim("accuracy", None, "", "", None, "Figure 7", than=Rival("standalone"))
-    (told,) = check({"none": [claim]}, found.records, [])
+    (told,) = check_claims({"none": [claim]}, found.records, [])
     assert "no record" not in getattr(told, "reason", "") and "beside" in told.finding.worst

@@ -22,7 +22,7 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check, premise
+from ppbench.report.claims import check_claims, premise
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "200"})
 PLAN = Plan(SPEC, 3, Local("delta", 2, 1, Opt("sgd", 0.05, momentum=0.9)))
@@ -158,6 +158,6 @@ def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):
     for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "inconclusive")):
         mine = [cells("fedpc", pilot, pilots, "pilot", control="beta"),
                 cells("fedpc", ternary, others, "ternary", control="beta")]  # fmt: skip
-        (found,) = check({"fedpc": [claim]}, [*around, *mine], [])
+        (found,) = check_claims({"fedpc": [claim]}, [*around, *mine], [])
         assert "on the 12 that both share" in found.finding.reason, found.finding
         assert found.finding.verdict == verdict, found.finding

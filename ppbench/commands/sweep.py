@@ -29,11 +29,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it
 Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=TF32_HELP)]
 WeightsOption = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
-ISOLATE_HELP = (
+SWEEP_ISOLATE_HELP = (
     "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
     "can, on victims that a secret in OUT/salt takes part in drawing; by default where a suite has any."
 )
-Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=ISOLATE_HELP)]
+Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=SWEEP_ISOLATE_HELP)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be computed, and compute nothing.")]
 
 

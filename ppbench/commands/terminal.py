@@ -277,7 +277,7 @@ def swept_report(swept: Swept, full: bool = False) -> None:
     for overview in swept.answer.tables:
         to.print(glance(overview, to.width))
     if full:
-        to.print(defenses(swept.records))
+        to.print(defense_table(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)
     say_unfinished(to, swept.records)
     cells, finished = len(swept.records), len(swept.records) - swept.computed
@@ -286,7 +286,7 @@ def swept_report(swept: Swept, full: bool = False) -> None:
     to.print(f"{escape(swept.suite.name)}: {summary} in {escape(str(where))}", highlight=False)
 
 
-def defenses(records: Sequence[Record]) -> Table:
+def defense_table(records: Sequence[Record]) -> Table:
     """Return a table with each defense's largest leaks over its grid and all attacks."""
     table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():

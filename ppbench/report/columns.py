@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from ppbench.report.metrics import METRICS, SHARE
 
-Value = str | int | float | bool | None
-Row = dict[str, Value]
+ColumnValue = str | int | float | bool | None
+Row = dict[str, ColumnValue]
 """One row of a table by column; None is an empty field."""
 ENDS: Final = ("_low", "_high")
 
@@ -230,7 +230,7 @@ LONG: Final = (
     _text("reason", "", "Why there is no value."),
 )
 """The columns of a metric in tables of `ppbench.load`."""
-OWN: Final = (
+CELL_KEY: Final = (
     _CELL["cell_id"],
     _CELL["attack"],
     _text("attack_version", "key.attack_version", "Version of the attack."),
@@ -241,12 +241,17 @@ OWN: Final = (
     _CELL["status"],
 )
 """The columns that distinguish the cells of one row of a board."""
-_NOT_REPEATED: Final = {c.name for c in (*KEY, *OWN, *LONG)} | {"claimed"}
-LOADED_CELLS: Final = (*KEY, *OWN, *(c for c in CELLS if (c.path or c in RANKS) and c.name not in _NOT_REPEATED), *LONG)
+_NOT_REPEATED: Final = {c.name for c in (*KEY, *CELL_KEY, *LONG)} | {"claimed"}
+LOADED_CELLS: Final = (
+    *KEY,
+    *CELL_KEY,
+    *(c for c in CELLS if (c.path or c in RANKS) and c.name not in _NOT_REPEATED),
+    *LONG,
+)
 """The columns of `ppbench.load(folder)`: those of leaderboard.csv, with one row per cell and metric."""
 LOADED_VICTIMS: Final = (
     *_FRONT,
-    *(column for column in OWN if column.name not in ("attack_version", "attack_parameters")),
+    *(column for column in CELL_KEY if column.name not in ("attack_version", "attack_parameters")),
     _text("victim", "", "Which victim of the cell, equal in all cells with the same question; numbers with dots."),
     _text("unit", "", "Its unit of observation: victims of one unit are not independent."),
     _truth("canary", "", "Whether it is a canary."),

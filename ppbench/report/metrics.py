@@ -18,7 +18,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "label_accuracy": (SHARE, "Share of labels recovered, compared as multisets."),
     "at_truth_median": ("", "Median discrepancy of the attack's evidence at the truth; about 0 where it is exact."),
     "ratio_median": ("", "Median of the undefended gradient's magnitude over that of the defense's perturbation."),
-    "detection_auc": ("", "How well clients can tell a server that acts from an honest one; 0.5: not at all."),
+    "detection_auc": ("", "How well clients distinguish an active server from an honest one; 0.5: not at all."),
     "reconstruction_accuracy": (SHARE, "Share of a table row's columns that are right."),
     "test_mse_mean": ("squared data range", "Mean squared error of the clipped reconstructions."),
     "lpips_mean": ("", "Mean perceptual distance (LPIPS) by the network that `perceptual` names."),

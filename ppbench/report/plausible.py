@@ -12,7 +12,7 @@ from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record, Utility
 
-ROUNDING = 1e-9
+SHARE_PRECISION = 1e-9
 
 
 def implausible(record: Record) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _utility(record: Record) -> Iterator[str]:
     interval = clopper_pearson(hits, utility.n)
     for name in ("low", "high"):
         stated, expected = getattr(utility, name), getattr(interval, name)
-        if stated is None or expected is None or abs(stated - expected) > ROUNDING:
+        if stated is None or expected is None or abs(stated - expected) > SHARE_PRECISION:
             yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
 
 
@@ -88,7 +88,7 @@ def _is_share(utility: Utility, record: Record) -> bool:
     """Return whether accuracy is a share of the test examples, or a mean of shares where clients keep own models."""
     accuracy, n = utility.accuracy or 0.0, utility.n
     counts = (n, n * record.config.federation.clients) if _keep_own(record.config.defense.id) else (n,)
-    return any(abs(round(accuracy * count) / count - accuracy) <= ROUNDING for count in counts)
+    return any(abs(round(accuracy * count) / count - accuracy) <= SHARE_PRECISION for count in counts)
 
 
 def _keep_own(defense: str) -> bool:
@@ -103,7 +103,7 @@ def _curve(record: Record) -> Iterator[str]:
     utility, config = record.utility, record.config
     if utility.n != config.data.test:
         yield f"utility.n is {utility.n}, the data set has {config.data.test} test examples"
-    if utility.dice is None and abs(utility.chance - 1 / config.model.classes) > ROUNDING:
+    if utility.dice is None and abs(utility.chance - 1 / config.model.classes) > SHARE_PRECISION:
         yield f"utility.chance is {utility.chance}, {config.model.classes} classes give {1 / config.model.classes}"
     rounds = [number for number, _ in utility.curve]
     if rounds != sorted(set(rounds)) or any(not 1 <= number <= config.federation.rounds for number in rounds):

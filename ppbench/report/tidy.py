@@ -18,12 +18,12 @@ from ppbench.questions.base import missing
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import results
-from ppbench.report.columns import KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, OWN, Column, Row
+from ppbench.report.columns import CELL_KEY, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, Column, Row
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.table import facts, no_claims, read_path, table_rows
+from ppbench.report.page.table import column_roots, no_claims, read_path, table_rows
 from ppbench.report.page.worst import row_key
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
@@ -97,8 +97,8 @@ def _typed(rows: Sequence[Row], columns: Sequence[Column]) -> pandas.DataFrame:
 
 def _cell(frame: Frame, record: Record) -> Row:
     """Return a cell's values of the columns `KEY` and `OWN`."""
-    about = facts(frame.key(record), record)
-    return {c.name: read_path(about, c.path) for c in (*KEY, *OWN)}
+    about = column_roots(frame.key(record), record)
+    return {c.name: read_path(about, c.path) for c in (*KEY, *CELL_KEY)}
 
 
 def _metrics(metrics: Iterable[Metric], reason: str | None) -> list[Row]:

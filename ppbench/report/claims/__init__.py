@@ -70,7 +70,7 @@ def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
     return {name: claims for name, claims in by_name.items() if claims}
 
 
-def check(
+def check_claims(
     claimed: Mapping[str, Sequence[Claim]], records: Sequence[Record], benchmarks: Sequence[Benchmark]
 ) -> list[Checked | Unchecked]:
     """Return the outcome of each claim, in order, in the worst of the evaluations closest to the paper's setting."""
@@ -108,11 +108,10 @@ def _one(
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
     evaluations = [_Evaluation(place, case, judge_with_ends(rule, case), lacks) for place, case, lacks in cases]
-    telling = [
-        one for one in evaluations if isinstance(one.finding, ClaimFinding)
-    ]  # a figure in a farther setting beats none
-    nearest = max(one.closeness for one in telling or evaluations)
-    near = [one for one in telling or evaluations if one.closeness == nearest]
+    # A figure in a farther setting beats none in a closer one.
+    candidates = [one for one in evaluations if isinstance(one.finding, ClaimFinding)] or evaluations
+    nearest = max(one.closeness for one in candidates)
+    near = [one for one in candidates if one.closeness == nearest]
     judged = [(one, one.finding) for one in near if isinstance(one.finding, ClaimFinding)]
     if not judged:
         lacks = f"outside the premise ({'; '.join(near[0].lacks)}): " if near[0].lacks else ""

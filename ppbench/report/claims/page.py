@@ -11,7 +11,7 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import results
-from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check, claimed_by_all
+from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check_claims, claimed_by_all
 from ppbench.report.claims.premise import equations
 from ppbench.report.claims.rules import RIVALS, RULES
 from ppbench.report.claims.times import Benchmark, read_figures, time_is_kept
@@ -57,7 +57,7 @@ def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
             raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
         records += loaded
     benchmarks = read_figures(figures)
-    return page(check(claimed_by_all(), records, benchmarks), records, benchmarks)
+    return page(check_claims(claimed_by_all(), records, benchmarks), records, benchmarks)
 
 
 def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], benchmarks: Sequence[Benchmark]) -> str:

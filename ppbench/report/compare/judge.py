@@ -21,7 +21,7 @@ from ppbench.report.compare.join import RowPair, Where
 from ppbench.report.compare.paired import Change
 from ppbench.report.worst import cell_of
 
-Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
+RowStatus = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 SIGNIFICANCE = 1 - LEVEL
 _Z = float(stats.norm.isf(SIGNIFICANCE / 2))
 MOST_VICTIMS = 10**6
@@ -42,7 +42,7 @@ class ComparedRow:
     where: Where
     metric: str
     subset: str
-    status: Status
+    status: RowStatus
     change: Change | None
     tolerance: float
     note: str
@@ -109,7 +109,7 @@ def unjudged_row(pair: RowPair, rule: Rule, change: Change | None, note: str) ->
     """Return a row without a verdict; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
-    status: Status = "missing" if change is None else "ok"
+    status: RowStatus = "missing" if change is None else "ok"
     note = "; ".join(part for part in notes if part)
     return ComparedRow(pair.where, rule.name, rule.subset, status, change, rule.tolerance, note, cell_of(pair.base[0]))
 
@@ -144,7 +144,7 @@ def _verdict(row: ComparedRow) -> ComparedRow:
         return row
     sure = change.certain or (row.adjusted is not None and row.adjusted < SIGNIFICANCE)
     if sure and change.low > 0 and change.worse > row.tolerance:
-        status: Status = "regression"
+        status: RowStatus = "regression"
     elif sure and change.high < 0 and change.worse < -row.tolerance:
         status = "improved"
     else:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.report.compare.judge import ComparedRow, Status, printable
+from ppbench.report.compare.judge import ComparedRow, RowStatus, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
 
-PLAIN_WIDTH = 160  # columns where standard output is no terminal
+REPORT_WIDTH = 160  # columns where standard output is no terminal
 STATUS_ORDER = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
 REMARK_ORDER = ("", "warning", "fault", "undecidable")  # order of the remarks before the verdict
 SHOWN_ROWS = 20
@@ -61,7 +61,7 @@ def row_summary(row: ComparedRow) -> str:
     )
 
 
-def rows_by_status(rows: Sequence[ComparedRow]) -> Iterator[tuple[Status, list[ComparedRow]]]:
+def rows_by_status(rows: Sequence[ComparedRow]) -> Iterator[tuple[RowStatus, list[ComparedRow]]]:
     """Yield the rows by status, the most important first."""
     for status in STATUS_ORDER:
         if some := [row for row in rows if row.status == status]:
@@ -98,7 +98,7 @@ def print_report(result: Comparison) -> None:
     """Print the rows that are not "ok", the remarks, and the verdict."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+        console = Console(width=REPORT_WIDTH)
     shown = _table(result)
     if shown.row_count:
         console.print(shown)

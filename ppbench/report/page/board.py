@@ -22,7 +22,7 @@ from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
-from ppbench.report.claims import Checked, Unchecked, check
+from ppbench.report.claims import Checked, Unchecked, check_claims
 from ppbench.report.claims.premise import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
@@ -70,7 +70,7 @@ def claimed(record: Record) -> str:
 def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
     """Return the outcomes of the claims of all defenses in `records`."""
     names = sorted({record.config.defense.id for record in records})
-    return check({name: claims for name in names if (claims := _claims(name))}, records, ())
+    return check_claims({name: claims for name in names if (claims := _claims(name))}, records, ())
 
 
 def up_to_date(store: Store) -> bool:

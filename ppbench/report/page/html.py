@@ -31,10 +31,10 @@ from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import DefenseSentence, JudgedEvaluation, judged_evaluations, standalone_sentences
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import costs_alone
-from ppbench.report.page.introduction import about_of
+from ppbench.report.page.introduction import introduction_of
 from ppbench.report.page.played import role_counts
 from ppbench.report.page.ppc import line_caps, ppcs
-from ppbench.report.page.profiles import Outcome, profiles
+from ppbench.report.page.profiles import ClaimOutcome, profiles
 from ppbench.report.page.sections import Section, board_target
 from ppbench.report.page.sprites import Album, ImagesOf
 from ppbench.report.page.strip import strips_of
@@ -65,7 +65,7 @@ class Page:
     times: TimesOf = lambda _: None
     sound: bool = True
     sentences: Sequence[DefenseSentence] = ()
-    outcomes: Sequence[Outcome] = ()
+    outcomes: Sequence[ClaimOutcome] = ()
     boards: Sequence[Board] | None = None
     evaluations: Sequence[JudgedEvaluation] | None = None
     problems: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Page:
             costs_first=costs_alone(answer.tables),
             strips=[strip for one in answer.tables for strip in strips_of(one, album)],
             origin=self.origin,
-            abouts=[about_of(part.defense) for part in parts],
+            abouts=[introduction_of(part.defense) for part in parts],
             problems=self.problems,
             bare=self.bare,
             sections=sections,

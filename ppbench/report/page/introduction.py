@@ -24,7 +24,7 @@ class Introduction:
     link: str
 
 
-def about_of(name: str) -> Introduction:
+def introduction_of(name: str) -> Introduction:
     """Return the introduction of the defense `name`."""
     known = plugins("defenses").get(name)
     if known is None:

@@ -21,10 +21,10 @@ from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import JudgedEvaluation, checks_of, evaluation_titles, key_differences
 from ppbench.report.page.sections import weights_words
-from ppbench.report.page.standing import SeedValue, Setting, Standing, standing, undefended
+from ppbench.report.page.standing import SeedValue, Setting, Standing, standing_of, undefended
 from ppbench.report.verdict.lines import listed_values
 
-Rows = list[tuple[Board, Entry]]
+BoardRows = list[tuple[Board, Entry]]
 Broken = Set[tuple[int, int | None]]
 """(id of a board, seed) pairs at which the undefended model falls."""
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
@@ -76,7 +76,7 @@ class Overview:
         count = sum(not learning_of(v.entry.sample.utility).suffices for v in none.values)
         return none.learning.clause + ("" if self.seeds == 1 else f" in {count} of {self.seeds} seeds")
 
-    def tells(self, name: str) -> bool:
+    def has_column(self, name: str) -> bool:
         """Return whether the table needs a column: whether some row has the figure `name`, or "reidentified"."""
         if name == "reidentified":
             return any(v.found_again is not None for row in self.rows for v in row.grid)
@@ -87,7 +87,7 @@ def overviews(
     boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow]
 ) -> list[Overview]:
     """Return one table per evaluation that has a defense, with all its seeds."""
-    rows: dict[Key, Rows] = {}
+    rows: dict[Key, BoardRows] = {}
     for board in boards:
         for entry in board.entries:
             rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
@@ -125,7 +125,7 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
     return f"{about}, seed{'s' if len(numbers) > 1 else ''} {listed_values(numbers)}"
 
 
-def _probed(about: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
+def _probed(about: str, rows: BoardRows) -> Iterator[tuple[str, BoardRows]]:
     """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
     probes = {id(b): (b.setting.probe, b.setting.probe_rounds) for b, _ in rows if not _of_model(b)}
     if len(set(probes.values())) < 2:
@@ -140,10 +140,10 @@ def _of_model(board: Board) -> bool:
     return question_of(board.setting.kind).source == "model"
 
 
-def _overview(about: str, seeds: Sequence[JudgedEvaluation], rows: Rows, paid: dict[Key, CostRow]) -> Overview:
+def _overview(about: str, seeds: Sequence[JudgedEvaluation], rows: BoardRows, paid: dict[Key, CostRow]) -> Overview:
     main, broken = _main(rows), {(id(board), entry.key.seed) for board, entry in rows if _breaks(entry)}
     sound = {one.key for one in seeds if one.reliable}
-    trained: dict[Key, Rows] = {}
+    trained: dict[Key, BoardRows] = {}
     for board, entry in rows:
         if entry.defense.id != "full_noise":
             trained.setdefault(entry.key.only(TRAINED), []).append((board, entry))
@@ -158,7 +158,7 @@ def _overview(about: str, seeds: Sequence[JudgedEvaluation], rows: Rows, paid: d
     plain = next((Setting(tuple(settings[key]), None, len(seeds)) for key in grids.pop("none", [])), None)
     words = key_differences(list(settings))
     compared = [
-        standing([Setting(tuple(settings[key]), plain, len(seeds), len(grid), words[key]) for key in grid], plain)
+        standing_of([Setting(tuple(settings[key]), plain, len(seeds), len(grid), words[key]) for key in grid], plain)
         for _, grid in sorted(grids.items())
     ]
     headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
@@ -169,7 +169,7 @@ def _overview(about: str, seeds: Sequence[JudgedEvaluation], rows: Rows, paid: d
     return Overview(about, checks_of(seeds), bool(sound), headline, scene, table, advice(federation))
 
 
-def _main(rows: Rows) -> list[Board]:
+def _main(rows: BoardRows) -> list[Board]:
     """Return the judged boards: of uploads at the smallest batch, at initialization where that was attacked."""
     uploads = [b for b, _ in rows if question_of(b.setting.kind).inputs]
     uploads = [b for b in uploads if b.setting.stage == "init"] or uploads
@@ -182,7 +182,7 @@ def _breaks(entry: Entry) -> bool:
     return entry.defense.id == "none" and entry.worst is not None and taken_share(entry.worst) >= BROKEN_SHARE
 
 
-def _value(rows: Rows, main: Sequence[Board], broken: Broken, cost: CostRow | None, reliable: bool) -> SeedValue:
+def _value(rows: BoardRows, main: Sequence[Board], broken: Broken, cost: CostRow | None, reliable: bool) -> SeedValue:
     """Return the results of one setting at one seed, from its rows on all boards."""
     judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
     measured = [(board, entry) for board, entry in judged if entry.worst is not None]

@@ -19,9 +19,9 @@ from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import DefenseSentence
 from ppbench.report.page.sections import Section
-from ppbench.report.page.sprites import Album, Pixels
+from ppbench.report.page.sprites import Album, ImageArray
 
-Outcome = Checked | Unchecked
+ClaimOutcome = Checked | Unchecked
 """The outcome of a claim."""
 FULL_GALLERIES = 12
 """How many settings of a defense have all reconstructions shown; of others the boards show the worst case."""
@@ -64,7 +64,7 @@ class Profile:
     sentences: tuple[DefenseSentence, ...]
     rows: tuple[tuple[Section, Entry], ...]
     galleries: tuple[ReconstructionGallery, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ClaimOutcome, ...]
     costs: tuple[CostRow, ...]
 
     @property
@@ -97,7 +97,7 @@ def anchors(names: Iterable[str]) -> dict[str, str]:
 def profiles(
     sections: Sequence[Section],
     all_sentences: Sequence[DefenseSentence],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[ClaimOutcome],
     costs: Sequence[CostRow],
     album: Album,
     known: Knowledge,
@@ -147,9 +147,9 @@ def _gallery(section: Section, entry: Entry, album: Album, known: Knowledge) -> 
 
 def _sprite(records: Sequence[Record], album: Album, known: Knowledge) -> Sprite | None:
     """Return a sprite of originals and each record's reconstructions; originals repeat where victims differ."""
-    rows: list[Pixels] = []
+    rows: list[ImageArray] = []
     shots: list[Shot] = []
-    truth: Pixels | None = None
+    truth: ImageArray | None = None
     for record in records:
         images = album.of(record)
         if images is None:

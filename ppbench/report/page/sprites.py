@@ -20,7 +20,7 @@ SPRITE_BUDGET = 6_000_000
 ImagesOf = Callable[[Record], Images | None]
 """Returns a record's reconstructions, as `Store.images` does."""
 _TILE, _GAP = 32, 2
-Pixels = NDArray[np.float32]
+ImageArray = NDArray[np.float32]
 
 
 def data_uri(png: bytes) -> str:
@@ -44,7 +44,7 @@ class Album:
         images = self._images(record)
         return None if images is None or images.guess.ndim != 4 or not len(images.guess) else images
 
-    def sprite(self, rows: Sequence[Pixels], tile: int = _TILE) -> str | None:
+    def sprite(self, rows: Sequence[ImageArray], tile: int = _TILE) -> str | None:
         """Return a data URI of rows of images [n, C, H, W], None without room; tile: pixels per image, at least."""
         png = sprite(rows, tile)
         if len(png) > self.left:
@@ -59,7 +59,7 @@ class Album:
         return None if images is None else self.sprite((images.truth, images.guess))
 
 
-def sprite(rows: Sequence[Pixels], tile: int = _TILE) -> bytes:
+def sprite(rows: Sequence[ImageArray], tile: int = _TILE) -> bytes:
     """Return a PNG with one row of up to SPRITE_COLUMNS images for each of `rows` [n, C, H, W], and transparent gaps.
 
     tile: size of an image to which pixels are enlarged, about.
@@ -78,7 +78,7 @@ def sprite(rows: Sequence[Pixels], tile: int = _TILE) -> bytes:
     return buffer.getvalue()
 
 
-def _tile(image: Pixels, scale: int) -> NDArray[np.uint8]:
+def _tile(image: ImageArray, scale: int) -> NDArray[np.uint8]:
     """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; a checkerboard if it is not finite."""
     if not np.isfinite(image).all():
         rows, columns = np.indices(image.shape[1:])

@@ -382,7 +382,7 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
     return (min(known), max(known)) if len(values) > 1 and known else None
 
 
-def standing(grid: Sequence[Setting], none: Setting | None) -> Standing:
+def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
     """Return a defense's row beside the undefended.
 
     The row shows the usable setting that leaks least; of equals, the one that resists unaware attackers best.

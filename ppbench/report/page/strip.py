@@ -11,7 +11,7 @@ from ppbench.records.schema import Record
 from ppbench.report.controls import is_image
 from ppbench.report.leak import Leak
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.sprites import Album, Pixels
+from ppbench.report.page.sprites import Album, ImageArray
 from ppbench.report.page.standing import Standing
 from ppbench.report.verdict.lines import decibels
 from ppbench.report.worst import WorstCase, attack_of
@@ -53,7 +53,7 @@ def strips_of(table: Overview, album: Album) -> list[Strip]:
 
 def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | None:
     """Return the originals above the worst case's reconstructions under each defense with the same victims."""
-    pictures: list[Pixels] = []
+    pictures: list[ImageArray] = []
     lines: list[StripLine] = []
     for row in rows[:MOST_DEFENSES]:
         worst = row.value.worst
@@ -93,11 +93,11 @@ def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip 
     return None if uri is None else Strip(setting, uri, tuple(lines))
 
 
-def _pictures(case: WorstCase, album: Album) -> tuple[Pixels, Pixels, Pixels | None] | None:
+def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, ImageArray | None] | None:
     """Return originals, their best reconstructions, both [n, C, H, W], and a blind guess; None without images."""
-    truth: list[Pixels] = []
-    guess: list[Pixels] = []
-    blind: Pixels | None = None
+    truth: list[ImageArray] = []
+    guess: list[ImageArray] = []
+    blind: ImageArray | None = None
     winners: Sequence[Record] = case.winners or [case.leading] * len(case.victims)
     for score, record in list(zip(case.victims, winners, strict=True))[:COUNT]:
         images = album.of(record)

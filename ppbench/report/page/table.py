@@ -13,7 +13,7 @@ from ppbench.base.files import write_atomic
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps, record_distance
-from ppbench.report.columns import CELLS, ENDS, Row, Value
+from ppbench.report.columns import CELLS, ENDS, ColumnValue, Row
 from ppbench.report.frame import Key, frame_of
 from ppbench.report.page.costs import relative_costs
 from ppbench.report.page.entries import Board
@@ -44,7 +44,7 @@ def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Se
     cells = frame_of(records)
     series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
     described = [
-        facts(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
+        column_roots(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
         | {"claimed": claims(r)}
         for r in cells
     ]
@@ -67,7 +67,7 @@ def _order(row: Row) -> tuple[object, ...]:
     return *where, row["stage"], row["batch_size"], f"{row['role']}{row['attack']}", row["cell_id"]
 
 
-def facts(key: Key, record: Record, **more: Any) -> dict[str, Any]:
+def column_roots(key: Key, record: Record, **more: Any) -> dict[str, Any]:
     """Return the roots of the columns' paths, for a cell, or for a row of a board by its key and sample."""
     config = record.config
     return {
@@ -110,7 +110,7 @@ def tuned_text(record: Record) -> str:
     return ", ".join(f"{name}={value}" for name, value in record.tuned.variants[record.tuned.chosen].items())
 
 
-def csv_field(value: Value) -> str:
+def csv_field(value: ColumnValue) -> str:
     """Return a field as text: floats to ten digits; an apostrophe before text that a spreadsheet would run."""
     if value is None:
         return ""

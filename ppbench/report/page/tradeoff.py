@@ -17,7 +17,7 @@ from ppbench.report.page.figures import INK, tip
 from ppbench.report.page.sections import board_title
 
 _MARKERS = "os^Dv<>Ph*"
-Span = tuple[float, float, float]
+FigureInterval = tuple[float, float, float]
 """A figure, and the low and high end of its 95 % interval."""
 
 
@@ -27,8 +27,8 @@ class TradeoffPoint:
 
     series: str
     about: str
-    accuracy: Span
-    leak: Span
+    accuracy: FigureInterval
+    leak: FigureInterval
 
     @property
     def words(self) -> str:
@@ -85,7 +85,7 @@ class Tradeoff:
         return figure
 
 
-def _ends(figures: Sequence[Span]) -> list[list[float]]:
+def _ends(figures: Sequence[FigureInterval]) -> list[list[float]]:
     """Return how far the intervals reach below, and above."""
     return [[abs(one[0] - one[side]) for one in figures] for side in (1, 2)]
 
@@ -115,5 +115,5 @@ def _settings(entry: Entry, name: str) -> Iterator[TradeoffPoint]:
     yield TradeoffPoint(series, entry.control, accuracy, _span(metric.value, metric.low, metric.high))
 
 
-def _span(value: float, low: float | None, high: float | None) -> Span:
+def _span(value: float, low: float | None, high: float | None) -> FigureInterval:
     return value, value if low is None else low, value if high is None else high

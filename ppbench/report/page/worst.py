@@ -10,7 +10,7 @@ from ppbench.questions.base import question_for, question_of
 from ppbench.report.columns import KEY, WORST, Row
 from ppbench.report.controls import value
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.table import csv_field, facts, read_path
+from ppbench.report.page.table import column_roots, csv_field, read_path
 
 WORST_FIGURES = (
     *("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean"),
@@ -26,7 +26,7 @@ def worst_rows(boards: Sequence[Board]) -> list[Row]:
 
 def row_key(entry: Entry) -> Row:
     """Return the columns that identify a row of a board, and its ranks."""
-    about = facts(entry.key, entry.sample, kind=entry.key.kind)
+    about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
     ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
     return {column.name: read_path(about, column.path) for column in KEY} | ranks
 

@@ -27,7 +27,7 @@ def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
-    stated = guarantee([r for r in frame if r.config.defense.id == defense])
+    stated = guarantee_sentences([r for r in frame if r.config.defense.id == defense])
     results += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
@@ -42,7 +42,7 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     return [verdict.sentence for verdict in verdicts(defense, records)]
 
 
-def guarantee(records: Sequence[Record]) -> list[str]:
+def guarantee_sentences(records: Sequence[Record]) -> list[str]:
     """Return sentences on what one defense guarantees, by `Record.privacy`; reasons are joined over control values."""
     label = setting_labels(records)
     lines = _stated(records, label)

@@ -25,7 +25,7 @@ def batch_member_verdicts(
     tried = sum(value(record, BATCH_ASR) is not None for row in attacked for record in row.records)
     groups: dict[Fate, list[SettingRow]] = {}
     for row in attacked:
-        became = members_fate(row.top(BATCH_ASR), tried, known, BATCH_ASR)  # type: ignore[arg-type]  # asked: it has one
+        became = members_fate(row.top(BATCH_ASR), tried, known, BATCH_ASR)  # type: ignore[arg-type]  # `attacked` rows have one
         groups.setdefault(unless_belied(became, [f for r in row.records for f in r.flags]), []).append(row)
     beside = "" if undefended is None else f", undefended {figure(undefended, BATCH_ASR, '.0%')}"
     verdicts = []
