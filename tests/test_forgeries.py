@@ -95,7 +95,7 @@ class Forger:
         shutil.rmtree(self.out / "cache", ignore_errors=True)  # it does not travel
         records = self.store.load_all()
         found = boards_of(records, no_claims)
-        write_csv(records, self.store.csv_path, found=found)
+        write_csv(records, self.store.csv_path, boards=found)
         (self.out / "worst_case.csv").write_text(worst_csv(found))
 
 
