@@ -91,10 +91,10 @@ def scores(share, n=40):
 @pytest.mark.parametrize(
     ("mine", "none", "fate", "words"),
     [
-        (1.0, 1.0, "falls", "Who was in a batch of 1 is told from others by its upload (mia_upload"),
-        (0.5, 1.0, "stands", "is not told by its upload to an attack that does not know of the defense ("),
-        (0.5, 0.5, "undecided", "Whether an upload hides who was in a batch of 1 cannot be told ("),
-        (0.6, None, "undecided", "cannot be told (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
+        (1.0, 1.0, "falls", "An upload reveals who was in a batch of 1 (mia_upload"),
+        (0.5, 1.0, "stands", "does not reveal who was in a batch of 1 to an unaware attack ("),
+        (0.5, 0.5, "undecided", "Whether an upload reveals who was in a batch of 1 is undecided ("),
+        (0.6, None, "undecided", "is undecided (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
     ],
 )
 def test_sentences_come_out_either_way(fabricate, mine, none, fate, words):
@@ -133,4 +133,4 @@ def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
     ]  # fmt: skip
     (table,) = answer_of([*images, *asked], Check("harness", True, "")).tables
     shares = {row.value.entry.defense.id: row.value.batch.metric("batch_asr").value for row in table.rows}
-    assert table.tells("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"
+    assert table.has_column("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"

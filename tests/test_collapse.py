@@ -11,13 +11,13 @@ from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.outcome import TRAININGS, Utility
 from ppbench.report.cap import caps
-from ppbench.report.claims import Unchecked, check
+from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import COLLAPSED
 from ppbench.report.page.ppc import ppcs
-from ppbench.report.page.table import rows
-from ppbench.report.strays import FAR
+from ppbench.report.page.table import table_rows
+from ppbench.report.strays import STRAY_MARK
 from ppbench.run import train as training
 from ppbench.run.collapse import (
     MIN_EVALUATIONS,
@@ -111,7 +111,7 @@ def test_claims_judge_nothing_from_a_training_that_collapsed(fabricate):
     bad = mine.model_copy(update={"utility": mine.utility.model_copy(update=low)})
     marked = bad.model_copy(update={"utility": bad.utility.model_copy(update={"collapsed": TRAININGS})})
     claim = Claim("accuracy", 0.95, "", "", None, "Table 1", undefended=0.95)
-    [before], [after] = (check({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
+    [before], [after] = (check_claims({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
     assert before.finding.verdict == "falls"
     assert after.finding.verdict == "outside the premise"
     assert "the training collapsed" in after.finding.reason
@@ -155,7 +155,7 @@ def test_a_claim_of_chance_is_judged_where_training_stays_there(fabricate):
     low = {"accuracy": 0.1, "low": 0.05, "high": 0.15, "collapsed": TRAININGS}
     mine = marked(fabricate("dp", 0.1, "dlg", "reconstruction", 20.0), **low)
     chance, learnt = (Claim("accuracy", value, "", "", None, "Table 1", undefended=0.95) for value in (0.1, 0.9))
-    [one], [other] = (check({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
+    [one], [other] = (check_claims({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
     assert one.finding.verdict != "outside the premise" == other.finding.verdict
 
 
@@ -163,14 +163,14 @@ def test_boards_mark_what_never_learnt_and_what_learnt_with_another_seed(fabrica
     none = fabricate("none", None, "dlg", "reconstruction", 30.0)
     mine = [fabricate("dp", sigma, "dlg", "reconstruction", 20.0) for sigma in (0.1, 0.2, 0.3)]
     mine = [mine[0], marked(mine[1], collapsed=1, retrained=77), marked(mine[2], collapsed=TRAININGS)]
-    [board] = boards([none, *mine], lambda _: "")
+    [board] = boards_of([none, *mine], lambda _: "")
     badges = {e.key.value: [b.text for b in e.badges] for e in board.entries}
     assert COLLAPSED in badges[0.3] and "trained again" in badges[0.2]
     assert not {COLLAPSED, "trained again"} & {*badges[0.1]}
     assert next(e for e in board.entries if e.key.value == 0.3).rank == ""
     cap = caps([none, *mine])[mine[0].cell_id].main
     assert (cap.n, cap.collapsed) == (3, 1)
-    told = {row["control_value"]: row for row in rows([none, *mine], lambda _: "", [board])}
+    told = {row["control_value"]: row for row in table_rows([none, *mine], lambda _: "", [board])}
     assert [told[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
     assert told[0.2]["retrained"] == 77 and told[0.1]["cap_collapsed"] == 1
 
@@ -181,8 +181,8 @@ def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricat
         return marked(record, accuracy=accuracy, low=accuracy - 0.02, high=accuracy + 0.02)
 
     def far(*accuracies):
-        [board] = boards([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
-        return {e.key.seed for e in board.entries if FAR in [b.text for b in e.badges]}
+        [board] = boards_of([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
+        return {e.key.seed for e in board.entries if STRAY_MARK in [b.text for b in e.badges]}
 
     assert far(0.1, 0.95, 0.96) == {0}
     assert far(0.9, 0.95, 0.96) == set() and far(0.1, 0.95) == set() and far(0.82, 0.95, 0.96) == set()
@@ -208,18 +208,18 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
     mine = [r for r in records if r.config.defense.id == "dp"]
     assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 1} == {1}
     assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed != 1} == {0}
-    [board] = boards(records, lambda _: "")
-    marks = {(e.key.seed, e.key.value) for e in board.entries if FAR in [b.text for b in e.badges]}
+    [board] = boards_of(records, lambda _: "")
+    marks = {(e.key.seed, e.key.value) for e in board.entries if STRAY_MARK in [b.text for b in e.badges]}
     assert marks == {(1, 0.1)}
     [ppc] = [one for one in ppcs(board, Knowledge.of(records)) if one.defense == "dp"]
-    assert [point.accuracy for point in ppc.points if point.mark == FAR] == [0.3, 0.3], "of each attack's line"
+    assert [point.accuracy for point in ppc.points if point.mark == STRAY_MARK] == [0.3, 0.3], "of each attack's line"
     for order in (records, records[::-1]):  # the line is of one seed, the mark of whichever strays
-        [drawn] = [one for one in ppcs(boards(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
-        [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == FAR]
+        [drawn] = [one for one in ppcs(boards_of(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
+        [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == STRAY_MARK]
         assert list(mark.get_ydata()) == [0.3]
-    [alone] = check({"dp": (claim,)}, seed(0, 0.3), [])
+    [alone] = check_claims({"dp": (claim,)}, seed(0, 0.3), [])
     assert alone.finding.verdict == "falls", "one seed says nothing of others"
-    [found] = check({"dp": (claim,)}, records, [])
+    [found] = check_claims({"dp": (claim,)}, records, [])
     assert (found.finding.verdict, found.evaluations) == ("holds", 2)
 
 
@@ -243,7 +243,7 @@ def test_a_claim_of_top5_is_judged_by_top5(fabricate):
     claim = Claim("accuracy_top5", 0.9, "", "", None, "Table 1", undefended=0.9)
 
     def judged(given):
-        return check({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
+        return check_claims({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
 
     assert judged(worse).finding.verdict == "falls" != judged(five).finding.verdict
     assert isinstance(judged({}), Unchecked), "a record of before says nothing of five"

@@ -24,7 +24,7 @@ from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
 from ppbench.report.metrics import METRICS
 from ppbench.report.page.answer import answer_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_csv, worst_rows
 
@@ -148,7 +148,7 @@ def merged(old, new):
 
 def keys_of(records):
     """Return the key columns of the boards' rows as they are written, those of every question."""
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = [row for board in found for row in worst_rows([board])]
     return [tuple(json.dumps(row[name]) for name in KEYS) for row in rows]
 
@@ -195,7 +195,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
     records += [
         make("ppdl", 0.1, share=db, parameters={"theta": t}) for t, db in ((0.3, 12.0), (0.5, 12.0), (0.7, 19.0))
     ]
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = [row for row in table(worst_csv(found)) if row["defense"] == "ppdl"]
     assert {(row["control"], row["control_value"]) for row in rows} == {("sigma", "0.1")}
     ranks = {json.loads(row["parameters"])["theta"]: (row["rank_low"], row["rank_high"]) for row in rows}
@@ -223,9 +223,9 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
 
 
 def test_columns_that_would_be_empty_are_left_out_and_a_table_without_rows_has_all(fabricate):
-    found = boards([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
+    found = boards_of([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
     (row,) = table(worst_csv(found))
     assert {"role", "references", "worst_lpips_mean", "rank_low"} & set(row) == set() and row["reliable"] == "false"
     assert next(csv.reader(io.StringIO(worst_csv([])))) == [column.name for column in WORST]
     full = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", role="pilot")
-    assert table(worst_csv(boards([full], no_claims)))[0]["role"] == "pilot"
+    assert table(worst_csv(boards_of([full], no_claims)))[0]["role"] == "pilot"

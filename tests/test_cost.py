@@ -14,7 +14,7 @@ from ppbench.federation.plan import Local
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import Cost
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
-from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
+from ppbench.report.page.costs import cost_ratios, cost_sentence, relative_costs
 from ppbench.run import cost
 from ppbench.run.choice import make_defense
 from ppbench.testing.scene import same_tensors
@@ -241,7 +241,7 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
     assert found[lone.cell_id].up is None
     some, silent = (Cost(bytes_up=up, bytes_down=1, bytes_setup=0) for up in (1, 0))
-    assert ratios(some, silent).up is None
+    assert cost_ratios(some, silent).up is None
 
 
 def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):

@@ -26,7 +26,7 @@ from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import examine
@@ -94,8 +94,8 @@ class Forger:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.out / "cache", ignore_errors=True)  # it does not travel
         records = self.store.load_all()
-        found = boards(records, no_claims)
-        write_csv(records, self.store.csv_path, found=found)
+        found = boards_of(records, no_claims)
+        write_csv(records, self.store.csv_path, boards=found)
         (self.out / "worst_case.csv").write_text(worst_csv(found))
 
 

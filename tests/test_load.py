@@ -20,7 +20,7 @@ from ppbench.records.archive import pack_archive
 from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_rows
 
@@ -82,7 +82,8 @@ def test_every_level_has_its_columns_in_order_and_their_types_and_an_archive_giv
 def test_cells_say_what_the_records_and_leaderboard_csv_say(folder, records):
     frame = ppbench.load(folder)
     told = {
-        r["cell_id"]: r for r in csv.DictReader(io.StringIO(csv_text(records, no_claims, boards(records, no_claims))))
+        r["cell_id"]: r
+        for r in csv.DictReader(io.StringIO(csv_text(records, no_claims, boards_of(records, no_claims))))
     }
     own = {"reason", "n", "claimed"}  # of a metric in one, of a cell in the other; papers' claims are not loaded
     shared = [c.name for c in CELLS if c.path and c.name not in own] + ["rank_low", "rank_high"]
@@ -130,7 +131,7 @@ def test_victims_are_the_scores_that_metrics_are_made_of(folder, records):
 
 
 def test_worst_is_what_the_boards_show(worst, records):
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = {(row["defense"], row["control_value"]): row for row in worst_rows(found)}
     head = worst[worst["headline"].fillna(False) & (worst["kind"] == "reconstruction")]
     for case in ("worst", "plain"):

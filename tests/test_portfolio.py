@@ -16,7 +16,7 @@ from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.worst import worst_case
 from ppbench.run.cells import CellGroup
@@ -76,7 +76,7 @@ def test_attacks_that_know_more_and_find_less_are_flagged(fabricate, knowing, fl
         fabricate("spn", 0.1, "dlg", "reconstruction", 20.0),
         fabricate("spn", 0.1, "adaptive_spn", "reconstruction", knowing, adaptive=True),
     ]
-    (board,) = boards(records, no_claims)
+    (board,) = boards_of(records, no_claims)
     assert ("knows more, finds less" in {b.text for b in board.entries[0].badges}) == flagged
 
 

@@ -22,7 +22,7 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check, premise
+from ppbench.report.claims import check_claims, premise
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "200"})
 PLAN = Plan(SPEC, 3, Local("delta", 2, 1, Opt("sgd", 0.05, momentum=0.9)))
@@ -157,9 +157,9 @@ def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):
     others = [(p, c) for p in range(6) for c in range(3) if c != p % 3]
     around = [cells("none", 60.0, every), cells("full_noise", 5.0, every), cells("phong", 30.0, every)]
     claim = Claim("psnr_median", None, "", "", None, "Sec. 5.2.2", than=Rival("phong"))
-    for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "cannot be told")):
+    for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "inconclusive")):
         mine = [cells("fedpc", pilot, pilots, "pilot", control="beta"),
                 cells("fedpc", ternary, others, "ternary", control="beta")]  # fmt: skip
-        (found,) = check({"fedpc": [claim]}, [*around, *mine], [])
-        assert "on the 12 whom both were asked about" in found.finding.reason, found.finding
+        (found,) = check_claims({"fedpc": [claim]}, [*around, *mine], [])
+        assert "on the 12 that both share" in found.finding.reason, found.finding
         assert found.finding.verdict == verdict, found.finding

@@ -19,7 +19,7 @@ from ppbench.records.scores import OtherScore, word_of
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.verify import verify
 
@@ -217,7 +217,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
     assert canonical_json(again) == canonical_json(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
     assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
-    assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
+    assert [b.setting.kind for b in boards_of(records, no_claims)] == ["reconstruction"]
     (sentence,) = missing_sentences(records)
     assert "'attribute'" in sentence and "not installed" in sentence
     with pytest.warns(UserWarning, match="'attribute', which is not installed here"):

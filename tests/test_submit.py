@@ -367,7 +367,7 @@ def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received
     assert run("submit", tmp_path / "nowhere")[0] == 2
     assert "is an archive" in run("submit", received[0], "--out", tmp_path / "a.zip")[1]
     assert "is there already" in run("submit", out, "--out", received[0])[1]
-    assert "for who hands in" in run("submit", "--check", received[0], "--licence", "MIT")[1]
+    assert "for the submitter" in run("submit", "--check", received[0], "--licence", "MIT")[1]
     assert "licence" in run("submit", out, "--licence", "x" * 101)[1]
     assert "is no file" in run("submit", "--check", out)[1]
     ours = shutil.copytree(honest, tmp_path / "ours")

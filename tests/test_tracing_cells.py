@@ -9,8 +9,8 @@ from ppbench.commands.terminal import _traced
 from ppbench.federation.plan import Data
 from ppbench.metrics.tracing import tracing_accuracy
 from ppbench.questions.tracing import TraceScore, Tracing
-from ppbench.report.page.table import rows
-from ppbench.report.verdict.lines import lines
+from ppbench.report.page.table import table_rows
+from ppbench.report.verdict.lines import upload_rows
 from ppbench.run.cells import cells, count_owners, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -68,6 +68,6 @@ def test_one_owner_found_out_later_has_no_figure_and_raises_no_alarm(fabricate):
 
 def test_chance_stands_beside_the_figure(fabricate):
     record = fabricate("none", None, "tracing", "tracing")
-    metric, (row,), (line,) = record.metric("tracing_accuracy"), rows([record]), lines([record])
+    metric, (row,), (line,) = record.metric("tracing_accuracy"), table_rows([record]), upload_rows([record])
     assert metric.chance is not None and row["tracing_accuracy_chance"] == metric.chance
     assert f"({metric.chance:.0%})" in _traced(line).splitlines()[0]

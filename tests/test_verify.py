@@ -15,7 +15,7 @@ from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
 from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.plausible import implausible
@@ -209,7 +209,7 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, 
 
 def test_a_changed_table_of_worst_cases_is_found(store):
     worst = store.out / "worst_case.csv"
-    worst.write_text(worst_csv(boards(store.load_all(), no_claims)))
+    worst.write_text(worst_csv(boards_of(store.load_all(), no_claims)))
     assert verify(store.out) == []
     retyped(worst, "worst_psnr_median", "1.5")
     found = verify(store.out)
@@ -236,8 +236,8 @@ def ranked(fabricate, tmp_path):
 
 def tables(store, sound=True):
     records = store.load_all()
-    found = boards(records, no_claims, sound)
-    write_csv(records, store.csv_path, found=found)
+    found = boards_of(records, no_claims, sound)
+    write_csv(records, store.csv_path, boards=found)
     (store.out / "worst_case.csv").write_text(worst_csv(found))
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ppbench.base.errors import UsageError, shown
 from ppbench.ledger.case import CheckOutcome, SubmissionCase
-from ppbench.report.completeness import failures, unjudged
+from ppbench.report.completeness import defenses_without_result, failures
 from ppbench.report.controls import CONTROLS
-from ppbench.report.unasked import stood
+from ppbench.report.unasked import undefended_stands
 from ppbench.run.cells import Cell
 from ppbench.run.complete import local_dataset
 from ppbench.run.schedule import PlannedCells
@@ -117,7 +117,7 @@ def check_complete(case: SubmissionCase, due: Due) -> CheckOutcome:
     if failed := failures(case.records):
         problem = f"{len(failed)} cells failed, such as {failed[0].cell_id} ({failed[0].reason})"
         return CheckOutcome("complete", False, f"{problem}; sweep into the folder again.")
-    if unknown := unjudged(case.records):
+    if unknown := defenses_without_result(case.records):
         return CheckOutcome("complete", False, f"No cell of {', '.join(unknown)} is complete.")
     kept = ", ".join([*CONTROLS, *case.defenses] if case.defenses else case.attacks)
     return CheckOutcome("complete", True, f"All {len(expected)} cells that {name} requires of {kept} are there.")
@@ -130,4 +130,4 @@ def _is_required(case: SubmissionCase, cell: Cell) -> bool:
 
 def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
     """Return whether cells are skipped because the undefended model withstands their gate (`run.looks`)."""
-    return bool(one.gate) and stood([record for record in case.records if record.cell_id in one.gate])
+    return bool(one.gate) and undefended_stands([record for record in case.records if record.cell_id in one.gate])

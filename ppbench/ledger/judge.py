@@ -20,7 +20,7 @@ from scipy import stats
 
 from ppbench.questions.base import Rule, question_for
 from ppbench.records.schema import Record
-from ppbench.report.compare.samples import rules_for, sample_of, statistic
+from ppbench.report.compare.samples import resampled_statistic, rules_for, sample_of
 from ppbench.report.worst import Measured
 
 LEDGER_ALPHA = 0.05
@@ -89,7 +89,7 @@ def p_of(side: Measured, new: Record, rule: Rule) -> float:
     the figure. Victims count by `Question.judged`."""
     sample = sample_of(side, new, rule)
     once = np.ones((1, len(sample.stratum)))
-    base, now = (float(statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
+    base, now = (float(resampled_statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
     old, own = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
     more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
     gains = less if rule.safer else more

@@ -23,7 +23,7 @@ from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
 from ppbench.report.knowing import Knowledge
-from ppbench.report.leak import SEVERITY, WORDS, Leak, leak_of
+from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak, leak_of
 from ppbench.report.worst import worst_case
 
 LEDGER_TEMPLATES = Path(__file__).parent / "templates"
@@ -136,7 +136,7 @@ def _row(about: TranscriptInfo, mine: Sequence[Record], leak: Leak | None, histo
         title=about.title,
         defense=about.defense.id,
         bytes=sum(file.bytes for file in about.files.values()),
-        level="" if leak is None else WORDS[leak.level],
+        level="" if leak is None else LEVEL_WORDS[leak.level],
         severity=-1 if leak is None else SEVERITY[leak.level],
         qualifiers=() if leak is None else tuple(q.words for q in leak.qualifiers),
         figures=tuple(_figures(mine, about.kinds)),

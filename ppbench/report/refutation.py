@@ -1,4 +1,4 @@
-"""Whether a run refutes the epsilon that its defense states: an attack that succeeds more often than it allows."""
+"""Whether a run refutes the stated epsilon: an attack that succeeds more often than it allows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SHARES = ("label_accuracy", "batch_asr", "asr")
 
 @dataclass(frozen=True)
 class Refutation:
-    """What an attack showed. by: "audit" or "attack"; words: the figure beside what the stated epsilon allows."""
+    """A refutation. by: "audit" or "attack"; words: the figure beside the one that the stated epsilon allows."""
 
     by: str
     words: str
 
 
 def refutation_of(records: Sequence[Record]) -> Refutation | None:
-    """Return what refutes the stated epsilon most clearly, by all cells of one training; None where nothing does.
+    """Return the clearest refutation of the stated epsilon by the cells of one training, or None.
 
-    Intervals have Bonferroni's level for all figures that are looked at; an audit's bound has its own.
+    Intervals have Bonferroni's level for all figures tested; an audit's bound has its own.
     """
     strongest = best(records, "epsilon_lower")
     claimed = next((r.privacy.epsilon for r in records if r.privacy.epsilon is not None), None)
@@ -45,7 +45,7 @@ def refutation_of(records: Sequence[Record]) -> Refutation | None:
 
 
 def _guarantee(record: Record) -> tuple[float, float] | None:
-    """Return (epsilon, delta) of what the attack saw: of probed uploads theirs, of a model that of its training."""
+    """Return (epsilon, delta) of the attacked uploads, or of the training of an attacked model; None without any."""
     privacy, stage = record.privacy, record.config.stage
     if stage == "audit" or record.config.attack.oracle or record.status != "complete":
         return None
@@ -58,14 +58,14 @@ def _guarantee(record: Record) -> tuple[float, float] | None:
 
 
 def _bounded(record: Record, name: str) -> bool:
-    """Return whether a guarantee bounds a figure: in larger batches the scorer matches answers to examples."""
+    """Return whether a guarantee bounds a figure; not in larger batches, where answers are matched to examples."""
     metric = record.metric(name)
     alone = name in ("batch_asr", "asr") or record.config.batch_size == 1
     return metric is not None and metric.value is not None and alone and _guarantee(record) is not None
 
 
 def _excess(record: Record, name: str, tried: int) -> tuple[float, str] | None:
-    """Return by how much a figure's interval lies above what the guarantee allows, with words; None if it does not."""
+    """Return by how much a figure's interval exceeds what the guarantee allows, with words; None if it does not."""
     metric, guarantee = record.metric(name), _guarantee(record)
     assert metric is not None and guarantee is not None  # `_bounded`
     chance = metric.chance if metric.chance is not None else 0.5

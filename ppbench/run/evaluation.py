@@ -30,7 +30,7 @@ from ppbench.records.times import time_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.unasked import unasked
+from ppbench.report.unasked import skipped_searches
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
@@ -85,7 +85,7 @@ class Evaluation:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The attacks that were skipped because the undefended model withstands them too, in sentences."""
-        return tuple(one.sentence for one in unasked(self.config.defense, self.records))
+        return tuple(one.sentence for one in skipped_searches(self.config.defense, self.records))
 
     @property
     def reliable(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ppbench.questions.base import question_of
 from ppbench.records.store import Store
-from ppbench.report.unasked import stood
+from ppbench.report.unasked import undefended_stands
 from ppbench.run.cells import Cell, CellGroup, cells
 from ppbench.run.experiment import Experiment
 
@@ -58,6 +58,6 @@ def is_redundant(experiment: Experiment, group: CellGroup) -> bool:
     return gates_searches(experiment) and alone and not group.records and not in_first_answer(experiment, group)
 
 
-def undefended_stands(store: Store, gate: frozenset[str]) -> bool:
+def gate_withstood(store: Store, gate: frozenset[str]) -> bool:
     """Return whether the undefended model withstood the cells `gate`, which have all ended; False for no cells."""
-    return stood([store.load(cell) for cell in sorted(gate) if store.has(cell)])
+    return undefended_stands([store.load(cell) for cell in sorted(gate) if store.has(cell)])

@@ -33,7 +33,7 @@ from ppbench.records.salt import commitment, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.records.times import training_of
-from ppbench.report.agree import TRAINED, of_training
+from ppbench.report.agree import TRAINING_FIELDS, of_training
 from ppbench.report.verify import Findings
 from ppbench.run.choice import make_defense
 from ppbench.run.complete import local_dataset, missing_cells
@@ -316,6 +316,6 @@ def _trainings(store: Store, records: Sequence[Record], notes: _Notes) -> None:
         except UsageError:
             notes.unchecked["what a training gave (its states in the cache are damaged or without digests)"] += 1
             continue
-        for name in TRAINED:
+        for name in TRAINING_FIELDS:
             if of_training(kept, name) != of_training(record, name):
                 notes.wrong(record, f"{name} is not what the training in cache/{home.name} gave")

@@ -16,13 +16,13 @@ from ppbench.base.errors import PluginError, Unwritable
 from ppbench.base.machine import of_machine
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.report.controls import unread
+from ppbench.report.controls import nothing_to_read
 from ppbench.run.audit.runs import TARGET, PointAudit, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
 from ppbench.run.jobs import Done, Executor, WorkerDied, WorkItem
-from ppbench.run.looks import gate_of, is_redundant, searches, undefended_stands
+from ppbench.run.looks import gate_of, is_redundant, searches, gate_withstood
 from ppbench.run.train import home_of, is_trained
 
 
@@ -90,7 +90,7 @@ def unfinished(planned: Sequence[PlannedCells], store: Store) -> list[PlannedCel
     """Return the cells of `planned` that `store` does not hold finished: failed ones too, skipped ones not."""
     left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in planned]
     due = {cell.id for one in left if not one.gate for cell in one.cells}
-    return [w for w in left if w.cells and (w.gate & due or not undefended_stands(store, w.gate))]
+    return [w for w in left if w.cells and (w.gate & due or not gate_withstood(store, w.gate))]
 
 
 def ended_cells(planned: Sequence[PlannedCells], store: Store) -> list[str]:
@@ -212,7 +212,7 @@ class Scheduler:
         self._owner[job] = strand
         if job.gate & self._due:
             self._waiting.append(job)
-        elif job.gate and undefended_stands(self.store, job.gate):
+        elif job.gate and gate_withstood(self.store, job.gate):
             self.progress.advance("attacking", len(job.cells))
             self._close(self._owner.pop(job))
         else:
@@ -255,7 +255,7 @@ class Scheduler:
     def _report(self, job: WorkItem) -> None:
         for cell in job.cells:
             record = self.store.load(cell)
-            self.progress.cell("not applicable" if unread(record) else record.status, _words(record.config))
+            self.progress.cell("not applicable" if nothing_to_read(record) else record.status, _words(record.config))
         self.progress.advance("attacking", len(job.cells))
         self._release(job.cells)
 

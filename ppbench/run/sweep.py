@@ -22,7 +22,7 @@ from ppbench.report.completeness import failures
 from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.evaluations import judged, said, verdict_of
+from ppbench.report.page.evaluations import defense_sentences, judged_evaluations, standalone_sentences
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import check_experiment, compute
 from ppbench.run.executors import make_executor
@@ -205,7 +205,7 @@ def sweep(
     if computed or not up_to_date(store):
         write_board(store)
     harness = check_harness(soundness_of(store))
-    verdict = verdict_of(said(judged(list(records), harness.ok is not False)))
+    verdict = standalone_sentences(defense_sentences(judged_evaluations(list(records), harness.ok is not False)))
     answer = answer_of(records, harness, partial(time_of, store.out))
     return SweepResult(loaded, records, tuple(verdict), answer, store.out, count_cells(sweep_plan.todo))
 
