@@ -22,7 +22,7 @@ from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
 from ppbench.run.jobs import Done, Executor, WorkerDied, WorkItem
-from ppbench.run.looks import gate_of, is_redundant, searches, gate_withstood
+from ppbench.run.looks import gate_of, gate_withstood, is_redundant, searches
 from ppbench.run.train import home_of, is_trained
 
 
