@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
     config: ConfigRecord
 
 
-@node
+@node(name="ppbench.adapters.flower.mechanism.Worker")
 class FlowerClientState:
     """A client's state: that of its Flower context."""
 

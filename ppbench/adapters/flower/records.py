@@ -38,7 +38,7 @@ class Content:
     configs: dict[str, dict[str, Tree]]
 
 
-@node
+@node(name="ppbench.adapters.flower.records.Asked")
 class TrainRequest(Model):
     """Server to client: weights to train. key: of their record; rest: all other records; kind: message type."""
 
@@ -47,7 +47,7 @@ class TrainRequest(Model):
     kind: Text
 
 
-@node
+@node(name="ppbench.adapters.flower.records.Note")
 class StageRequest:
     """Server to client: a protocol's message without weights. rest: its records; kind: message type."""
 
@@ -55,7 +55,7 @@ class StageRequest:
     kind: Text
 
 
-@node
+@node(name="ppbench.adapters.flower.records.Told")
 class TrainReply:
     """Client to server. params: its trained weights, of the record `key`; rest: all other records."""
 

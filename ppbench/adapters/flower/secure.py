@@ -50,7 +50,7 @@ from ppbench.federation.wire import SERVER
 COUNT_METRIC = ("fitres.num_examples", "num_examples")
 
 
-@node
+@node(name="ppbench.adapters.flower.secure.Said")
 class StageReply:
     """Client to server: a stage's answer. rest: its records, with the masked weights as bytes in its settings."""
 

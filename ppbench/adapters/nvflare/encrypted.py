@@ -34,7 +34,7 @@ class KeyHolder(FilterState):
     keys: secagg.Keys
 
 
-@node
+@node(name="ppbench.adapters.nvflare.encrypted.Sealed")
 class EncryptedChange(FilteredChange):
     """Client to server. words: int64, the masked fixed-point change of the encrypted variables, times `steps`."""
 

@@ -41,14 +41,14 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Exchange, View
 
 
-@node
+@node(name="ppbench.adapters.nvflare.mechanism.Worker")
 class FilterState:
     """A client's state: a snapshot of its filters."""
 
     filters: Tree
 
 
-@node
+@node(name="ppbench.adapters.nvflare.mechanism.Sent")
 class FilteredChange:
     """Client to server. change: end minus start of the variables that passed the filters, in the filters' dtype.
 

@@ -39,14 +39,14 @@ from ppbench.federation.plan import Data, Noise, Plan, all_at_once
 from ppbench.nets.net import initial
 
 
-@node
+@node(name="ppbench.adapters.opacus.mechanism.Noted")
 class AccountedState:
     """A client's state. history: float64 [K, 3], its accountants' entries: noise multiplier, rate, steps."""
 
     history: Tensor
 
 
-@node
+@node(name="ppbench.adapters.opacus.mechanism.Trained")
 class PrivateChange:
     """A client's result. change: start minus end of its weights; history: of its accountant in this round."""
 
