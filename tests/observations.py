@@ -57,7 +57,7 @@ def delivered(plan: Plan, params: Params) -> View:
     return View("client/1", 0, plan, NoDefense(), (Envelope(-1, 1, 0, SERVER, 0, 0, Model(params)),), ())
 
 
-def told(member: Tensor) -> Tensor:
+def half_known(member: Tensor) -> Tensor:
     """Return what a challenge tells of who was a member: of every second record nothing (-1)."""
     known = member.to(torch.int8)
     known[1::2] = -1
@@ -108,8 +108,8 @@ def server_sees(
 
 def scored(victims: Victims, guesses: Sequence[Guess], own: Sequence[Evidence] = ()) -> list[tuple[float, bool]]:
     """Return each image's PSNR (100 dB at most) and label hit, by the scorer."""
-    found = score_images(victims, guesses, {e.unit: e for e in own}, {}, (0.0, 1.0))
-    return [(s.psnr or 0.0, bool(s.label)) for s in found.victims]
+    result = score_images(victims, guesses, {e.unit: e for e in own}, {}, (0.0, 1.0))
+    return [(s.psnr or 0.0, bool(s.label)) for s in result.victims]
 
 
 def reached(seen: Seen, attack: Attack) -> tuple[list[float], list[Guess]]:

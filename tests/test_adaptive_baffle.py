@@ -78,9 +78,9 @@ def hundred(shards: dict[int, Data]) -> tuple[View, Victims]:
 
 def errors(view: View, victims: Victims) -> list[float]:
     """Return the sketches' discrepancies at the truth, unit by unit."""
-    found = {e.unit: e for e in sketch_evidence(view, sketches(view))}
+    evidence = {e.unit: e for e in sketch_evidence(view, sketches(view))}
     truths = [(unit, victims.truth(unit)) for unit in victims.units]
-    return [at_truth(found[u], t.x.unflatten(0, (len(u), -1)), t.y.unflatten(0, (len(u), -1))) for u, t in truths]
+    return [at_truth(evidence[u], t.x.unflatten(0, (len(u), -1)), t.y.unflatten(0, (len(u), -1))) for u, t in truths]
 
 
 def decibels(attack: Attack, view: View, victims: Victims) -> float:

@@ -98,8 +98,8 @@ def test_gradients_can_be_differentiated():
     x, y = torch.rand(2, 3, 9, 9, generator=g, dtype=torch.float64), torch.randint(0, 10, (2,), generator=g)
 
     def size(x: Tensor) -> Tensor:
-        found = grad(lambda p: loss(net, p, x, y))(params)
-        return torch.stack([v.square().sum() for v in found.values()]).sum()
+        gradients = grad(lambda p: loss(net, p, x, y))(params)
+        return torch.stack([v.square().sum() for v in gradients.values()]).sum()
 
     slope, step = grad(size)(x), 1e-6 * torch.randn(x.shape, generator=g, dtype=torch.float64)
     numeric = (size(x + step) - size(x - step)) / 2
@@ -156,10 +156,10 @@ def test_features_are_those_of_the_original_network(original, saved):
     cut = torch.nn.Sequential(*[layer for name, layer in original.named_children() if name != "fc"])
     with torch.no_grad():
         expected = cut(normal).mean([2, 3])
-        found = net.features(initial(net.spec, 0), x)
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-3)
-    assert found.std() > 0.01
-    assert torch.allclose(net.features({}, x[:1]), found[:1], rtol=1e-4, atol=1e-3)  # no statistics of the batch
+        result = net.features(initial(net.spec, 0), x)
+    assert torch.allclose(result, expected, rtol=1e-4, atol=1e-3)
+    assert result.std() > 0.01
+    assert torch.allclose(net.features({}, x[:1]), result[:1], rtol=1e-4, atol=1e-3)  # no statistics of the batch
 
 
 def test_random_weights_are_a_function_of_their_own_seed():
@@ -199,8 +199,8 @@ def config(**options: Option) -> EvaluateConfig:
 
 def test_records_name_weights_by_their_digest_not_by_their_place(saved):
     def recorded(**options):
-        asked = config(**options)
-        return dict(describe(make_task(asked), asked)[1].options)
+        configs = config(**options)
+        return dict(describe(make_task(configs), configs)[1].options)
 
     first, second = recorded(weights=saved("a.pth")), recorded(weights=saved("b.safetensors"))
     digest = build(spec((1, 8, 8), weights=saved("a.pth"))).frozen_sha256

@@ -159,12 +159,12 @@ def test_a_probe_moves_nothing_and_tells_a_gradient(name: str) -> None:
     now = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
     assert before[:2] == now[:2] and torch.equal(before[2], now[2])
     assert run.run(2) and apart(run.parties.server.params, alone) == 0
-    found = run.defense.evidence(view)
-    assert [e.unit[0].client for e in found] == [0, 1, 2]
+    evidence = run.defense.evidence(view)
+    assert [e.unit[0].client for e in evidence] == [0, 1, 2]
     truth = victims()
     if "client" in name:  # clipped, if it is long: the direction is told
-        found = [replace(e, measure="cosine") for e in found]
-    apart_ = [at_truth(e, truth[e.unit[0]].x[None], truth[e.unit[0]].y[None]) for e in found]
+        evidence = [replace(e, measure="cosine") for e in evidence]
+    apart_ = [at_truth(e, truth[e.unit[0]].x[None], truth[e.unit[0]].y[None]) for e in evidence]
     assert min(apart_) > 0.01 if name == "local_dp" else max(apart_) < 1e-6
 
 
@@ -182,8 +182,8 @@ def test_state_is_read_off_and_put_back(tmp_path: Path) -> None:
         assert apart(run.parties.server.params, again.parties.server.params) == 0
     calls = [int(state.state.metrics["seen"]["n"]) for state in again.parties.clients]
     view = seen(again)
-    told = [m.message.rest.metrics["metrics"]["calls"].item() for m in view.mail if m.receiver == SERVER]
-    assert calls == [3, 3, 3] and told == [4, 4, 4]
+    values = [m.message.rest.metrics["metrics"]["calls"].item() for m in view.mail if m.receiver == SERVER]
+    assert calls == [3, 3, 3] and values == [4, 4, 4]
     assert [int(state.state.metrics["seen"]["n"]) for state in again.parties.clients] == calls
 
 
@@ -196,8 +196,8 @@ def test_a_view_holds_what_was_sent_besides_weights(tmp_path: Path) -> None:
         sent = [m.message for m in one.mail if m.receiver == SERVER]
         assert [int(s.rest.metrics["metrics"]["num-examples"]) for s in sent] == [1, 1, 1]
         assert {int(s.rest.metrics["metrics"]["norm_bit"]) for s in sent} <= {0, 1}
-        asked = next(m.message for m in one.mail if m.sender == SERVER)
-        assert float(asked.rest.configs["config"]["clipping_norm"]) == pytest.approx(0.1)
+        question = next(m.message for m in one.mail if m.sender == SERVER)
+        assert float(question.rest.configs["config"]["clipping_norm"]) == pytest.approx(0.1)
     assert again.defense == view.defense
 
 
@@ -208,10 +208,10 @@ def test_mods_may_change_what_is_trained_from() -> None:
     sent = {m.sender: m.message.params for m in seen(run).mail if m.receiver == SERVER}
     half = {name: value / 2 for name, value in run.parties.server.params.items()}
     for client, params in sent.items():
-        held = victims()[Slot(0, client)]
+        true = victims()[Slot(0, client)]
         from ppbench.base.autodiff import gradient
 
-        step = gradient(lambda p, h=held: PLAN.objective(p, h.x, h.y, torch.ones(1)), half)  # type: ignore[misc]
+        step = gradient(lambda p, h=true: PLAN.objective(p, h.x, h.y, torch.ones(1)), half)  # type: ignore[misc]
         assert apart(params, {n: half[n] - LR * step[n] for n in half}) < 1e-6
 
 
@@ -372,19 +372,23 @@ def test_the_bounds_on_epsilon_hold_for_gaussians(unequal: Any) -> None:
 
 
 def test_what_was_found_of_unequal_counts_is_told() -> None:
-    told = found_by("flower_unequal_counts", "--runs", "5")
-    assert "epsilon 1.99" in told and told.count("would be 14.09") == 2 and told.count("would be 1.99") == 3
+    message = found_by("flower_unequal_counts", "--runs", "5")
+    assert "epsilon 1.99" in message and message.count("would be 14.09") == 2 and message.count("would be 1.99") == 3
     version = tuple(map(int, metadata.version("flwr").split(".")[:2]))
-    wanted = "refused, Accounted aggregation requires equal client weights" if version >= (1, 42) else "cannot be asked"
-    assert f"with an accountant: {wanted}" in told
+    expected = (
+        "refused, Accounted aggregation requires equal client weights" if version >= (1, 42) else "cannot be asked"
+    )
+    assert f"with an accountant: {expected}" in message
 
 
 def test_what_was_found_of_updates_of_zeros_is_told() -> None:
-    told = found_by("flower_zero_update")
-    assert len(re.findall(r"server clips.* of 0: the server raises ZeroDivisionError.*new model: \[1\]\n", told)) == 2
-    assert len(re.findall(r"clients clip.* of 0: client 1 raises ZeroDivisionError.* \[1, 3\]\n", told)) == 2
-    assert re.search(r"LocalDpMod, an update of 0: client 1 raises ZeroDivisionError.* \[1, 2, 3\]\n", told)
-    assert len(re.findall(r"of 1e-09: rounds with a new model: \[1, 2, 3\]\n", told)) == 5
+    message = found_by("flower_zero_update")
+    assert (
+        len(re.findall(r"server clips.* of 0: the server raises ZeroDivisionError.*new model: \[1\]\n", message)) == 2
+    )
+    assert len(re.findall(r"clients clip.* of 0: client 1 raises ZeroDivisionError.* \[1, 3\]\n", message)) == 2
+    assert re.search(r"LocalDpMod, an update of 0: client 1 raises ZeroDivisionError.* \[1, 2, 3\]\n", message)
+    assert len(re.findall(r"of 1e-09: rounds with a new model: \[1, 2, 3\]\n", message)) == 5
 
 
 def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:

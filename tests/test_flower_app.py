@@ -83,9 +83,9 @@ def seen(run: Federation, count: int = 1) -> tuple[View, dict[Slot, Data]]:
 @pytest.mark.parametrize("count", [2, 5])
 def test_what_its_clients_send_is_the_rate_times_the_gradient(app: Path, count: int) -> None:
     view, victims = seen(started(changed(app)), count)
-    found = view.defense.evidence(view)
-    assert [e.unit for e in found] == [(slot,) for slot in victims]
-    for one in found:
+    evidence = view.defense.evidence(view)
+    assert [e.unit for e in evidence] == [(slot,) for slot in victims]
+    for one in evidence:
         right, other = victims[one.unit[0]], batch(count, 99)
         assert at_truth(one, right.x[None], right.y[None]) < 1e-9
         assert at_truth(one, other.x[None], other.y[None]) > 1e-3
@@ -106,10 +106,10 @@ def test_its_rounds_train_and_its_view_holds_counts_losses_and_buffers(app: Path
     assert run.run(2)
     assert max(float((run.parties.server.params[n] - v).abs().max()) for n, v in before.items()) > 1e-3
     view, _ = seen(run, 2)
-    told = next(iter(view.exchanges())).answer.rest
-    assert int(told.metrics["metrics"]["num-examples"]) == 2
-    assert float(told.metrics["metrics"]["train_loss"]) > 0
-    assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*told.arrays["buffers"]}
+    result = next(iter(view.exchanges())).answer.rest
+    assert int(result.metrics["metrics"]["num-examples"]) == 2
+    assert float(result.metrics["metrics"]["train_loss"]) > 0
+    assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*result.arrays["buffers"]}
 
 
 def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:

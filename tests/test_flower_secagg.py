@@ -92,12 +92,12 @@ def test_the_server_knows_the_mean_and_colluders_the_target() -> None:
     """At the truth nothing is left but rounding; a ratio of 1 rounds least."""
     for threat, units in (("server/1", [tuple(victims())]), ("collusion/1", [(Slot(0, 0),)])):
         run = federation(max_weight=1.0)
-        found = seen(run).view(threat).defense.evidence(seen(run).view(threat))
-        assert [piece.unit for piece in found] == units
-        x = torch.stack([victims()[slot].x for slot in found[0].unit])
-        y = torch.stack([victims()[slot].y for slot in found[0].unit])
-        assert at_truth(found[0], x, y) < 1e-4
-        assert at_truth(found[0], x.roll(1, -1), y) > 1e-2
+        evidence = seen(run).view(threat).defense.evidence(seen(run).view(threat))
+        assert [piece.unit for piece in evidence] == units
+        x = torch.stack([victims()[slot].x for slot in evidence[0].unit])
+        y = torch.stack([victims()[slot].y for slot in evidence[0].unit])
+        assert at_truth(evidence[0], x, y) < 1e-4
+        assert at_truth(evidence[0], x.roll(1, -1), y) > 1e-2
 
 
 @pytest.mark.parametrize("threat", ["server/1", "collusion/1"])

@@ -72,8 +72,8 @@ class Forger:
         self.out, self.store = out, Store(out)
 
     def cells(self, kind="reconstruction", defense="dp_sgd"):
-        found = [r for r in self.store.load_all() if (r.config.attack.kind, r.config.defense.id) == (kind, defense)]
-        return [r for r in found if r.status == "complete"]
+        records = [r for r in self.store.load_all() if (r.config.attack.kind, r.config.defense.id) == (kind, defense)]
+        return [r for r in records if r.status == "complete"]
 
     def forge(self, record, change, images=None):
         """Write a record after `change`, its reconstructions after `images`, in the place of the old one."""
@@ -94,9 +94,9 @@ class Forger:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.out / "cache", ignore_errors=True)  # it does not travel
         records = self.store.load_all()
-        found = boards(records, no_claims)
-        write_csv(records, self.store.csv_path, found=found)
-        (self.out / "worst_case.csv").write_text(worst_csv(found))
+        ranked = boards(records, no_claims)
+        write_csv(records, self.store.csv_path, found=ranked)
+        (self.out / "worst_case.csv").write_text(worst_csv(ranked))
 
 
 def problems(out):
@@ -176,7 +176,7 @@ def owners(forger):
     forger.forge(forger.cells("tracing")[0], lambda d: [v.update(owner=v["guess"] ^ 1) for v in d["victims"]])
 
 
-def asked(forger):
+def renamed_questions(forger):
     forger.forge(forger.cells("label")[0], lambda d: d.update(asked="0" * 16))
 
 
@@ -226,15 +226,15 @@ NAMED = {
     probe_epsilon_in_all: "guarantee of its probe", accuracy_in_one: "utility is not that of",
     flags_gone: "is missing, which its scores",
     swapped: "its images give", members: "its victims", owners: "its victims",
-    asked: "has the digest", victims_dropped: "its victims", failed_now_complete: "only a complete cell",
+    renamed_questions: "has the digest", victims_dropped: "its victims", failed_now_complete: "only a complete cell",
     cost_lowered: "cost is not that of", adaptive_now_plain: "says the opposite", other_data: "no such federation",
     another_seed: "seed 7", recognized: "recognition of victim", stripped: "files of reconstructions",
 }  # fmt: skip
 
 
 def test_what_nobody_touched_is_sound_and_says_what_was_not_checked(honest):
-    found = examine(honest, None, recheck)
-    assert found.problems == () and any("only running them again" in clause for clause in found.unchecked)
+    result = examine(honest, None, recheck)
+    assert result.problems == () and any("only running them again" in clause for clause in result.unchecked)
 
 
 @pytest.mark.parametrize("forgery", NAMED, ids=lambda forgery: forgery.__name__)
@@ -242,8 +242,8 @@ def test_a_forgery_is_named(out, forgery):
     forger = Forger(out)
     forgery(forger)
     forger.tables()
-    found = problems(out)
-    assert any(NAMED[forgery] in problem for problem in found), found[:5]
+    failures = problems(out)
+    assert any(NAMED[forgery] in problem for problem in failures), failures[:5]
 
 
 def test_accuracy_forged_in_all_cells_of_a_training_is_named_where_the_cache_is_there_alone(out):
@@ -326,10 +326,10 @@ def test_a_wrong_value_anywhere_is_refused_or_named_and_never_a_traceback(honest
     shutil.copy(honest / "ppbench.json", out)
     text = json.dumps(content).replace('"\\\\ud800"', '"\\ud800"')
     (out / "records" / f"{record.cell_id}.json").write_text(text)
-    found = problems(out)  # a traceback fails the test
+    failures = problems(out)  # a traceback fails the test
     named = ("cell_id", "config", "metrics", "artifacts", "status")
     truths = ("kind", "index", "probe", "client", "psnr", "rmse", "ssim", "mse", "blind", "member", "half", "owner")
-    assert found or not (path[0] in named or (path[0] == "victims" and path[-1] in truths)), (path, new)
+    assert failures or not (path[0] in named or (path[0] == "victims" and path[-1] in truths)), (path, new)
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', "[" * 100_000, '"\\ud800"', "1" * 5000, '{"cell_id": 1e999}'])

@@ -150,9 +150,11 @@ def test_so_does_pytest(site: Site, files: dict[str, str]) -> None:
     site.install(wheel_of(files))
     (site.folder.parent / "test_it.py").write_text("def test_it(): pass\n")
     done = site.run("-m", "pytest", "-p", "no:cacheprovider", "test_it.py")
-    told = done.out + done.err
-    assert done.code == 4 and "Traceback" not in told and "1 passed" not in told
-    assert "ERROR: ppbench: The package ppbench of ppbench-fl was overwritten by the distribution ppbench 0.3.0" in told
+    message = done.out + done.err
+    assert done.code == 4 and "Traceback" not in message and "1 passed" not in message
+    assert (
+        "ERROR: ppbench: The package ppbench of ppbench-fl was overwritten by the distribution ppbench 0.3.0" in message
+    )
 
 
 def test_pytest_loads_the_plugin_of_a_whole_installation(site: Site) -> None:

@@ -93,11 +93,11 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
     model.load_state_dict({names[n]: value for n, value in experiment.task.params.items()})
     sent = {names[n]: value for n, value in exchange.answer.params.items()}
 
-    found = ppbench.invert(model, sent, SHAPE, seed=5, budget=150)
-    assert np.array_equal(found.x.numpy(), kept.guess)
+    inversion = ppbench.invert(model, sent, SHAPE, seed=5, budget=150)
+    assert np.array_equal(inversion.x.numpy(), kept.guess)
     (score,) = record.victims
-    assert found.psnr(torch.tensor(kept.truth)) == [score.psnr] and found.evaluations == score.evaluations
-    assert found.y is not None and score.label and score.psnr > 25
+    assert inversion.psnr(torch.tensor(kept.truth)) == [score.psnr] and inversion.evaluations == score.evaluations
+    assert inversion.y is not None and score.label and score.psnr > 25
     truth = scene.victims.truth(scene.victims.units[0])
     own = gradient_of(model, truth.x, truth.y.argmax(1))
     for value, name in zip(own, names.values(), strict=True):
@@ -123,18 +123,18 @@ def test_a_list_a_dictionary_and_an_attack_by_its_object_are_the_same(victim: An
 @pytest.mark.parametrize("attack", ["idlg", "ig"])
 def test_attacks_that_read_plain_gradients_run(victim: Any, attack: str) -> None:
     model, x, y, gradient = victim
-    found = ppbench.invert(model, gradient, SHAPE, attack=attack, budget=100)
-    assert found.x.shape == x.shape and found.x.dtype == torch.float32 and torch.equal(found.y, y)
-    assert 0 < found.evaluations <= 100 and found.mismatch is not None and found.mismatch < 0.1
-    assert found.psnr(x)[0] > 12
+    inversion = ppbench.invert(model, gradient, SHAPE, attack=attack, budget=100)
+    assert inversion.x.shape == x.shape and inversion.x.dtype == torch.float32 and torch.equal(inversion.y, y)
+    assert 0 < inversion.evaluations <= 100 and inversion.mismatch is not None and inversion.mismatch < 0.1
+    assert inversion.psnr(x)[0] > 12
 
 
 def test_a_batch_of_two_with_its_labels(digits: Data) -> None:
     model, x, y = lenet(), digits.x[:2], digits.y[:2].argmax(1)
     gradient = gradient_of(model, x, y)
-    found = ppbench.invert(model, gradient, SHAPE, y.tolist(), budget=400)
-    assert torch.equal(found.y, y) and min(found.psnr(x)) > 20
-    assert found.psnr(x.flip(0)) == found.psnr(x)[::-1]  # matched, in the order of the truth
+    inversion = ppbench.invert(model, gradient, SHAPE, y.tolist(), budget=400)
+    assert torch.equal(inversion.y, y) and min(inversion.psnr(x)) > 20
+    assert inversion.psnr(x.flip(0)) == inversion.psnr(x)[::-1]  # matched, in the order of the truth
     guessed = ppbench.invert(model, gradient, SHAPE, attack="idlg", batch=2, budget=5)
     assert guessed.x.shape == (2, *SHAPE) and sorted(guessed.y.tolist()) == sorted(y.tolist())
 
@@ -142,8 +142,8 @@ def test_a_batch_of_two_with_its_labels(digits: Data) -> None:
 def test_a_first_linear_layer_gives_its_input_away_exactly(digits: Data) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     x, y = digits.x[3:4], digits.y[3:4].argmax(1)
-    found = ppbench.invert(model, gradient_of(model, x, y), SHAPE, attack="analytic")
-    assert found.psnr(x)[0] > 80
+    inversion = ppbench.invert(model, gradient_of(model, x, y), SHAPE, attack="analytic")
+    assert inversion.psnr(x)[0] > 80
     alone = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     assert ppbench.invert(alone, gradient_of(alone, x, y), SHAPE, budget=50).psnr(x)[0] > 40
 
@@ -300,11 +300,11 @@ SHAPES = st.one_of(st.just(TINY), ODD, st.lists(st.integers(-1, 17), max_size=4)
 @example(GOOD, TINY, [1], 1)
 def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: Any, labels: Any, batch: Any) -> None:
     try:
-        found = ppbench.invert(MODEL, gradient, shape, labels, batch=batch, budget=2, restarts=0)
+        inversion = ppbench.invert(MODEL, gradient, shape, labels, batch=batch, budget=2, restarts=0)
     except UsageError as error:
         assert str(error) and "\n" not in str(error) and "Traceback" not in str(error)
     else:
-        assert found.x.shape[1:] == TINY and found.y is not None and len(found.y) == len(found.x)
+        assert inversion.x.shape[1:] == TINY and inversion.y is not None and len(inversion.y) == len(inversion.x)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixtu
     torch.manual_seed(0)
     for block in blocks:
         exec(compile(block, "docs/invert.md", "exec"), scope)
-    found = scope["found"]
-    assert found.y.tolist() == [3] and 24 < found.psnr(scope["x"])[0] < 30 and found.mismatch < 1e-9
+    result = scope["found"]
+    assert result.y.tolist() == [3] and 24 < result.psnr(scope["x"])[0] < 30 and result.mismatch < 1e-9
     assert scope["guess"].y.tolist() == [3] and scope["fed"].round == 3
     assert capsys.readouterr().out.startswith("tensor([3]) [2")

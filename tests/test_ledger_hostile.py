@@ -24,13 +24,13 @@ UNFIT = re.compile(r"Traceback|object at 0x|pydantic|NoneType|unexpected keyword
 
 def listing(folder: Path, digests: bool = True) -> dict[str, object]:
     """Return all that lies below a folder, no link followed, with what it is: of small files a digest."""
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
         small = digests and path.is_file() and not path.is_symlink() and about.st_size < 1 << 21
         content = hashlib.sha256(path.read_bytes()).hexdigest() if small else about.st_size
-        found[str(path)] = (about.st_mode, content, None if path.is_dir() else about.st_mtime_ns)
-    return found
+        results[str(path)] = (about.st_mode, content, None if path.is_dir() else about.st_mtime_ns)
+    return results
 
 
 def peak() -> int:
@@ -50,13 +50,13 @@ def hung(*_):
 @pytest.fixture(scope="module")
 def costs(published):
     """What each file cost, in bytes; told at the end, when what was published must be as it was."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     before = listing(published.truth.parent)
-    yield found
+    yield results
     assert listing(published.truth.parent) == before
-    if found:
-        worst = max(found, key=found.__getitem__)
-        print(f"\n{len(found)} hostile files, at most {found[worst] / 1e6:.1f} MB more than before ({worst})")
+    if results:
+        worst = max(results, key=results.__getitem__)
+        print(f"\n{len(results)} hostile files, at most {results[worst] / 1e6:.1f} MB more than before ({worst})")
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def test_a_hostile_file_ends_in_a_sentence(name, published, tmp_path, monkeypatc
         assert fit(str(refused.value)), refused.value
     code, out, err = ended(words)
     costs[name] = peak() - start
-    said = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
+    printed = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
     assert code == 2 and out == "", (code, out, err[-1500:])
-    assert len(said) == 1 and said[0].startswith("ppbench: ") and fit(said[0]), err
+    assert len(printed) == 1 and printed[0].startswith("ppbench: ") and fit(printed[0]), err
     assert listing(tmp_path) == before and listing(home, digests=False) == at_home
     assert costs[name] < PEAK * 1e6
 

@@ -278,8 +278,8 @@ def test_a_block_is_relu_of_branch_plus_shortcut(norm, index):
     branch = F.conv2d(x + own.get("before1.bias", torch.zeros(1)), own["conv1.weight"], stride=stride, padding=1)
     branch = (branch + own.get("after1.bias", zero)).relu() + own.get("before2.bias", zero)
     branch = F.conv2d(branch, own["conv2.weight"], padding=1) * own.get("scale", 1) + own.get("after2.bias", zero)
-    found = torch.func.functional_call(block, own, (x,))
-    torch.testing.assert_close(found, (branch + way).relu(), rtol=1e-12, atol=1e-12)
+    result = torch.func.functional_call(block, own, (x,))
+    torch.testing.assert_close(result, (branch + way).relu(), rtol=1e-12, atol=1e-12)
     assert ("after1.bias" in own) == (norm == "fixup")
 
 
@@ -294,13 +294,13 @@ def test_batch_norm_sees_the_batch_and_the_other_norms_do_not():
 # -- initial laws ----------------------------------------------------------------------------------------------------
 def rms(features: nn.Sequential, x: Tensor) -> list[float]:
     """Root mean square after the stem and after every block."""
-    found = []
+    results = []
     with torch.no_grad():
         for place, layer in enumerate(features):
             x = layer(x)
             if place == 2 or isinstance(layer, Block):
-                found.append(float(x.square().mean().sqrt()))
-    return found
+                results.append(float(x.square().mean().sqrt()))
+    return results
 
 
 @pytest.mark.parametrize("shortcut", ["A", "B"])

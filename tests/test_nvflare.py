@@ -86,11 +86,11 @@ def sent(run: Federation) -> dict[int, Any]:
 def changes() -> dict[int, dict[str, Any]]:
     """Return what clients change by training from the start alone, float64 a step, and in how many steps."""
     plain = sent(federation("nvflare:stock/fedavg"))
-    found = {}
+    results = {}
     for client, message in plain.items():
         assert int(message.steps) == 2 + client
-        found[client] = {n: v.double().numpy() / int(message.steps) for n, v in message.change.items()}
-    return found
+        results[client] = {n: v.double().numpy() / int(message.steps) for n, v in message.change.items()}
+    return results
 
 
 def flat(tree: Mapping[str, Any]) -> Any:
@@ -110,29 +110,29 @@ def test_clients_count_by_their_steps() -> None:
     """17 and 24 examples are 3 batches of 8 each: they count the same, as NVFlare has it."""
     run = federation("nvflare:stock/fedavg")
     run.shards = {0: data(17, 0), 1: data(24, 1), 2: data(8, 2)}
-    start, found = run.parties.server.params, sent(run)
+    start, message = run.parties.server.params, sent(run)
     assert run.parties.server.counts.tolist() == [3, 3, 1]
-    mean = {n: sum(s * found[c].change[n] for c, s in enumerate((3, 3, 1))) / 7 for n in start}
+    mean = {n: sum(s * message[c].change[n] for c, s in enumerate((3, 3, 1))) / 7 for n in start}
     assert apart({n: start[n] + mean[n] for n in start}, run.parties.server.params) < 1e-6
 
 
 @pytest.mark.parametrize(("percentile", "gamma"), [(10.0, 0.01), (75.0, 0.002)])
 def test_percentile_privacy_is_plain_arithmetic(percentile: float, gamma: float) -> None:
     """Of the changes a step: what lies within the percentile of all sizes is 0, the rest is cut off at gamma."""
-    found = sent(federation("nvflare:stock/percentile_privacy", percentile=percentile, gamma=gamma))
+    message = sent(federation("nvflare:stock/percentile_privacy", percentile=percentile, gamma=gamma))
     for client, change in changes().items():
         cutoff = np.percentile(np.abs(flat(change)), percentile)
         for name, value in change.items():
             expected = np.where(np.abs(value) < cutoff, 0, np.clip(value, -gamma, gamma)) * (2 + client)
-            np.testing.assert_allclose(found[client].change[name].numpy(), expected, rtol=2e-4, atol=1e-8)
-        share = np.mean(flat(found[client].change) != 0)
+            np.testing.assert_allclose(message[client].change[name].numpy(), expected, rtol=2e-4, atol=1e-8)
+        share = np.mean(flat(message[client].change) != 0)
         assert share <= 1 - percentile / 100 + 1e-3
 
 
 def test_excluded_variables_are_absent_and_keep_their_value() -> None:
     run = federation("nvflare:stock/exclude_vars", exclude_vars="head.bias")
-    start, found = run.parties.server.params, sent(run)
-    assert {*found[0].change} == {*start} - {"head.bias"}
+    start, message = run.parties.server.params, sent(run)
+    assert {*message[0].change} == {*start} - {"head.bias"}
     assert torch.equal(run.parties.server.params["head.bias"], start["head.bias"])
     whole = trained("nvflare:stock/fedavg", 1)
     rest = {n: v for n, v in whole.items() if n != "head.bias"}
@@ -142,9 +142,9 @@ def test_excluded_variables_are_absent_and_keep_their_value() -> None:
 def test_encrypted_layers_are_averaged_and_of_a_client_not_seen() -> None:
     """Training is federated averaging's; an upload holds the other variables, and numbers of no size."""
     plain, run = federation("nvflare:stock/fedavg"), federation("nvflare:stock/he_partial", encrypt_layers="features")
-    whole, found = sent(plain), sent(run)
+    whole, sent_values = sent(plain), sent(run)
     assert apart(run.parties.server.params, plain.parties.server.params) < 1e-6
-    for client, message in found.items():
+    for client, message in sent_values.items():
         assert {*message.change} == {"head.weight", "head.bias"}
         assert apart(message.change, {n: whole[client].change[n] for n in message.change}) == 0
         assert 0.45 < float((message.words.abs() > 2**62).float().mean()) < 0.55
@@ -153,9 +153,9 @@ def test_encrypted_layers_are_averaged_and_of_a_client_not_seen() -> None:
     one = alone.probe({Slot(0, 1): data(1, 50)}).view("server/1")
     assert [e.unit for e in run.defense.evidence(one)] == [(Slot(0, 1),)]
     opened = run.defense.evidence(alone.probe(victims()).view("collusion/1"))[0]
-    held = victims()[Slot(0, 0)]
+    true = victims()[Slot(0, 0)]
     assert opened.weight is None and {*opened.observed} == {*whole[0].change}
-    assert at_truth(opened, held.x[None], held.y[None]) < 1e-6
+    assert at_truth(opened, true.x[None], true.y[None]) < 1e-6
 
 
 def test_the_real_encryption_shows_as_much() -> None:
@@ -188,10 +188,10 @@ def test_sparse_vectors_have_the_law_that_attackers_are_told() -> None:
     """A share of the entries is sent; from 2.8 on clipped and under Laplace noise, before under noise and clipped."""
     own = {"fraction": 0.5, "noise_var": 20.0, "gamma": 1e-3, "replace": False}
     run = federation("nvflare:stock/svt_privacy", **own)
-    found, whole = sent(run), changes()
-    change = np.concatenate([flat({n: m.change[n] for n in whole[c]}) / (2 + c) for c, m in found.items()])
+    message, whole = sent(run), changes()
+    change = np.concatenate([flat({n: m.change[n] for n in whole[c]}) / (2 + c) for c, m in message.items()])
     assert np.count_nonzero(change) == pytest.approx(len(change) / 2, abs=CLIENTS)
-    clean = np.concatenate([flat(whole[c]) for c in found])[change != 0]
+    clean = np.concatenate([flat(whole[c]) for c in message])[change != 0]
     law = run.defense.noise(PLAN)
     assert law is not None and law.law == "laplace" and law.std == pytest.approx(math.sqrt(2) * 1e-4 / LR)
     if run.defense.guarantee(PLAN, 8, 1) is None:  # before 2.8: the noise is on what was not clipped
@@ -202,16 +202,16 @@ def test_sparse_vectors_have_the_law_that_attackers_are_told() -> None:
     noise = change[change != 0] - np.clip(clean, -1e-3, 1e-3)
     assert np.abs(noise).mean() == pytest.approx(1e-4, rel=0.1)  # 2 gamma / noise_var
     assert noise.std() / LR == pytest.approx(law.std, rel=0.1) and abs(noise.mean()) < 1e-5
-    meta = json.loads(bytes(found[0].meta.tolist()))["svt_privacy_budget"]
+    meta = json.loads(bytes(message[0].meta.tolist()))["svt_privacy_budget"]
     epsilon, delta = run.defense.guarantee(PLAN, 8, 3)
     assert delta == 0 and 3 * meta["epsilon_total"] < epsilon < 3 * (meta["epsilon_total"] + 0.2)
 
 
 def test_filters_stand_in_order_and_see_a_task() -> None:
-    found = sent(federation("nvflare:nvflare_apps:chain"))[0]
-    assert "head.bias" not in found.change
-    assert float((found.change["features.1.weight"] == 0).float().mean()) > 0.4
-    assert json.loads(bytes(found.meta.tolist()))["filter_history"] == ["PercentilePrivacy", "ExcludeVars"]
+    message = sent(federation("nvflare:nvflare_apps:chain"))[0]
+    assert "head.bias" not in message.change
+    assert float((message.change["features.1.weight"] == 0).float().mean()) > 0.4
+    assert json.loads(bytes(message.meta.tolist()))["filter_history"] == ["PercentilePrivacy", "ExcludeVars"]
     assert apart(trained("nvflare:nvflare_apps:sees", 1), trained("nvflare:stock/fedavg", 1)) == 0
 
 
@@ -277,12 +277,12 @@ def test_what_is_left_of_a_gradient_is_explained_by_the_truth(name: str, own: di
     view.save(tmp_path)
     truth = victims()
     for one in (view, View.load(tmp_path)):
-        found = one.defense.evidence(one)
-        assert [e.unit[0].client for e in found] == [0, 1, 2]
-        for e in found:
-            held = truth[e.unit[0]]
-            assert at_truth(e, held.x[None], held.y[None]) < 1e-6
-            assert at_truth(e, held.x[None].flip(-1), held.y[None]) > 1e-2
+        evidence = one.defense.evidence(one)
+        assert [e.unit[0].client for e in evidence] == [0, 1, 2]
+        for e in evidence:
+            true = truth[e.unit[0]]
+            assert at_truth(e, true.x[None], true.y[None]) < 1e-6
+            assert at_truth(e, true.x[None].flip(-1), true.y[None]) > 1e-2
 
 
 def test_signs_or_noise_of_a_sparse_vector_are_simulated_as_such() -> None:
@@ -290,13 +290,13 @@ def test_signs_or_noise_of_a_sparse_vector_are_simulated_as_such() -> None:
         run = federation("nvflare:stock/svt_privacy", **{"fraction": 1.0, "replace": False, "gamma": 1e-3, **own})
         view, truth = seen(run), victims()
         for e in run.defense.evidence(view):
-            held = truth[e.unit[0]]
-            right, wrong = (at_truth(e, x[None], held.y[None]) for x in (held.x, held.x.flip(-1)))
+            true = truth[e.unit[0]]
+            right, wrong = (at_truth(e, x[None], true.y[None]) for x in (true.x, true.x.flip(-1)))
             assert right < (0.05 if own["noise_var"] > 4 else 1.0) and wrong > 1.1 * right, (e.measure, right, wrong)
 
     run = federation("nvflare:stock/svt_privacy")
-    found = run.defense.evidence(seen(run))
-    assert {e.measure for e in found} == ({"squares"} if run.defense.guarantee(PLAN, 8, 1) else {"hinge"})
+    evidence = run.defense.evidence(seen(run))
+    assert {e.measure for e in evidence} == ({"squares"} if run.defense.guarantee(PLAN, 8, 1) else {"hinge"})
 
 
 def test_algebra_reads_an_image_off_what_is_left() -> None:
@@ -307,11 +307,11 @@ def test_algebra_reads_an_image_off_what_is_left() -> None:
     view, truth = seen(run), victims()
     challenges = [Challenge((slot,), 1) for slot in truth]
     guesses = load("attacks", "analytic")().run(view, challenges, torch.Generator().manual_seed(0))
-    for guess, held in zip(guesses, truth.values(), strict=True):
-        assert float((guess.x - held.x).square().mean()) < 1e-3
-        assert guess.y.tolist() == held.y.argmax(1).tolist()
+    for guess, kept in zip(guesses, truth.values(), strict=True):
+        assert float((guess.x - kept.x).square().mean()) < 1e-3
+        assert guess.y.tolist() == kept.y.argmax(1).tolist()
     labels = load("attacks", "label_recovery")().run(view, challenges, torch.Generator().manual_seed(0))
-    assert [g.y.tolist() for g in labels] == [held.y.argmax(1).tolist() for held in truth.values()]
+    assert [g.y.tolist() for g in labels] == [kept.y.argmax(1).tolist() for kept in truth.values()]
 
 
 def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
@@ -319,12 +319,12 @@ def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
     from ppbench.attacks.reconstruction.search.problem import objective
 
     run = federation("nvflare:stock/percentile_privacy", percentile=0.0, gamma=1e-4)
-    found, truth = run.defense.evidence(seen(run)), victims()
-    assert found[0].params is not None and found[0].measure == "squares"
-    x, y = (torch.stack([getattr(truth[e.unit[0]], n).double() for e in found]) for n in ("x", "y"))
-    made = objective(found, PLAN, 1, torch.float64)
+    evidence, truth = run.defense.evidence(seen(run)), victims()
+    assert evidence[0].params is not None and evidence[0].measure == "squares"
+    x, y = (torch.stack([getattr(truth[e.unit[0]], n).double() for e in evidence]) for n in ("x", "y"))
+    made = objective(evidence, PLAN, 1, torch.float64)
     at, *_ = made(x, y, x.new_zeros(len(x), 0), torch.arange(len(x)))
-    scale = torch.stack([e.scale() for e in found])
+    scale = torch.stack([e.scale() for e in evidence])
     assert bool((at / scale < 1e-6).all())
 
 
@@ -444,8 +444,8 @@ def finding(name: str) -> Any:
 def test_what_is_found_of_percentiles(capsys: pytest.CaptureFixture[str]) -> None:
     finding("nvflare_percentile").main()
     logging.disable(logging.NOTSET)
-    told = capsys.readouterr().out
-    assert "label read in 50 of 50" in told and told.count("all is sent as it is: True") == 6
+    message = capsys.readouterr().out
+    assert "label read in 50 of 50" in message and message.count("all is sent as it is: True") == 6
 
 
 def test_what_is_found_of_sparse_vectors(monkeypatch: pytest.MonkeyPatch) -> None:

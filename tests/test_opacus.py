@@ -62,11 +62,11 @@ def shards(sizes: tuple[int, ...] = (20, 24, 28)) -> dict[int, Data]:
 
 
 def federation(
-    name: str, plan: Plan = PLAN, held: Mapping[int, Data] | None = None, seed: int = 0, **parameters: Any
+    name: str, plan: Plan = PLAN, data: Mapping[int, Data] | None = None, seed: int = 0, **parameters: Any
 ) -> Federation:
     """Return a started federation whose clients have unequally many examples."""
     registry.admit(name)
-    made = Federation(load("defenses", name)(**parameters), plan, held or shards(), Seeds(seed))
+    made = Federation(load("defenses", name)(**parameters), plan, data or shards(), Seeds(seed))
     made.start(initial(plan.spec, 0))
     return made
 
@@ -106,14 +106,14 @@ def each(params: Params, batch: Data, plan: Plan = PLAN) -> Params:
     return vmap(grad(loss), in_dims=(None, 0, 0))(double, batch.x.double(), batch.y.double())  # type: ignore[no-any-return]
 
 
-def clipped(found: Params, clip: float, per_layer: bool = False) -> torch.Tensor:
+def clipped(result: Params, clip: float, per_layer: bool = False) -> torch.Tensor:
     """Return the sum of gradients clipped by plain arithmetic, [P]."""
-    norms = torch.stack([value.flatten(1).norm(dim=1) for value in found.values()], 1)
+    norms = torch.stack([value.flatten(1).norm(dim=1) for value in result.values()], 1)
     if per_layer:
-        factors = (clip / len(found) ** 0.5 / norms).clamp(max=1.0)
+        factors = (clip / len(result) ** 0.5 / norms).clamp(max=1.0)
     else:
         factors = (clip / norms.norm(dim=1, keepdim=True)).clamp(max=1.0).expand_as(norms)
-    return torch.cat([torch.tensordot(f, v, 1).flatten() for f, v in zip(factors.T, found.values(), strict=True)])
+    return torch.cat([torch.tensordot(f, v, 1).flatten() for f, v in zip(factors.T, result.values(), strict=True)])
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -124,10 +124,10 @@ def test_without_noise_a_probe_is_the_clipped_mean_gradient(name: str, count: in
     for clip in (0.1, 2.6, 1e3):
         run = federation(f"opacus:stock/{name}", noise_multiplier=0.0, max_grad_norm=clip)
         start = run.parties.server.params
-        for client, found in gradients(run, count).items():
+        for client, value in gradients(run, count).items():
             exact = each(start, victims(count)[Slot(0, client)])
             right = clipped(exact, clip, name == "dp_sgd_per_layer") / count
-            assert float((found - right).abs().max()) < 1e-6 * max(1.0, float(right.abs().max()))
+            assert float((value - right).abs().max()) < 1e-6 * max(1.0, float(right.abs().max()))
             longest = max(
                 float(Layout.of(start).pack({n: v[i] for n, v in exact.items()}).norm()) for i in range(count)
             )
@@ -176,8 +176,8 @@ def test_the_last_smaller_batch_is_divided_by_the_expected_size() -> None:
 def test_virtual_batches_and_sums_are_the_same_gradients(name: str) -> None:
     whole = gradients(federation("opacus:opacus_apps:mine", sigma=0.0), 5)
     factor = 5 if name == "summed" else 1
-    for client, found in gradients(federation(f"opacus:opacus_apps:{name}", sigma=0.0), 5).items():
-        assert float((found - factor * whole[client]).abs().max()) < 1e-6
+    for client, value in gradients(federation(f"opacus:opacus_apps:{name}", sigma=0.0), 5).items():
+        assert float((value - factor * whole[client]).abs().max()) < 1e-6
 
 
 def test_empty_samples_are_steps_like_others() -> None:
@@ -203,7 +203,7 @@ def test_noise_has_the_law_that_attackers_are_told(name: str, count: int) -> Non
     sigma, clip = 0.5, 2.0
     run, clean = (federation(f"opacus:stock/{name}", noise_multiplier=s, max_grad_norm=clip) for s in (sigma, 0.0))
     without = gradients(clean, count)
-    rest = torch.cat([found - without[client] for client, found in gradients(run, count).items()])
+    rest = torch.cat([value - without[client] for client, value in gradients(run, count).items()])
     law = run.defense.noise(seen(run, count).plan)
     if name == "dp_sgd_adaptive":  # a part of the budget goes to the count
         sigma = (sigma**-2 - 20.0**-2) ** -0.5
@@ -214,7 +214,7 @@ def test_noise_has_the_law_that_attackers_are_told(name: str, count: int) -> Non
 
 def test_noise_of_training_is_over_the_expected_size() -> None:
     """20 examples in batches of 8 are three steps at rate 1/3, each over int(20 / 3) = 6: nothing but noise is seen."""
-    run = federation("opacus:stock/dp_sgd", held=shards((20, 20, 20)), noise_multiplier=1e5, max_grad_norm=1e-5)
+    run = federation("opacus:stock/dp_sgd", data=shards((20, 20, 20)), noise_multiplier=1e5, max_grad_norm=1e-5)
     start, run.wire.keep = run.parties.server.params, True
     assert run.run(1)
     sent = [m.message.params for m in run.wire.mail if m.receiver == SERVER and m.round == 1]
@@ -237,7 +237,7 @@ def test_a_mechanism_that_adds_less_than_it_says_is_seen_through() -> None:
     """Its attributes and its accountant say one noise; what is sent has a tenth of it."""
     run = federation("opacus:opacus_apps:weakened", sigma=1.0)
     without = gradients(federation("opacus:opacus_apps:mine", sigma=0.0))
-    rest = torch.cat([found - without[client] for client, found in gradients(run).items()])
+    rest = torch.cat([value - without[client] for client, value in gradients(run).items()])
     law = run.defense.noise(seen(run).plan)
     assert law is not None and law.std == 1.0 and not within(rest, 1.0) and within(rest, 0.1)
 
@@ -258,9 +258,9 @@ def test_epsilon_is_that_of_another_accountant(sigma: float, count: int, batch: 
     plan = replace(PLAN, local=Local("delta", 1, batch, Opt("sgd", LR)))
     run = federation("opacus:stock/dp_sgd", plan, shards((count,) * 3), noise_multiplier=sigma)
     ours = load("defenses", "dp_sgd")(noise_multiplier=sigma)
-    found, delta = run.defense.guarantee(plan, count, rounds)
+    result, delta = run.defense.guarantee(plan, count, rounds)
     right, same = ours.guarantee(plan, count, rounds)
-    assert delta == same == 1 / count and found == pytest.approx(right, rel=0.02)
+    assert delta == same == 1 / count and result == pytest.approx(right, rel=0.02)
     steps, orders = rounds * count // batch, [2, 3, 4, 6, 8, 12, 20, 32, 48]
     event = PoissonSampledDpEvent(batch / count, GaussianDpEvent(sigma))
     theirs, other, tight = RDPAccountant(), RdpAccountant(orders), PLDAccountant()
@@ -270,9 +270,9 @@ def test_epsilon_is_that_of_another_accountant(sigma: float, count: int, batch: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert theirs.get_epsilon(delta, alphas=orders) == pytest.approx(other.get_epsilon(delta), rel=1e-9)
-        assert theirs.get_epsilon(delta) == pytest.approx(found, rel=1e-12)
+        assert theirs.get_epsilon(delta) == pytest.approx(result, rel=1e-12)
     numerical, _ = replace(run.defense, accountant="prv").guarantee(plan, count, rounds)
-    assert tight.get_epsilon(delta) - 1e-3 < numerical < min(found, tight.get_epsilon(delta) + 0.03)
+    assert tight.get_epsilon(delta) - 1e-3 < numerical < min(result, tight.get_epsilon(delta) + 0.03)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.6, 1 / 3), (1.0, 0.02), (1.0, 0.25)])
@@ -284,9 +284,9 @@ def test_its_divergences_are_those_of_their_definition(sigma: float, rate: float
     ratio = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * x - 1) / 2 / sigma**2)
     density = -(x**2) / 2 / sigma**2 - np.log(sigma * np.sqrt(2 * np.pi))
     for order in (1.5, 2.0, 4.3, 7.7):
-        found = logsumexp(density + order * ratio) + np.log(x[1] - x[0])
-        told = compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=[order])[0]
-        assert told == pytest.approx(found / (order - 1), rel=1e-6)
+        result = logsumexp(density + order * ratio) + np.log(x[1] - x[0])
+        outcome = compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=[order])[0]
+        assert outcome == pytest.approx(result / (order - 1), rel=1e-6)
 
 
 def test_epsilon_is_of_what_was_run() -> None:
@@ -448,15 +448,15 @@ def test_a_layer_without_a_rule_is_clipped_as_others_are() -> None:
     """Opacus asks torch.func for its examples' gradients."""
     plan = replace(PLAN, spec=net_spec("opacus_apps:scaled_net", (1, 8, 8), 10, {}))
     run = federation("opacus:stock/dp_sgd", plan, noise_multiplier=0.0, max_grad_norm=0.5)
-    for client, found in gradients(run, 4).items():
+    for client, value in gradients(run, 4).items():
         exact = each(run.parties.server.params, victims(4)[Slot(0, client)], plan)
-        assert float((found - clipped(exact, 0.5) / 4).abs().max()) < 1e-6
+        assert float((value - clipped(exact, 0.5) / 4).abs().max()) < 1e-6
 
 
 def test_what_breaks_a_round_is_told_in_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"raised ValueError: too many examples"):
         federation("opacus:opacus_apps:raises_late")
-    run = federation("opacus:opacus_apps:raises_late", held=shards((1, 1, 1)))
+    run = federation("opacus:opacus_apps:raises_late", data=shards((1, 1, 1)))
     run.shards = shards((1, 1, 2))
     with pytest.raises(ProtocolError, match=r"The training of client 2 raised ValueError: too many examples"):
         run.run(1)
@@ -505,8 +505,8 @@ def test_the_command_ends_with_code_2(
         monkeypatch.setattr(sys, "argv", ["ppbench", "evaluate", "--defense", f"opacus:{name}", "--out", out])
         with pytest.raises(SystemExit) as end:
             main()
-        told = capsys.readouterr().err
-        assert end.value.code == 2 and words in " ".join(told.split()), told
+        message = capsys.readouterr().err
+        assert end.value.code == 2 and words in " ".join(message.split()), message
 
 
 def test_records_do_not_choose_what_is_imported() -> None:
@@ -572,10 +572,10 @@ def test_a_flower_app_whose_clients_train_by_it_is_run_as_it_lies(
     plan = replace(PLAN, spec=spec, local=Local("delta", 1, 8, Opt("sgd", 0.1)))
     run = federation(f"flower:{place}", plan)
     assert run.run(2)
-    for found in run.defense.evidence(seen(run, 2)):
-        truth = victims(2)[found.unit[0]]
-        exact = found.simulate(truth.x[None].double(), truth.y[None].double())
-        rest = torch.cat([(found.observed[n] - v.detach()).flatten() for n, v in exact.items()])
+    for evidence in run.defense.evidence(seen(run, 2)):
+        truth = victims(2)[evidence.unit[0]]
+        exact = evidence.simulate(truth.x[None].double(), truth.y[None].double())
+        rest = torch.cat([(evidence.observed[n] - v.detach()).flatten() for n, v in exact.items()])
         assert within(rest, 0.5 * 100 / 2)
 
 

@@ -72,8 +72,8 @@ def sent(plan: Plan, x: Tensor, label: int) -> tuple[Params, Params]:
     """Return initial weights, and the gradient of one example at them, float32."""
     params = initial(plan.spec, 0)
     y = F.one_hot(torch.tensor([label]), 10).float()
-    found = gradient(lambda p: plan.objective(p, x.float(), y, torch.ones(1)), params)
-    return params, {name: value.detach() for name, value in found.items()}
+    gradients = gradient(lambda p: plan.objective(p, x.float(), y, torch.ones(1)), params)
+    return params, {name: value.detach() for name, value in gradients.items()}
 
 
 def smooth(seed: int) -> Tensor:
@@ -152,8 +152,8 @@ def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> 
 def test_inner_activations_are_exact() -> None:
     """1,176 numbers of which no place is known, from 2,400 entries of a gradient and 400 features."""
     layer, truth = second_layer(smooth(1))
-    found, seen, spent = inner(layer, seeded(), 1000)
-    assert float(((found - truth) * seen).norm() / truth.norm()) < 1e-4
+    result, seen, spent = inner(layer, seeded(), 1000)
+    assert float(((result - truth) * seen).norm() / truth.norm()) < 1e-4
     assert float(seen.double().mean()) > 0.9 and int(spent) <= 1000
 
 
@@ -161,9 +161,9 @@ def test_a_cotangent_below_is_what_autograd_sends_there() -> None:
     layer, truth = second_layer(smooth(2))
     leaf = truth.clone().requires_grad_()
     out = F.max_pool2d(F.relu(layer.convolved(leaf)), 2)
-    (wanted,) = torch.autograd.grad((out * layer.known.cotangents).sum(), leaf)
+    (expected,) = torch.autograd.grad((out * layer.known.cotangents).sum(), leaf)
     below = layer.below(truth, torch.ones_like(truth, dtype=torch.bool))
-    assert torch.allclose(below.cotangents, wanted, atol=1e-12)
+    assert torch.allclose(below.cotangents, expected, atol=1e-12)
     assert torch.equal(below.fires, truth > 1e-6 * truth.max())
 
 
@@ -200,9 +200,9 @@ def test_an_image_in_flowers_quickstart_network_is_rebuilt_where_searches_fail()
     params, update = sent(plan, truth, 7)
     guess = guessed(Peel(budget=1400), plan, params, update)
     assert guess.y.tolist() == [7]
-    found, others = decibels(guess, truth), [guessed(a(budget=200), plan, params, update) for a in (IDLG, IG)]
-    assert found > 25
-    assert max(decibels(other, truth) for other in others) < found - 6
+    value, others = decibels(guess, truth), [guessed(a(budget=200), plan, params, update) for a in (IDLG, IG)]
+    assert value > 25
+    assert max(decibels(other, truth) for other in others) < value - 6
 
 
 def test_a_digit_in_a_sequence_of_layers_is_rebuilt() -> None:

@@ -39,8 +39,8 @@ def reshaped(path):
 
 def changed(path):
     text = path.read_text()
-    told = json.loads(text)["about"]["utility"]["accuracy"]
-    path.write_text(text.replace(f'"accuracy": {told}', '"accuracy": 0.5', 1))
+    message = json.loads(text)["about"]["utility"]["accuracy"]
+    path.write_text(text.replace(f'"accuracy": {message}', '"accuracy": 0.5', 1))
 
 
 def strange(path):

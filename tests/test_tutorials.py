@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not PAGES, reason="the documents are not here")
 
 
 def differences(followed):
-    return [part for block, told in followed for part in lacking(block, told)]
+    return [part for block, printed in followed for part in lacking(block, printed)]
 
 
 @pytest.mark.battery  # of no values: for the whole only
@@ -54,10 +54,10 @@ def test_every_command_of_a_tutorial_is_typed_in_a_fence(page):
     """What stands elsewhere, or needs several machines, would not be followed."""
     text, every = (DOCS / page).read_text(), blocks(page)
     fenced = sum(len(re.findall(r"^(?:\$ )?(?:ppbench|pip|pytest|python) ", b.text, re.MULTILINE)) for b in every)
-    told = re.findall(r"^ *(?:\$ )?(?:ppbench|pip|pytest|python) (?!is\b)", text, re.MULTILINE)
-    assert fenced and len(told) == fenced
-    asked = [block.text for block in every if block.language == "console"]
-    assert all("ray" in text for text in asked) and len(asked) <= 2
+    printed = re.findall(r"^ *(?:\$ )?(?:ppbench|pip|pytest|python) (?!is\b)", text, re.MULTILINE)
+    assert fenced and len(printed) == fenced
+    words = [block.text for block in every if block.language == "console"]
+    assert all("ray" in text for text in words) and len(words) <= 2
     assert not [block.place for block in every if block.language in ("python", "toml") and not block.path]
 
 
@@ -65,7 +65,7 @@ BLOCK = Block("page.md", 1, "sh", "", "ppbench\n", "...\ndp  7.5 dB [6.9, 8.0]\n
 
 
 @pytest.mark.parametrize(
-    ("told", "wrong"),
+    ("printed", "wrong"),
     [
         ("head\n• dp 7.4 dB\n[6.9, 8.1] in 99 s and\nmore, 5 cells", 0),  # wrapped elsewhere, slower, last digits
         ("dp 9.5 dB [6.9, 8.0] in 12.3 s then 5 cells", 1),
@@ -75,14 +75,14 @@ BLOCK = Block("page.md", 1, "sh", "", "ppbench\n", "...\ndp  7.5 dB [6.9, 8.0]\n
         ("", 2),
     ],
 )
-def test_what_a_page_quotes_is_compared_word_for_word_and_in_order(told, wrong):
-    assert len(lacking(BLOCK, told)) == wrong
+def test_what_a_page_quotes_is_compared_word_for_word_and_in_order(printed, wrong):
+    assert len(lacking(BLOCK, printed)) == wrong
 
 
 def test_new_figures_are_written_among_the_same_words():
-    told = "dp 19.5 dB [16.9, 18.0] in 12.3 s then 9 cells"
-    better = replace(BLOCK, quoted=requoted(BLOCK, told))
-    assert better.quoted == "...\ndp  19.5 dB [16.9, 18.0]\n  in 12.3 s ...\n9 cells\n" and not lacking(better, told)
+    printed = "dp 19.5 dB [16.9, 18.0] in 12.3 s then 9 cells"
+    better = replace(BLOCK, quoted=requoted(BLOCK, printed))
+    assert better.quoted == "...\ndp  19.5 dB [16.9, 18.0]\n  in 12.3 s ...\n9 cells\n" and not lacking(better, printed)
     assert requoted(BLOCK, "nothing of it") == BLOCK.quoted
 
 

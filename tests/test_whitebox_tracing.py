@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, deviations, letters, seeded, told
+from observations import CHANCE, deviations, half_known, letters, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -61,7 +61,7 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
             flat, state = opt.step(flat, mean, state, opt.lr)
             params = {n: v.clone() for n, v in layout.unpack(flat).items()}
     view = View("server/1", SERVER, FEDSGD, NoDefense(), tuple(mail), ())
-    return view, Challenge((), 1, x=x, labels=labels, known=told(member)), member
+    return view, Challenge((), 1, x=x, labels=labels, known=half_known(member)), member
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def ask(view: View, challenge: Challenge, seed: int = 0, attack: WhiteBox | None
 
 def test_planted_leak_an_overfit_model(leaky):
     view, challenge, member = leaky
-    guess, asked = ask(view, challenge), challenge.known == -1
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
-    assert float((guess.decision == member)[asked].double().mean()) > 0.8
+    guess, challenges = ask(view, challenge), challenge.known == -1
+    assert roc_auc_score(member[challenges], guess.score[challenges]) > 0.9
+    assert float((guess.decision == member)[challenges].double().mean()) > 0.8
 
 
 def test_the_models_alone_betray_members_too(leaky):
@@ -88,27 +88,27 @@ def test_the_models_alone_betray_members_too(leaky):
     view, challenge, member = leaky
     g = seeded(1)
     noise = written(view, lambda t: torch.randn(t.shape, generator=g))
-    asked, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.8
+    challenges, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
+    assert roc_auc_score(member[challenges], guess.score[challenges]) > 0.8
 
 
 def test_null_a_model_that_never_saw_them():
     for seed in range(3):
         view, challenge, member = trained(3, seed, frozen=True)
-        asked = challenge.known == -1
-        assert abs(deviations(member[asked], ask(view, challenge, attack=QUICK).score[asked])) < CHANCE
+        challenges = challenge.known == -1
+        assert abs(deviations(member[challenges], ask(view, challenge, attack=QUICK).score[challenges])) < CHANCE
 
 
 def test_gradient_signals_are_norms_with_the_labels_row_first():
     g = seeded(0)
     leaves = {"a": torch.randn(2, 5, 3, generator=g), "head": torch.randn(2, 4, 6, generator=g), "b": torch.randn(2, 4)}
     labels = torch.eye(4)[[2, 0]]
-    found = gradient_signals(leaves, labels).exp()
-    assert found.shape == (2, 3 + 4)
-    assert torch.allclose(found[:, 0], leaves["a"].flatten(1).norm(dim=1))
+    recovered = gradient_signals(leaves, labels).exp()
+    assert recovered.shape == (2, 3 + 4)
+    assert torch.allclose(recovered[:, 0], leaves["a"].flatten(1).norm(dim=1))
     rows = leaves["head"].norm(dim=2)
-    assert torch.allclose(found[:, 3], torch.stack([rows[0, 2], rows[1, 0]]))
-    assert torch.allclose(found[0, 4:], rows[0, [0, 1, 3]].sort().values)
+    assert torch.allclose(recovered[:, 3], torch.stack([rows[0, 2], rows[1, 0]]))
+    assert torch.allclose(recovered[0, 4:], rows[0, [0, 1, 3]].sort().values)
 
 
 def test_round_signals_hold_outputs_where_weights_are_known(leaky):
@@ -186,10 +186,10 @@ def test_reconstructions_that_are_not_finite_are_never_nearest(bad):
     x = images(0).double()
     broken = x.clone()
     broken[::3] = bad
-    found = nearest(x, broken)
-    assert not bool((found % 3 == 0).any())
+    result = nearest(x, broken)
+    assert not bool((result % 3 == 0).any())
     good = torch.arange(IMAGES) % 3 != 0
-    assert torch.equal(found[good], torch.arange(IMAGES)[good])
+    assert torch.equal(result[good], torch.arange(IMAGES)[good])
     assert bool((traced_to(x, torch.full_like(x, bad)) == -1).all()), "nobody, where there is no other"
 
 
