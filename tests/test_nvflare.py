@@ -1,8 +1,4 @@
-"""NVFlare's filters as defenses: rounds as without NVFlare, filters as plain arithmetic, refusals in a sentence.
-
-Run with NVFlare beside ppbench (`.ci/run` does so with the oldest and the newest version): PYTHONPATH=FOLDER pytest
-tests/test_nvflare.py, where pip install --no-deps --target FOLDER 'nvflare==2.9.*' msgpack grpcio protobuf made FOLDER.
-"""
+"""NVFlare's filters as defenses: plain arithmetic, noise and views. What adapters share: test_adapters.py."""
 
 from __future__ import annotations
 
@@ -10,70 +6,30 @@ import importlib.util
 import json
 import logging
 import math
-import random
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from adapted import Setting, data
 
-import ppbench
-from ppbench.base import registry
-from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import initial
+from ppbench.testing.scene import apart
 
 pytest.importorskip("nvflare")
 
-LR, CLIENTS, BATCH = 0.1, 3, 8
-PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), CLIENTS, Local("delta", 1, BATCH, Opt("sgd", LR)))
-STOCK = ("fedavg", "percentile_privacy", "svt_privacy", "exclude_vars", "he_partial")
-
-
-def data(count: int, seed: int) -> Data:
-    draws = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=draws)
-    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
-
-
-def federation(name: str, plan: Plan = PLAN, **parameters: Any) -> Federation:
-    """Return a started federation; clients have 2, 3 and 4 whole batches, so that steps count as examples do."""
-    shards = {client: data((2 + client) * BATCH, client) for client in range(CLIENTS)}
-    registry.admit(name)
-    made = Federation(load("defenses", name)(**parameters), plan, shards, Seeds(0))
-    made.defense.check(plan)
-    made.start(initial(plan.spec, 0))
-    return made
-
-
-def trained(name: str, rounds: int = 3, **parameters: Any) -> Params:
-    run = federation(name, **parameters)
-    assert run.run(rounds)
-    return run.parties.server.params  # type: ignore[no-any-return]
-
-
-def apart(one: Params, other: Params) -> float:
-    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
-
-
-def victims() -> Mapping[Slot, Data]:
-    return {Slot(0, client): data(1, 50 + client) for client in range(CLIENTS)}
-
-
-def seen(run: Federation) -> View:
-    return run.probe(victims()).view("server/1")
+SETTING = Setting((16, 24, 32))  # 2, 3 and 4 whole batches, so that steps count as examples do
+PLAN, LR, CLIENTS = SETTING.plan, SETTING.lr, len(SETTING.sizes)
+federation, trained, victims, seen = SETTING.federation, SETTING.trained, SETTING.victims, SETTING.seen
 
 
 def sent(run: Federation) -> dict[int, Any]:
@@ -98,12 +54,6 @@ def flat(tree: Mapping[str, Any]) -> Any:
 
 
 # -- what it does is what it says ------------------------------------------------------------------------------------
-def test_federated_averaging_is_ours_to_rounding() -> None:
-    """Same data, same seeds, unequal shards, three rounds of several steps; and weights do move."""
-    ours = trained("none")
-    assert apart(trained("nvflare:stock/fedavg"), ours) < 1e-6
-    assert apart(trained("nvflare:nvflare_apps:nothing"), ours) < 1e-6
-    assert apart(ours, initial(PLAN.spec, 0)) > 1e-2
 
 
 def test_clients_count_by_their_steps() -> None:
@@ -134,9 +84,8 @@ def test_excluded_variables_are_absent_and_keep_their_value() -> None:
     start, message = run.parties.server.params, sent(run)
     assert {*message[0].change} == {*start} - {"head.bias"}
     assert torch.equal(run.parties.server.params["head.bias"], start["head.bias"])
-    whole = trained("nvflare:stock/fedavg", 1)
-    rest = {n: v for n, v in whole.items() if n != "head.bias"}
-    assert apart(rest, run.parties.server.params) == 0
+    whole = trained("nvflare:stock/fedavg", rounds=1)
+    assert apart(whole | {"head.bias": start["head.bias"]}, run.parties.server.params) == 0
 
 
 def test_encrypted_layers_are_averaged_and_of_a_client_not_seen() -> None:
@@ -212,25 +161,10 @@ def test_filters_stand_in_order_and_see_a_task() -> None:
     assert "head.bias" not in message.change
     assert float((message.change["features.1.weight"] == 0).float().mean()) > 0.4
     assert json.loads(bytes(message.meta.tolist()))["filter_history"] == ["PercentilePrivacy", "ExcludeVars"]
-    assert apart(trained("nvflare:nvflare_apps:sees", 1), trained("nvflare:stock/fedavg", 1)) == 0
+    assert apart(trained("nvflare:nvflare_apps:sees", rounds=1), trained("nvflare:stock/fedavg", rounds=1)) == 0
 
 
 # -- probes and seeds ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [*(f"stock/{one}" for one in STOCK), "nvflare_apps:mine", "nvflare_apps:feedback"])
-def test_two_runs_agree_and_a_probe_moves_nothing(name: str) -> None:
-    """Training goes on as if nobody had asked, and nobody's generators move; draws differ by client and round."""
-    alone = trained(f"nvflare:{name}", 2)
-    assert apart(trained(f"nvflare:{name}", 2), alone) == 0
-    run = federation(f"nvflare:{name}")
-    assert run.run(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    first, second = seen(run), seen(run)
-    now = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    assert before[:2] == now[:2] and torch.equal(before[2], now[2])
-    for one, other in zip(first.mail, second.mail, strict=True):
-        if one.receiver == SERVER:
-            assert apart(one.message.change, other.message.change) == 0
-    assert run.run(2) and apart(run.parties.server.params, alone) == 0
 
 
 def test_noise_is_another_for_each_client_and_round() -> None:
@@ -241,18 +175,12 @@ def test_noise_is_another_for_each_client_and_round() -> None:
     assert len({*sums}) == 2 * CLIENTS
 
 
-def test_what_filters_keep_outlives_a_checkpoint_and_forks(tmp_path: Path) -> None:
+def test_what_filters_keep_lasts_and_a_probe_has_a_copy() -> None:
     run = federation("nvflare:nvflare_apps:feedback")
-    assert run.run(2)
-    run.save(tmp_path)
-    again = Federation(run.defense, PLAN, run.shards, Seeds(0))
-    again.restore(tmp_path, initial(PLAN.spec, 0))
-    assert run.run(3) and again.run(3)
-    assert apart(run.parties.server.params, again.parties.server.params) == 0
-    calls = [json.loads(bytes(m.message.meta.tolist()))["calls"] for m in seen(again).mail if m.receiver == SERVER]
-    assert calls == [4, 4, 4]
-    once_more = [json.loads(bytes(m.message.meta.tolist()))["calls"] for m in seen(again).mail if m.receiver == SERVER]
-    assert once_more == calls
+    assert run.run(3)
+    for _ in range(2):
+        mail = [m.message for m in seen(run).mail if m.receiver == SERVER]
+        assert [json.loads(bytes(message.meta.tolist()))["calls"] for message in mail] == [4, 4, 4]
 
 
 # -- what is seen ----------------------------------------------------------------------------------------------------
@@ -329,48 +257,6 @@ def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("raises", "The filters of client 0 raised KeyError: 'no such key'"),
-        ("no_dxo", "The filters of client 0 let out no DXO: "),
-        ("no_shareable", "Filter Whole of client 0 gives NoneType, not a Shareable"),
-        ("blocks", "The filters of client 0 let out no result: return code EXECUTION_EXCEPTION"),
-        ("weights", "The filters of client 0 let out WEIGHTS, not WEIGHT_DIFF"),
-        ("shapes", "let out of 'head.bias' is (3,) float32; it must be (10,) float32"),
-        ("integers", "let out of 'head.bias' is (10,) int64; it must be (10,) float32"),
-        ("strange_names", "The filters of client 0 let out 'tail', which the model has not"),
-        ("no_steps", "The filters of client 0 let out -2 steps; it must be a whole number from 1"),
-        ("no_arrays", "What the filters of client 0 let out of 'head.bias' is object, no array"),
-    ],
-)
-def test_what_breaks_a_round_is_told_in_a_sentence(name: str, words: str) -> None:
-    with pytest.raises(ProtocolError) as error:
-        federation(f"nvflare:nvflare_apps:{name}").run(1)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nvflare_apps:not_a_list", "gave PercentilePrivacy; it must give a list of NVFlare's Filters"),
-        ("nvflare_apps:not_filters", "gave a list with str; it must give a list of NVFlare's Filters"),
-        ("nvflare_apps:alone", "gave NoneType; it must give a list of NVFlare's Filters"),
-        ("nvflare_apps:no_default", "has the parameter scale without a default"),
-        ("nvflare_apps:shadows", "has the parameter 'noise', which means something else of a defense; call it another"),
-        ("nvflare_apps:refuses", "raised ValueError: the noise must not be negative"),
-        ("nvflare_apps:number", "is 3; it must be a function"),
-        ("nvflare_apps:absent", "has no attribute 'absent'"),
-        ("no_such_module:x", "No module named 'no_such_module'"),
-        ("stock/svt_privat", "did you mean 'stock/svt_privacy'"),
-        ("nothing", "is no name behind nvflare:; give stock/NAME, or MODULE:OBJECT of yours"),
-    ],
-)
-def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
-    registry.admit(f"nvflare:{name}")
-    with pytest.raises(UsageError) as error:
-        load("defenses", f"nvflare:{name}")().check(PLAN)
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -390,31 +276,6 @@ def test_what_would_send_all_without_a_word_is_refused(name: str, own: dict[str,
     """The filters pass everything then, and log it at most."""
     with pytest.raises(UsageError, match=words):
         load("defenses", f"nvflare:stock/{name}")(**own).check(PLAN)
-
-
-def test_records_do_not_choose_what_is_imported() -> None:
-    assert registry.find("defenses", "nvflare:antigravity:c") is None and "antigravity" not in sys.modules
-    assert registry.find("defenses", "nvflare:stock/svt_privacy") is not None
-
-
-def test_what_a_probe_can_have_no_copy_of_is_refused() -> None:
-    with pytest.raises(ProtocolError, match=r"the filters\[0\].draws is a Generator, of which no probe can have a"):
-        federation("nvflare:nvflare_apps:uncopied")
-    with pytest.raises(ProtocolError, match=r"the filters\[0\].draws is a Random, of which no probe can have a"):
-        federation("nvflare:nvflare_apps:own_draws")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"optimizer": "adam"}, "needs --optimizer sgd"),
-        ({"schedule": "round_robin"}, "needs --schedule parallel"),
-        ({"upload": "gradient"}, "needs --upload delta"),
-    ],
-)
-def test_federations_that_are_not_nvflares_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ppbench.evaluate(defense="nvflare:stock/fedavg", out=tmp_path / "out", **options)
 
 
 def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
@@ -463,24 +324,3 @@ def test_what_is_found_of_sparse_vectors(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # -- planted ---------------------------------------------------------------------------------------------------------
-def test_a_function_of_ones_own_is_a_defense() -> None:
-    registry.admit("nvflare:nvflare_apps:mine")
-    made = load("defenses", "nvflare:nvflare_apps:mine")
-    assert (made.control, made.grids["quick"]) == ("scale", (0.01,))
-    assert made.__doc__ == "Local noise on clipped changes." and asdict(made(scale=0.5)) == {"scale": 0.5, "clip": 1.0}
-
-
-def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
-    """A filter that does nothing gives the image, and so does one that is clipped and sparse; noise takes it."""
-    common = {
-        "model": "mlp", "clients": 2, "rounds": 1, "victims": 4, "candidates": 8, "tuning": 0, "stages": ("init",),
-        "attack_batch": (1,), "attacks": ("analytic", "adaptive_ppdl", "label_recovery"), "budget": 100, "workers": 1,
-    }  # fmt: skip
-    plain = {**common, "attacks": ("analytic", "label_recovery")}
-    open_ = ppbench.evaluate(defense="nvflare:stock/fedavg", out=tmp_path / "a", **plain)
-    half = ppbench.evaluate(defense="nvflare:stock/percentile_privacy", grid=(50.0,), out=tmp_path / "b", **plain)
-    shut = ppbench.evaluate(defense="nvflare:nvflare_apps:mine", grid=(1.0,), out=tmp_path / "c", **common)
-    for one in (open_, half):
-        assert "falls: images" in one.answer.headline.words, one.answer.headline.words
-    assert "falls" not in shut.answer.headline.words
-    assert open_.answer.trust.state == half.answer.trust.state == shut.answer.trust.state == "holds"

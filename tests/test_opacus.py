@@ -1,35 +1,28 @@
-"""Opacus's private training as a client's: its arithmetic against plain arithmetic, its epsilon against another's.
-
-Run with Opacus beside ppbench (`.ci/run` does so with the oldest and the newest version): PYTHONPATH=FOLDER pytest
-tests/test_opacus.py, where pip install --no-deps --target FOLDER 'opacus==1.6.*' opt_einsum has made FOLDER.
-"""
+"""Opacus's private training as a client's: arithmetic, noise and epsilon. What adapters share: test_adapters.py."""
 
 from __future__ import annotations
 
 import importlib
-import random
 import re
 import runpy
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from adapted import Setting, data
 from scipy.special import logsumexp
 from scipy.stats import chi2
 from torch.func import grad, vmap
 
-import ppbench
 from ppbench.base import registry
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
-from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
 from ppbench.cli import main
 from ppbench.federation.engine import Federation
@@ -40,53 +33,19 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import apart
 
 pytest.importorskip("opacus")
 
+SETTING = Setting(lr=0.5)
+PLAN, LR, SPEC = SETTING.plan, SETTING.lr, SETTING.plan.spec
+federation, trained, shards = SETTING.federation, SETTING.trained, SETTING.shards
+victims, seen = SETTING.victims, SETTING.seen
+
 LR, CLIENTS = 0.5, 3
-SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
-PLAN = Plan(SPEC, CLIENTS, Local("delta", 1, 8, Opt("sgd", LR)))
 STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.stock").STOCK]
 SURE = 1e-6
 """How rarely a right noise is taken for a wrong one."""
-
-
-def data(count: int, seed: int) -> Data:
-    draws = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=draws)
-    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
-
-
-def shards(sizes: tuple[int, ...] = (20, 24, 28)) -> dict[int, Data]:
-    return {client: data(size, client) for client, size in enumerate(sizes)}
-
-
-def federation(
-    name: str, plan: Plan = PLAN, data: Mapping[int, Data] | None = None, seed: int = 0, **parameters: Any
-) -> Federation:
-    """Return a started federation whose clients have unequally many examples."""
-    registry.admit(name)
-    made = Federation(load("defenses", name)(**parameters), plan, data or shards(), Seeds(seed))
-    made.start(initial(plan.spec, 0))
-    return made
-
-
-def trained(name: str, plan: Plan = PLAN, rounds: int = 2, **parameters: Any) -> Params:
-    run = federation(name, plan, **parameters)
-    assert run.run(rounds)
-    return run.parties.server.params  # type: ignore[no-any-return]
-
-
-def apart(one: Params, other: Params) -> float:
-    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
-
-
-def victims(count: int = 1) -> dict[Slot, Data]:
-    return {Slot(0, client): data(count, 50 + client) for client in range(CLIENTS)}
-
-
-def seen(run: Federation, count: int = 1) -> View:
-    return run.probe(victims(count)).view("server/1")
 
 
 def gradients(run: Federation, count: int = 1) -> dict[int, torch.Tensor]:
@@ -144,7 +103,7 @@ def test_without_noise_and_clipping_a_round_is_ours_without_a_defense(epochs: in
 
 def test_networks_as_somebody_has_them_are_trained() -> None:
     for net in ("plain_net", "grouped_net"):
-        plan = Plan(net_spec(f"opacus_apps:{net}", (1, 8, 8), 10, {}), CLIENTS, Local("delta", 2, 40, Opt("sgd", LR)))
+        plan = Plan(net_spec(f"opacus_apps:{net}", (1, 8, 8), 10, {}), 3, Local("delta", 2, 40, Opt("sgd", LR)))
         theirs = trained("opacus:stock/dp_sgd", plan, noise_multiplier=0.0, max_grad_norm=1e6)
         assert apart(theirs, trained("none", plan)) < 1e-5 < 1e-2 < apart(theirs, initial(plan.spec, 0))
         if len(STOCK) == 3:  # before 1.5 ModuleValidator.fix asks of torch what torch no longer does
@@ -214,7 +173,7 @@ def test_noise_has_the_law_that_attackers_are_told(name: str, count: int) -> Non
 
 def test_noise_of_training_is_over_the_expected_size() -> None:
     """20 examples in batches of 8 are three steps at rate 1/3, each over int(20 / 3) = 6: nothing but noise is seen."""
-    run = federation("opacus:stock/dp_sgd", data=shards((20, 20, 20)), noise_multiplier=1e5, max_grad_norm=1e-5)
+    run = federation("opacus:stock/dp_sgd", shards=shards((20, 20, 20)), noise_multiplier=1e5, max_grad_norm=1e-5)
     start, run.wire.keep = run.parties.server.params, True
     assert run.run(1)
     sent = [m.message.params for m in run.wire.mail if m.receiver == SERVER and m.round == 1]
@@ -350,19 +309,6 @@ def test_an_adaptive_norm_is_accounted_for_or_no_epsilon_is_told() -> None:
 
 
 # -- probes, states ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", STOCK)
-def test_a_probe_moves_nothing(name: str) -> None:
-    """Training goes on as if nobody had asked; nobody's generators move; another probe of it is equal."""
-    alone = trained(f"opacus:stock/{name}")
-    run = federation(f"opacus:stock/{name}")
-    assert run.run(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    first, again = gradients(run, 2), gradients(run, 2)
-    now = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    assert before[:2] == now[:2] and torch.equal(before[2], now[2])
-    assert all(torch.equal(first[client], again[client]) for client in first)
-    assert run.run(2) and apart(run.parties.server.params, alone) == 0
-    assert apart(alone, trained(f"opacus:stock/{name}", seed=1)) > 1e-3
 
 
 def test_evidence_is_exact_without_noise_and_at_the_noise_with_it() -> None:
@@ -371,18 +317,6 @@ def test_evidence_is_exact_without_noise_and_at_the_noise_with_it() -> None:
         for one in run.defense.evidence(seen(run, 2)):
             truth = victims(2)[one.unit[0]]
             assert low <= at_truth(one, truth.x[None], truth.y[None]) < high
-
-
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    run = federation("opacus:stock/dp_sgd")
-    assert run.run(1)
-    run.save(tmp_path)
-    again = Federation(run.defense, PLAN, shards(), Seeds(0))
-    again.restore(tmp_path, initial(SPEC, 0))
-    assert run.run(3) and again.run(3) and apart(run.parties.server.params, again.parties.server.params) == 0
-    assert all(
-        torch.equal(a.history, b.history) for a, b in zip(run.parties.clients, again.parties.clients, strict=True)
-    )
 
 
 def test_a_view_is_kept_and_read_again(tmp_path: Path) -> None:
@@ -394,41 +328,6 @@ def test_a_view_is_kept_and_read_again(tmp_path: Path) -> None:
 
 
 # -- what is no mechanism ---------------------------------------------------------------------------------------------
-def test_a_function_of_ones_own_is_a_defense() -> None:
-    registry.admit("opacus:opacus_apps:mine")
-    made = load("defenses", "opacus:opacus_apps:mine")
-    assert (made.control, made.grids["quick"], made.__doc__, made.kin) == ("sigma", (0.5,), "DP-SGD as mine.", "dp_sgd")
-    assert asdict(made()) == {"sigma": 0.5, "clip": 1.0}
-    theirs = trained("opacus:opacus_apps:mine", sigma=0.2, clip=0.3)
-    assert apart(theirs, trained("opacus:stock/dp_sgd", noise_multiplier=0.2, max_grad_norm=0.3)) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("opacus_apps:no_engine", "gave a tuple of 3; it must give (engine, model, optimizer, loader)"),
-        ("opacus_apps:nothing", "gave a NoneType; it must give (engine, model, optimizer, loader)"),
-        ("opacus_apps:other_engine", "gave a NoneType where a PrivacyEngine must be"),
-        ("opacus_apps:not_private", "gave a SGD where a DPOptimizer must be"),
-        ("opacus_apps:other_weights", "gave an optimizer of other weights than its model's"),
-        ("opacus_apps:other_network", "trains a network of other parameters than it was given"),
-        ("opacus_apps:adam", "trains by Adam at rate 0.1"),
-        ("opacus_apps:faster", "trains by SGD at rate 0.7; it must keep the plan's rate 0.5"),
-        ("opacus_apps:steps", "took 4 steps of torch.optim in 1 epochs"),
-        ("opacus_apps:raises", "raised KeyError: 'no such key'"),
-        ("opacus_apps:no_default", "has the parameter sigma without a default"),
-        ("opacus_apps:shadow", "has the parameter 'noise'"),
-        ("opacus_apps:number", "is 3; it must be a function"),
-        ("opacus_apps:absent", "has no attribute 'absent'"),
-        ("stock/dp_sdg", "did you mean 'stock/dp_sgd'"),
-        ("nothing", "is no name behind opacus:; give stock/NAME, or MODULE:OBJECT of yours"),
-    ],
-)
-def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
-    registry.admit(f"opacus:{name}")
-    with pytest.raises(UsageError) as error:
-        load("defenses", f"opacus:{name}")().check(PLAN)
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("norms", ["batch", "running"])
@@ -456,7 +355,7 @@ def test_a_layer_without_a_rule_is_clipped_as_others_are() -> None:
 def test_what_breaks_a_round_is_told_in_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"raised ValueError: too many examples"):
         federation("opacus:opacus_apps:raises_late")
-    run = federation("opacus:opacus_apps:raises_late", data=shards((1, 1, 1)))
+    run = federation("opacus:opacus_apps:raises_late", shards=shards((1, 1, 1)))
     run.shards = shards((1, 1, 2))
     with pytest.raises(ProtocolError, match=r"The training of client 2 raised ValueError: too many examples"):
         run.run(1)
@@ -466,19 +365,6 @@ def test_a_number_of_examples_that_opacus_divides_by_nought_is_refused() -> None
     plan = replace(PLAN, local=replace(PLAN.local, batch=1))
     with pytest.raises(UsageError, match=r"Of 49 examples in batches of 1, Opacus expects int\(49 \* \(1 / 49\)\) = 0"):
         federation("opacus:stock/dp_sgd", plan, shards((20, 49, 20)))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"optimizer": "adam"}, "needs --optimizer sgd"),
-        ({"upload": "gradient"}, "needs --upload delta"),
-        ({"grid": (-1.0,)}, "it must be 0 or from 1e-12 to 1e"),
-    ],
-)
-def test_federations_that_no_attack_reads_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ppbench.evaluate(defense="opacus:stock/dp_sgd", out=tmp_path / "out", **options)
 
 
 def test_names_are_those_of_opacus_and_all_that_ships_has_one() -> None:
@@ -507,13 +393,6 @@ def test_the_command_ends_with_code_2(
             main()
         message = capsys.readouterr().err
         assert end.value.code == 2 and words in " ".join(message.split()), message
-
-
-def test_records_do_not_choose_what_is_imported() -> None:
-    assert registry.find("defenses", "opacus:this:c") is None and "this" not in sys.modules
-    with pytest.raises(UsageError, match="There is no defense named 'opacus:this:c'"):
-        load("defenses", "opacus:this:c")
-    assert registry.find("defenses", "opacus:stock/dp_sgd") is not None
 
 
 PRIVATE_TASK = """
@@ -597,16 +476,3 @@ def test_what_was_found_still_holds(script: str, words: str, capsys: pytest.Capt
     with warnings.catch_warnings(), torch.random.fork_rng():
         runpy.run_path(str(path), run_name="__main__")
     assert re.search(words, capsys.readouterr().out, re.DOTALL)
-
-
-def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
-    """Without noise and clipping the image falls; with much noise it does not; both by one command, controls hold."""
-    common = {
-        "defense": "opacus:stock/dp_sgd", "model": "mlp", "clients": 2, "rounds": 4, "victims": 4, "candidates": 8,
-        "tuning": 0, "stages": ("init",), "attack_batch": (1,), "budget": 200, "workers": 1,
-        "attacks": ("analytic", "adaptive_server", "label_recovery"), "settings": {"max_grad_norm": 1e3}, "lr": 0.2,
-    }  # fmt: skip
-    open_ = ppbench.evaluate(grid=(0.0,), out=tmp_path / "a", **common)
-    shut = ppbench.evaluate(grid=(1e-3,), out=tmp_path / "b", **common)
-    assert "falls: images rebuilt" in open_.answer.headline.words and "falls" not in shut.answer.headline.words
-    assert open_.answer.trust.state == shut.answer.trust.state == "holds"
