@@ -49,8 +49,8 @@ def main(count: int, activations: str, attacks: str) -> None:
                 right += int(answer.y == y)
                 mismatches.append(answer.mismatch)
             seconds = (time.perf_counter() - began) / count
-            message = f"{median(results):.1f} dB ({min(results):.1f} to {max(results):.1f}), labels {right} of {count}"
-            print(f"{activation} {attack}: {message}, mismatch {median(mismatches):.1e}, {seconds:.1f} s", flush=True)
+            summary = f"{median(results):.1f} dB ({min(results):.1f} to {max(results):.1f}), labels {right} of {count}"
+            print(f"{activation} {attack}: {summary}, mismatch {median(mismatches):.1e}, {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ def rederive(board: Path) -> bool:
         archive.write_bytes(packed.read_bytes())
         (board / WORST).write_bytes((folder / WORST).read_bytes())
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    message = re.sub(r'(?m)^archive_sha256 = "\w*"$', f'archive_sha256 = "{digest}"', manifest.read_text())
-    manifest.write_text(message)
+    page = re.sub(r'(?m)^archive_sha256 = "\w*"$', f'archive_sha256 = "{digest}"', manifest.read_text())
+    manifest.write_text(page)
     return before != archive.read_bytes()
 
 

@@ -226,12 +226,12 @@ def copied(home, folder):
 
 def signed(transcript):
     """Give what a transcript says the id that belongs to it."""
-    message = {name: value for name, value in transcript.items() if name != "id"}
+    rest = {name: value for name, value in transcript.items() if name != "id"}
     try:
-        text = json.dumps(message, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     except ValueError:
         return transcript
-    return message | {"id": hashlib.sha256(text.encode()).hexdigest()[:32]}
+    return rest | {"id": hashlib.sha256(text.encode()).hexdigest()[:32]}
 
 
 def edited(change, home, folder):

@@ -300,7 +300,7 @@ def fabricate():
 
 
 @pytest.fixture(scope="session")
-def with_questions():
+def rescored():
     """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
 
     def make(record, **changes):
@@ -313,7 +313,7 @@ def with_questions():
 
 
 @pytest.fixture(scope="session")
-def pictured(with_questions):
+def pictured(rescored):
     """Return a maker of a record and the reconstructions that give its figures, near its own ones in decibels."""
 
     def make(record):
@@ -326,14 +326,14 @@ def pictured(with_questions):
             score.model_copy(update=asdict(figures) | {"blind": blind_decibels(blind[0], t, (0, 1)), "oracle": 100.0})
             for score, t, figures in zip(record.victims, truth, map(image_figures, guess, truth), strict=True)
         ]
-        made = with_questions(record, victims=scores).model_copy(update={"asked": record.asked})
+        made = rescored(record, victims=scores).model_copy(update={"asked": record.asked})
         return made, {"guess": guess, "truth": truth, "blind": blind}
 
     return make
 
 
 @pytest.fixture(scope="session")
-def gained(with_questions):
+def gained(rescored):
     """Return a maker of a record whose every victim gained decibels, each its own number."""
 
     def make(record, gain):
@@ -341,19 +341,19 @@ def gained(with_questions):
             v.model_copy(update={"psnr": v.psnr + by, "oracle": v.psnr + by})
             for v, by in ((v, gain * (1 + i / 100)) for i, v in enumerate(record.victims))
         ]
-        return with_questions(record, victims=victims)
+        return rescored(record, victims=victims)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def cell(fabricate, with_questions):
+def cell(fabricate, rescored):
     """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
 
     def make(
         defense = "dp", value = 0.1, share = 10.0, attack = "dlg",
         kind = "reconstruction", n = 24, **more,
     ):  # fmt: skip
-        return with_questions(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
+        return rescored(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
 
     return make

@@ -61,7 +61,7 @@ def test_the_first_results_are_evaluated_verified_and_accepted_with_the_reason(f
 
 
 @pytest.fixture
-def compared(first, machine, tmp_path, with_questions):
+def compared(first, machine, tmp_path, rescored):
     """Return a maker of runs on the results of the first, with a baseline made of its records: kept(record) or None."""
 
     def make(kept):
@@ -81,12 +81,12 @@ def test_an_equal_baseline_passes_and_finished_cells_are_found_again(compared):
     assert "### ppbench: passed (exit code 0)" in ran.summary and "::error" not in ran.log
 
 
-def test_a_defense_that_leaks_more_fails_with_1_and_is_called_a_regression(compared, with_questions):
+def test_a_defense_that_leaks_more_fails_with_1_and_is_called_a_regression(compared, rescored):
     def better(record):
         if record.config.defense.id != "dp":
             return record
         victims = [v.model_copy(update={"psnr": v.psnr - 6 - i / 100}) for i, v in enumerate(record.victims)]
-        return with_questions(record, asked=record.asked, victims=victims)
+        return rescored(record, asked=record.asked, victims=victims)
 
     ran = compared(better)
     assert (ran.code, ran.outputs) == (1, {"verdict": "regression", "exit-code": "1"}), ran.log
@@ -160,8 +160,8 @@ def test_a_suite_is_swept_under_the_defense_alone_and_words_are_split_at_spaces_
     command = "<sweep><digits-quick><--add><sign_sgd><--only><defense=sign_sgd><--out><results>"
     assert f"{command}<--preset><*><--workers><2>" in ran.log
     assert "<baseline><accept><results><baseline><--reason><moved on>" in ran.log
-    message = runner.run(ACTION, {"defense": "x", "reason": "r", "version": "0.1.0", "install": "-r more.txt ."})
-    assert message.pip[:5] == ["install", "ppbench-fl==0.1.0", "-r", "more.txt", "."]
+    version = runner.run(ACTION, {"defense": "x", "reason": "r", "version": "0.1.0", "install": "-r more.txt ."})
+    assert version.pip[:5] == ["install", "ppbench-fl==0.1.0", "-r", "more.txt", "."]
     alone = runner.run(ACTION, {"defense": "x", "reason": "r", "install": "", "python-version": "", "artifact": ""})
     assert alone.pip[:3] == ["install", str(ROOT), "freeze"] and set(alone.used) == {"actions/cache/restore@v4", SAVED}
 

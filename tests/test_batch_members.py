@@ -34,9 +34,9 @@ def decisions(defense, batch=4, count=24):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_an_undefended_upload_loses_by_far(batch):
-    message = decisions(NoDefense(), batch)
-    assert set(message) == {"batch_asr", "batch_auc"}
-    assert message["batch_asr"].low > 0.7 and message["batch_auc"].value > 0.95 and message["batch_asr"].chance == 0.5
+    right = decisions(NoDefense(), batch)
+    assert set(right) == {"batch_asr", "batch_auc"}
+    assert right["batch_asr"].low > 0.7 and right["batch_auc"].value > 0.95 and right["batch_asr"].chance == 0.5
 
 
 def test_noise_hides_them_and_little_noise_does_not():

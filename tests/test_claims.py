@@ -40,7 +40,7 @@ def one(claim, records, *benchmarks):
     return verdict
 
 
-def verdict_words(claim, records, *benchmarks):
+def judged(claim, records, *benchmarks):
     """Return the verdict in words, or why there is none."""
     verdict = one(claim, records, *benchmarks)
     if isinstance(verdict, Unchecked):
@@ -220,16 +220,16 @@ def guarded(make, value=3.0, **about):
     ],
 )
 def test_a_claim_is_judged_by_its_rule(claim, make, about, verdict, fabricate):
-    assert verdict_words(claim, make(fabricate, *about)).startswith(verdict)
+    assert judged(claim, make(fabricate, *about)).startswith(verdict)
 
 
 def test_what_is_not_there_is_no_comparison(fabricate):
     none, mine = costing(fabricate)
-    assert verdict_words(SAVING, [mine]).startswith("unchecked: the undefended bytes are not there")
-    assert verdict_words(UPLOAD, [none]) == "unchecked: no record of pbpfl"
+    assert judged(SAVING, [mine]).startswith("unchecked: the undefended bytes are not there")
+    assert judged(UPLOAD, [none]) == "unchecked: no record of pbpfl"
     none, good = numbers(fabricate, 0.06)
     lost = numbers(fabricate, None)[1].model_copy(update={"cell_id": "f" * 32})
-    assert verdict_words(ERROR, [none, good, lost]).startswith("falls to no model"), "one control value diverged"
+    assert judged(ERROR, [none, good, lost]).startswith("falls to no model"), "one control value diverged"
 
 
 def test_a_finding_on_members_names_its_figures_and_cells(fabricate):
@@ -244,25 +244,22 @@ def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabrica
     final = ("pbpfl", "final")
     records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
     assert (
-        verdict_words(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5]
-        == "holds"
+        judged(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
     )
     quiet = [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.5, stage="final")]
-    assert verdict_words(ASR, quiet).startswith(
+    assert judged(ASR, quiet).startswith(
         "cannot be told : the delivered model is not shown to give members away either"
     )
 
 
 def test_a_control_that_fails_takes_the_verdict_away(fabricate):
     alarm = fabricate("full_noise", None, "mia_nn", "membership", 0.8, stage="final")
-    assert "cannot be told : a control speaks against the attacks" in verdict_words(ASR, [*members(fabricate), alarm])
+    assert "cannot be told : a control speaks against the attacks" in judged(ASR, [*members(fabricate), alarm])
     failed = fabricate("pbpfl", 10.0, "unmask", "membership", adaptive=True, stage="iterate", status="failed")
-    quiet = verdict_words(ASR, [*members(fabricate, knowing=None), failed])
+    quiet = judged(ASR, [*members(fabricate, knowing=None), failed])
     assert quiet.startswith("cannot be told : no attack that knows"), "cells that failed say nothing"
     without = [r for r in members(fabricate, knowing=0.5) if r.config.defense.id != "full_noise"]
-    assert verdict_words(ASR, without).startswith(
-        "cannot be told : a control speaks against the attacks: No attack ran on"
-    )
+    assert judged(ASR, without).startswith("cannot be told : a control speaks against the attacks: No attack ran on")
 
 
 def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
@@ -275,11 +272,9 @@ def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
     assert finding.plain.startswith("0.57 [") and "(dlg)" in finding.plain
     weak = [r for r in records if r.config.attack.id != "strong"]
     weak += [fabricate("pbpfl", kappa, "strong", "reconstruction", error=0.4, adaptive=True) for kappa in (1.0, 10.0)]
-    assert verdict_words(replace(CAP, value=0.36), weak).startswith("holds")
-    assert verdict_words(replace(CAP, batch=8), records).startswith("unchecked: no record at batch 8")
-    assert verdict_words(replace(CAP, model="dlnet"), records).startswith(
-        "outside the premise : mlp, not dlnet; mean over"
-    )
+    assert judged(replace(CAP, value=0.36), weak).startswith("holds")
+    assert judged(replace(CAP, batch=8), records).startswith("unchecked: no record at batch 8")
+    assert judged(replace(CAP, model="dlnet"), records).startswith("outside the premise : mlp, not dlnet; mean over")
 
 
 def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fabricate):
@@ -322,7 +317,7 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     assert finding.plain.startswith("0.57 [") and len(finding.cells) == 3
     ours = [r for r in with_off if r.config.defense.id == "pbpfl" and not r.config.attack.adaptive]
     unasked = [r for r in strict if not r.config.attack.adaptive]
-    assert verdict_words(CAP, unasked).startswith("cannot be told : no attack that knows the defense was run")
+    assert judged(CAP, unasked).startswith("cannot be told : no attack that knows the defense was run")
     assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
 
 
@@ -330,7 +325,7 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
     """A cell of other data at the claim's control value does not make one of its own data look failed."""
     records = pair(fabricate, {}, {}, dataset="parquet:cifar10", model="resnet20")
     records.append(fabricate("pbpfl", 3.0, "dlg", "reconstruction", dataset="digits"))
-    assert verdict_words(replace(ACCURACY, when=(("kappa", 3.0),)), records) == "unchecked: no record at kappa=3"
+    assert judged(replace(ACCURACY, when=(("kappa", 3.0),)), records) == "unchecked: no record at kappa=3"
 
 
 @pytest.mark.parametrize(
@@ -338,13 +333,13 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
 )
 def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, count, fabricate):
     reason = f"{count} of 5 values of the paper's grid were run; a CAP needs two"
-    assert verdict_words(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
+    assert judged(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
 
 
 def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
-    assert verdict_words(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
+    assert judged(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
     (verdict,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
     assert (verdict.finding.verdict, verdict.finding.reason) == ("cannot be told", "the grid of the paper is not known")
@@ -374,7 +369,7 @@ def test_an_accuracy_compares_only_in_the_papers_setting(change, reason, fabrica
     for parameter in ("", ":0.35"):  # a partition is named with or without its parameter
         fed = records[0].config.federation.model_copy(update={"partition": f"iid{parameter}"})
         some = [r.model_copy(update={"config": r.config.model_copy(update={"federation": fed})}) for r in records]
-        verdict = verdict_words(replace(ACCURACY, **change), some)
+        verdict = judged(replace(ACCURACY, **change), some)
         if reason is None or not reason.startswith("no record"):
             expected = "holds" if reason is None else f"outside the premise : {reason.format(parameter)}; 0.0 points"
             assert verdict.startswith(expected), verdict
@@ -397,17 +392,13 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
         "3.10 (resnet56 float32), 22.00 (resnet56 float64 beside float32), 2.90 (resnet56 float64 beside float64)"
     )
     assert verdict.finding.reason.endswith("what compares two precisions judges nothing")
-    assert verdict_words(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
+    assert judged(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
     unequal = [b for b in benchmarks if b.about.endswith("64 beside float32")]
-    assert verdict_words(TIME, records, *unequal) == (
+    assert judged(TIME, records, *unequal) == (
         "unchecked: no benchmark compares in one precision, only 22.00 (resnet56 float64 beside float32)"
     )
     missing = "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
-    assert (
-        verdict_words(TIME, records)
-        == verdict_words(TIME, records, *(b for b in benchmarks if "resnet20" in b.about))
-        == missing
-    )
+    assert judged(TIME, records) == judged(TIME, records, *(b for b in benchmarks if "resnet20" in b.about)) == missing
 
 
 def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(fabricate):

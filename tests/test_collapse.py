@@ -78,8 +78,8 @@ def test_controls_and_healthy_trainings_are_never_retried(tmp_path, monkeypatch,
     one = experiment(lr=lr, rounds=4 if lr > 1 else 8, optimizer="sgd" if lr > 1 else "adam")
     _, result = train(one, point_of(one, defense), tmp_path / "cache")
     assert len(calls) == times
-    message = result.utility.model_dump(mode="json")
-    assert "collapsed" not in message and "retrained" not in message, "records that stay as they were"
+    fields = result.utility.model_dump(mode="json")
+    assert "collapsed" not in fields and "retrained" not in fields, "records that stay as they were"
 
 
 def test_one_that_learns_with_another_seed_stands_with_that_seed(tmp_path, monkeypatch):

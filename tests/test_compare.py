@@ -202,14 +202,14 @@ def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(cell, controls
     assert half.exit_code == 0 and "1 unjudged" in half.verdict, "the other point was judged; the verdict counts this"
 
 
-def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, with_questions):
+def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, rescored):
     base = [cell(seed=seed) for seed in (0, 1, 2)]
     joined = join(base, base)
     assert len(joined.pairs) == 1 and joined.pairs[0].seeds == (0, 1, 2)
     assert "seed 2 is not in NEW" in join(base, base[:2]).left[0].reason
     extra = join(base[:2], base)
     assert extra.pairs[0].seeds == (0, 1) and extra.left[0].status == "new"
-    shifted = [with_questions(r, victims=[v.model_copy(update={"psnr": v.psnr + 3}) for v in r.victims]) for r in base]
+    shifted = [rescored(r, victims=[v.model_copy(update={"psnr": v.psnr + 3}) for v in r.victims]) for r in base]
     result = change(base, shifted, RULES[0], "key")
     assert result.worse == pytest.approx(3) and result.n == 72 and "3 seeds" in result.method
     attacks = [cell(seed=seed, attack=attack) for seed in (0, 1) for attack in ("dlg", "ig")]

@@ -52,10 +52,10 @@ def members(generator, shift, canaries=False, n=600):
 
 
 @pytest.mark.parametrize("canaries", [False, True])
-def test_membership_statistics_are_those_of_the_records(cell, with_questions, canaries):
+def test_membership_statistics_are_those_of_the_records(cell, rescored, canaries):
     generator = np.random.default_rng(3)
     shape = cell(kind="membership", share=0.5, n=None)
-    base, new = (with_questions(shape, victims=members(generator, shift, canaries)) for shift in (0.5, 1.5))
+    base, new = (rescored(shape, victims=members(generator, shift, canaries)) for shift in (0.5, 1.5))
     values = [one for one in rules_for(base) if (m := base.metric(one.metric)) is not None and m.value is not None]
     for one in values:
         outcome = change([base], [new], one, "key")
@@ -66,9 +66,9 @@ def test_membership_statistics_are_those_of_the_records(cell, with_questions, ca
     assert {one.metric for one in values} - {"canary_tpr_at_1pct_fpr"} == (audit if canaries else plain)
 
 
-def test_resamples_keep_strata_and_are_those_of_numpy(cell, with_questions):
+def test_resamples_keep_strata_and_are_those_of_numpy(cell, rescored):
     generator = np.random.default_rng(0)
-    record = with_questions(cell(kind="membership", share=0.5, n=None), victims=members(generator, 1.0))
+    record = rescored(cell(kind="membership", share=0.5, n=None), victims=members(generator, 1.0))
     sample = sample_of(record, record, rule("auc"))
     drawn = counts(sample, 50, np.random.default_rng(1))
     assert (drawn[0] == 1).all() and drawn.shape == (51, 600)
@@ -80,38 +80,38 @@ def test_resamples_keep_strata_and_are_those_of_numpy(cell, with_questions):
     np.testing.assert_allclose(statistic(sample, values, "median", drawn), expected)
 
 
-def test_victims_of_one_batch_are_drawn_together(cell, with_questions):
+def test_victims_of_one_batch_are_drawn_together(cell, rescored):
     def labels(hits):
         return [LabelScore(probe=i // 8, client=0, index=i % 8, label=i < hits) for i in range(96)]
 
-    base, new = (with_questions(cell(kind="label", share=0.5), victims=labels(hits)) for hits in (16, 48))
+    base, new = (rescored(cell(kind="label", share=0.5), victims=labels(hits)) for hits in (16, 48))
     together = change([base], [new], rule("label_accuracy"), "key")
     assert "units" in together.method and together.worse == pytest.approx(1 / 3)
     places = [
         [v.model_copy(update={"probe": v.probe * 8 + v.index, "index": 0}) for v in r.victims] for r in (base, new)
     ]
-    alone = [with_questions(r, victims=victims) for r, victims in zip((base, new), places, strict=True)]
+    alone = [rescored(r, victims=victims) for r, victims in zip((base, new), places, strict=True)]
     apart = change(alone[:1], alone[1:], rule("label_accuracy"), "key")
     assert "McNemar" in apart.method and apart.high - apart.low < 0.6 * (together.high - together.low)
 
 
-def test_a_row_is_resampled_by_what_it_is_about_alone(cell, with_questions):
+def test_a_row_is_resampled_by_what_it_is_about_alone(cell, rescored):
     generator = np.random.default_rng(5)
     record = cell(n=30)
     moved = [v.model_copy(update={"psnr": v.psnr + float(generator.normal())}) for v in record.victims]
-    new = with_questions(record, victims=moved)
+    new = rescored(record, victims=moved)
     one, two, other = (change([record], [new], RULES[0], key) for key in ("a", "a", "b"))
     assert one == two and one.worse == other.worse and (one.low, one.high) != (other.low, other.high)
-    backward = with_questions(record, victims=moved[::-1])
+    backward = rescored(record, victims=moved[::-1])
     assert change([record], [backward], RULES[0], "a") == one, "victims are lined up by what they are, not by place"
-    other_client = with_questions(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])
+    other_client = rescored(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])
     with pytest.raises(ValueError, match="other victims"):
         sample_of(record, other_client, RULES[0])
 
 
-def test_few_victims_cannot_be_significant_beyond_an_exact_test(cell, with_questions):
+def test_few_victims_cannot_be_significant_beyond_an_exact_test(cell, rescored):
     record = cell(n=4)
-    new = with_questions(record, victims=[v.model_copy(update={"psnr": v.psnr + 9}) for v in record.victims])
+    new = rescored(record, victims=[v.model_copy(update={"psnr": v.psnr + 9}) for v in record.victims])
     outcome = change([record], [new], RULES[0], "key")
     assert outcome.worse == outcome.low == outcome.high == 9 and outcome.p == 2.0**-3
     base, new = (cell("none", None, share) for share in (90.0, 61.0))
@@ -127,7 +127,7 @@ def test_independent_intervals_add_in_quadrature():
     assert unpaired(base, new, safer=False).worse == pytest.approx(-0.1)
 
 
-def test_two_trainings_of_one_defense_differ_too(cell, with_questions):
+def test_two_trainings_of_one_defense_differ_too(cell, rescored):
     """What a model's victims share is no evidence about the defense, however many they are; seeds are."""
 
     def pair(n, stage):

@@ -304,8 +304,8 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
         ctx = Context(PLAN, number, "real", SERVER, rng)
         server = Server(zero, (), empty, Secrets(defense.scales(ctx), empty, empty, torch.zeros(0, 0)))
         uploads = [defense.upload(replace(ctx, party=c), alone, nothing) for c in range(PLAN.clients)]
-        for message, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
-            kept.append(torch.cat([v.flatten() for v in defense.recover(PLAN, server, message).values()]))
+        for value, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
+            kept.append(torch.cat([v.flatten() for v in defense.recover(PLAN, server, value).values()]))
     return torch.stack(ones), torch.stack(means)
 
 

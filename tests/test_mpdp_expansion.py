@@ -155,8 +155,8 @@ def test_shortcuts_of_other_shapes_are_found(make):
     params, x = random_weights(net), torch.rand(3, 3, 8, 8, dtype=torch.float64)
     expansion = expand(net)
     sent, _ = perturbed(expansion, params)
-    for message in (expansion.net(sent, x), net(fold(expansion, sent), x)):
-        torch.testing.assert_close(message, net(params, x), rtol=1e-11, atol=1e-12)
+    for outputs in (expansion.net(sent, x), net(fold(expansion, sent), x)):
+        torch.testing.assert_close(outputs, net(params, x), rtol=1e-11, atol=1e-12)
 
 
 def chain(*parts: nn.Module) -> nn.Module:

@@ -60,29 +60,29 @@ def test_clients_count_by_their_steps() -> None:
     """17 and 24 examples are 3 batches of 8 each: they count the same, as NVFlare has it."""
     run = federation("nvflare:stock/fedavg")
     run.shards = {0: data(17, 0), 1: data(24, 1), 2: data(8, 2)}
-    start, message = run.parties.server.params, sent(run)
+    start, messages = run.parties.server.params, sent(run)
     assert run.parties.server.counts.tolist() == [3, 3, 1]
-    mean = {n: sum(s * message[c].change[n] for c, s in enumerate((3, 3, 1))) / 7 for n in start}
+    mean = {n: sum(s * messages[c].change[n] for c, s in enumerate((3, 3, 1))) / 7 for n in start}
     assert apart({n: start[n] + mean[n] for n in start}, run.parties.server.params) < 1e-6
 
 
 @pytest.mark.parametrize(("percentile", "gamma"), [(10.0, 0.01), (75.0, 0.002)])
 def test_percentile_privacy_is_plain_arithmetic(percentile: float, gamma: float) -> None:
     """Of the changes a step: what lies within the percentile of all sizes is 0, the rest is cut off at gamma."""
-    message = sent(federation("nvflare:stock/percentile_privacy", percentile=percentile, gamma=gamma))
+    messages = sent(federation("nvflare:stock/percentile_privacy", percentile=percentile, gamma=gamma))
     for client, change in changes().items():
         cutoff = np.percentile(np.abs(flat(change)), percentile)
         for name, value in change.items():
             expected = np.where(np.abs(value) < cutoff, 0, np.clip(value, -gamma, gamma)) * (2 + client)
-            np.testing.assert_allclose(message[client].change[name].numpy(), expected, rtol=2e-4, atol=1e-8)
-        share = np.mean(flat(message[client].change) != 0)
+            np.testing.assert_allclose(messages[client].change[name].numpy(), expected, rtol=2e-4, atol=1e-8)
+        share = np.mean(flat(messages[client].change) != 0)
         assert share <= 1 - percentile / 100 + 1e-3
 
 
 def test_excluded_variables_are_absent_and_keep_their_value() -> None:
     run = federation("nvflare:stock/exclude_vars", exclude_vars="head.bias")
-    start, message = run.parties.server.params, sent(run)
-    assert {*message[0].change} == {*start} - {"head.bias"}
+    start, messages = run.parties.server.params, sent(run)
+    assert {*messages[0].change} == {*start} - {"head.bias"}
     assert torch.equal(run.parties.server.params["head.bias"], start["head.bias"])
     whole = trained("nvflare:stock/fedavg", rounds=1)
     assert apart(whole | {"head.bias": start["head.bias"]}, run.parties.server.params) == 0
@@ -137,10 +137,10 @@ def test_sparse_vectors_have_the_law_that_attackers_are_told() -> None:
     """A share of the entries is sent; from 2.8 on clipped and under Laplace noise, before under noise and clipped."""
     own = {"fraction": 0.5, "noise_var": 20.0, "gamma": 1e-3, "replace": False}
     run = federation("nvflare:stock/svt_privacy", **own)
-    message, whole = sent(run), changes()
-    change = np.concatenate([flat({n: m.change[n] for n in whole[c]}) / (2 + c) for c, m in message.items()])
+    messages, whole = sent(run), changes()
+    change = np.concatenate([flat({n: m.change[n] for n in whole[c]}) / (2 + c) for c, m in messages.items()])
     assert np.count_nonzero(change) == pytest.approx(len(change) / 2, abs=CLIENTS)
-    clean = np.concatenate([flat(whole[c]) for c in message])[change != 0]
+    clean = np.concatenate([flat(whole[c]) for c in messages])[change != 0]
     law = run.defense.noise(PLAN)
     assert law is not None and law.law == "laplace" and law.std == pytest.approx(math.sqrt(2) * 1e-4 / LR)
     if run.defense.guarantee(PLAN, 8, 1) is None:  # before 2.8: the noise is on what was not clipped
@@ -151,7 +151,7 @@ def test_sparse_vectors_have_the_law_that_attackers_are_told() -> None:
     noise = change[change != 0] - np.clip(clean, -1e-3, 1e-3)
     assert np.abs(noise).mean() == pytest.approx(1e-4, rel=0.1)  # 2 gamma / noise_var
     assert noise.std() / LR == pytest.approx(law.std, rel=0.1) and abs(noise.mean()) < 1e-5
-    meta = json.loads(bytes(message[0].meta.tolist()))["svt_privacy_budget"]
+    meta = json.loads(bytes(messages[0].meta.tolist()))["svt_privacy_budget"]
     epsilon, delta = run.defense.guarantee(PLAN, 8, 3)
     assert delta == 0 and 3 * meta["epsilon_total"] < epsilon < 3 * (meta["epsilon_total"] + 0.2)
 

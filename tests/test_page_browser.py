@@ -315,9 +315,9 @@ def test_a_row_opens_its_images_scores_settings_and_records(browser, board, fabr
         panel = page.locator("dialog.opened")
         assert panel.is_visible() and "spn" in panel.locator("h3").inner_text() and panel.locator("img").is_visible()
         cells = {f"records/{record.cell_id}.json" for record in records_of(fabricate)}
-        message = panel.locator("tr").all_inner_texts()
-        assert len(message) == 3 and all(any(cell in line for cell in cells) for line in message[1:]), "two attacks"
-        assert "Attack" in message[0] and {"dlg", "strong"} <= set(" ".join(message).split())
+        lines = panel.locator("tr").all_inner_texts()
+        assert len(lines) == 3 and all(any(cell in line for cell in cells) for line in lines[1:]), "two attacks"
+        assert "Attack" in lines[0] and {"dlg", "strong"} <= set(" ".join(lines).split())
         page.keyboard.press("Escape")
         assert not panel.is_visible()
 

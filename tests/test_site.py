@@ -111,10 +111,10 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     (tmp_path / "more/x.csv").write_text("1\n")
     hook = (ROOT / "docs/make_site.py").read_text().replace("in made().items()", "in ()")
     (tmp_path / "docs/make_site.py").write_text(hook)
-    message = (
+    settings = (
         'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
     )
-    (tmp_path / "mkdocs.yml").write_text(message + "plugins: []\nvalidation: { anchors: warn }\n")
+    (tmp_path / "mkdocs.yml").write_text(settings + "plugins: []\nvalidation: { anchors: warn }\n")
     outcomes, pages = [], []
     for link in ("../less/README.md", "../more"):
         (tmp_path / "docs/README.md").write_text(

@@ -95,8 +95,8 @@ def install(folder, example, module, group, name):
     package = f"ppbench-{module.replace('_', '-')}"
     info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
-    message = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{message}")
+    metadata = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
     (info / "entry_points.txt").write_text(f"[ppbench.{group}]\n{module} = {module}:{name}\n")
 
 
@@ -264,9 +264,9 @@ def test_an_attack_left_out_everywhere_is_missing_though_verify_cannot_know(out,
 def test_controls_that_follow_attacks_of_defenses_that_are_not_there_are_not_missing(site, tmp_path):
     path = tmp_path / "followed.toml"
     path.write_text(TINY.replace('"analytic",', '"analytic", "adaptive_dp",'))
-    with_questions = load_suite(path, add=["sign_sgd"])
-    every = {c.id: c.config for e in with_questions.places for g in groups(e) for c in cells(e, g)}
-    mine = [e for e in with_questions.places if e.config.defense == "sign_sgd"]
+    rescored = load_suite(path, add=["sign_sgd"])
+    every = {c.id: c.config for e in rescored.places for g in groups(e) for c in cells(e, g)}
+    mine = [e for e in rescored.places if e.config.defense == "sign_sgd"]
     have = [c.config for e in mine for g in groups(e) for c in cells(e, g)]
     assert any(config.attack.follows == "adaptive_dp" for config in every.values())
     assert not [result for result, wrong in complete._compared("tiny/1", [*every.values()], have) if wrong]
@@ -395,8 +395,8 @@ def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received
 # -- secrets, drawing, comparing ---------------------------------------------------------------------------------------
 def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
     out, salt = tmp_path / "secret", "ab" * 32
-    with_questions = drawn_with(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
-    sweep(with_questions, out=out, engine="inline", only=ONLY)
+    rescored = drawn_with(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
+    sweep(rescored, out=out, engine="inline", only=ONLY)
     shutil.rmtree(out / "cache")
     assert (out / "salt").read_text().strip() == salt
     (tmp_path / "scratch").mkdir()
@@ -461,15 +461,15 @@ def test_bit_for_bit_means_every_score_and_whatever_is_computed(cell):
     assert "utility differs" in unequal(record, record.model_copy(update={"utility": better}))
 
 
-def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, with_questions):
+def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, rescored):
     record = cell()
     assert tolerated(record, record) == "" and tolerated(record, gained(record, 1e-6)) != unequal(record, record)
     noisy = [v.model_copy(update={"psnr": v.psnr + (-1) ** i * 0.3}) for i, v in enumerate(record.victims)]
-    assert tolerated(record, with_questions(record, asked=record.asked, victims=noisy)) == ""
+    assert tolerated(record, rescored(record, asked=record.asked, victims=noisy)) == ""
     failures = tolerated(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
     assert "computed again" in failures and "p = " in failures
-    short = with_questions(record, victims=record.victims[:12], asked=record.asked)
-    lower = with_questions(
+    short = rescored(record, victims=record.victims[:12], asked=record.asked)
+    lower = rescored(
         short, victims=[v.model_copy(update={"psnr": v.psnr - 2 - i / 10}) for i, v in enumerate(short.victims)]
     )
     lower = lower.model_copy(update={"asked": short.asked})

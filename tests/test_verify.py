@@ -27,7 +27,7 @@ BLIND = torch.full((1, 1, 8, 8), 0.4)
 
 
 @pytest.fixture
-def record(fabricate, with_questions):
+def record(fabricate, rescored):
     """Return a maker of records whose scores hold all that a score may hold."""
 
     def make(sigma):
@@ -39,7 +39,7 @@ def record(fabricate, with_questions):
             for i, (guess, truth) in enumerate(zip(GUESS, TRUTH, strict=True))
         ]  # fmt: skip
         made = fabricate("dp", sigma, "dlg", "reconstruction", control="sigma", accuracy=0.71, seed=1)
-        return with_questions(made, victims=scores)
+        return rescored(made, victims=scores)
 
     return make
 
@@ -97,12 +97,12 @@ def test_a_changed_record_is_found_and_named(store, words):
     assert not any(store.ids()[1] in problem for problem in problems)
 
 
-def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, with_questions):
+def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, rescored):
     """Standalone's accuracy is the mean of ten shares of a thousand: 0.7123 is one, and is none of one model's."""
     for defense, result in (("standalone", False), ("dp", True), ("not-installed", True)):
         made = fabricate(defense, None, "dlg", "reconstruction", accuracy=0.712)
         utility = made.utility.model_copy(update={"accuracy": 0.7123})
-        problems = list(implausible(with_questions(made, utility=utility)))
+        problems = list(implausible(rescored(made, utility=utility)))
         assert any("utility.accuracy 0.7123 is no share of 1000" in problem for problem in problems) == result
 
 
@@ -154,7 +154,7 @@ def test_a_table_of_before_has_fewer_columns_and_is_still_right(store):
     assert any("psnr_median is '1'" in problem for problem in verify(store.out))
 
 
-def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, with_questions, tmp_path):
+def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, rescored, tmp_path):
     store = Store(tmp_path / "out")
     scores = [
         MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=float(i % 2 == 0), decision=i % 2 == 0,
@@ -163,7 +163,7 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, with_qu
         for i in range(200)
     ]  # fmt: skip
     draft = record(0.1)
-    kept = with_questions(draft, victims=scores, privacy=draft.privacy.model_copy(
+    kept = rescored(draft, victims=scores, privacy=draft.privacy.model_copy(
         update=dict(epsilon=1.0, delta=1e-3, reason=None)))  # fmt: skip
     store.save(kept)
     assert verify(store.out) == []

@@ -49,10 +49,10 @@ def wheelhouse(folder):
 
 def checkout():
     """Return version, requirements, entry points and top-level parts of the checkout."""
-    message = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = {"console_scripts": message["scripts"], **message["entry-points"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     entries = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items())
-    return __version__, required(OWN, message["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
+    return __version__, required(OWN, project["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
 
 
 def installed(name):
