@@ -101,13 +101,13 @@ class Runner:
         output = self.home / "output.txt"
         output.write_text("")
         (self.home / "script.sh").write_text(step["run"])
-        variables = {"GITHUB_OUTPUT": output, "GITHUB_STEP_SUMMARY": self.home / "summary.md", "RUNNER_TEMP": self.home}
-        variables |= {"GITHUB_ACTION_PATH": self.action, "GITHUB_WORKSPACE": self.workspace, "GITHUB_ACTIONS": "true"}
-        variables |= {key: self.filled(str(value), context) for key, value in step.get("env", {}).items()}
-        variables |= {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "HOME": self.home, **environment}
+        extra = {"GITHUB_OUTPUT": output, "GITHUB_STEP_SUMMARY": self.home / "summary.md", "RUNNER_TEMP": self.home}
+        extra |= {"GITHUB_ACTION_PATH": self.action, "GITHUB_WORKSPACE": self.workspace, "GITHUB_ACTIONS": "true"}
+        extra |= {key: self.filled(str(value), context) for key, value in step.get("env", {}).items()}
+        extra |= {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "HOME": self.home, **environment}
         with (self.home / "log.txt").open("w+") as log:
             process = subprocess.Popen(
-                [*BASH, str(self.home / "script.sh")], cwd=self.workspace, env={k: str(v) for k, v in variables.items()},
+                [*BASH, str(self.home / "script.sh")], cwd=self.workspace, env={k: str(v) for k, v in extra.items()},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
             while process.poll() is None:
