@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from subprocess import PIPE, Popen
 from typing import Any
 from unittest.mock import patch
@@ -114,17 +113,6 @@ def test_the_battery_finds_what_is_right(duel, question):
     result = ask(question, ATTACK_PROPERTIES[duel.attack.kind][question], duel)
     unread = (duel.attack.name, duel.defense.name, question) in UNREAD
     assert result.outcome == ("not asked" if unread else "holds"), result.sentence
-
-
-def test_a_usual_run_asks_less_and_yet_every_pair_of_attack_defense_and_question(pytestconfig):
-    def pairs(cases: list[tuple[str, ...]]) -> set[Any]:
-        return {pair for case in cases for pair in combinations(enumerate(case), 2)}
-
-    (covering,) = (p.covering for p in pytestconfig.pluginmanager.get_plugins() if hasattr(p, "covering"))
-    cases = [(question, d.attack.name, d.defense.name) for d, question in CASES]
-    chosen = [cases[place] for place in covering(cases)]
-    assert pairs(chosen) == pairs(cases) and len(chosen) < 0.7 * len(cases)
-    assert covering([("a", "x"), ("a", "y"), ("a", "x")]) == [0, 1]
 
 
 def test_every_kind_has_attacks_and_their_declarations_hold():

@@ -73,11 +73,3 @@ def test_scores_rank_candidates_as_the_published_ones_do(attack, peer, least, in
     assert result >= least, f"rank correlation {result:.4f}"
     member = PEERS["member"]
     assert abs(roc_auc_score(member, scores) - roc_auc_score(member, theirs)) < 0.03
-
-
-def test_the_arrays_tell_attacks_apart():
-    """Members are found in them, and a wrong attack would not rank as these do."""
-    member = PEERS["member"]
-    assert all(roc_auc_score(member, PEERS[name]) > 0.6 for name in ("rmia_offline", "lira"))
-    gap = PEERS["target"].astype(np.float64)[np.arange(len(member)), PEERS["labels"]]
-    assert spearmanr(gap, PEERS["lira"]).statistic < 0.9 and spearmanr(gap, PEERS["rmia_offline"]).statistic < 0.98
