@@ -54,6 +54,11 @@ def right(**changed):
     return {name: value for name, value in (whole | changed).items() if value is not None}
 
 
+def right_guesses(folder, home):
+    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
+    (folder / "g.safetensors").write_bytes(packed(**right()))
+
+
 # -- guesses ----------------------------------------------------------------------------------------------------------
 def guess_data(data, kind, home, folder):
     """Write these bytes, or what they are made by, as the tensors of guesses."""
@@ -75,8 +80,7 @@ def guess_said(change, home, folder):
 
 def guess_place(change, home, folder):
     """Write right guesses, and let `change` put something in the place of a file; it may return another one."""
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
-    (folder / "g.safetensors").write_bytes(packed(**right()))
+    right_guesses(folder, home)
     other = change(folder)
     return words(home.transcript("dp"), folder / "g.json" if other is None else other, home.truth)
 
@@ -246,8 +250,7 @@ def edited(change, home, folder):
 
 
 def scored(home, folder, at):
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
-    (folder / "g.safetensors").write_bytes(packed(**right()))
+    right_guesses(folder, home)
     return words(at, folder / "g.json", home.truth)
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.rows import Rows, direction, first_layer, mean_image, recurring_rows
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, simulation
@@ -50,9 +49,7 @@ def targets(plan: Plan, count: int) -> Tensor:
 def gradient_of(plan: Plan, x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Params, Params]:
     """Return initial weights and the mean gradient at them, in `dtype`."""
     params = {n: v.to(dtype) for n, v in initial(plan.spec, 0).items()}
-    y, w = targets(plan, len(x)).to(dtype), torch.ones(len(x), dtype=dtype)
-    gradients = gradient(lambda p: plan.objective(p, x.to(dtype), y, w), params)
-    return params, {n: v.detach() for n, v in gradients.items()}
+    return params, batch_gradient(plan, params, x, targets(plan, len(x)))
 
 
 def attack(view: View, batch: int = 1, seed: int = 0, y: Tensor | None = None, by: Attack | None = None) -> Guess:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import CHANCE, deviations, half_known, letters, seeded
+from observations import CHANCE, deviations, fedsgd_mail, half_known, seeded
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -13,12 +13,11 @@ from ppbench.attacks.membership.base import Asked
 from ppbench.attacks.membership.fedmia import FedMIA, against_others
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.update_cosine import UpdateCosine
-from ppbench.base.autodiff import gradient
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 from ppbench.testing.worlds import POISONS, written
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
@@ -32,16 +31,10 @@ def seen(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
     member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    mail = []
-    for number in range(1, ROUNDS + 1):
-        params = initial(SPEC, 10 * seed + number)
-        for client in range(CLIENTS):
-            own = torch.cat([(member & (owner == client)).nonzero()[:, 0], COUNT + 20 * client + torch.arange(20)])
-            update = gradient(lambda p, o=own: PLAN.objective(p, x[o], y[o], torch.ones(len(o))), params)
-            norm = torch.cat([v.flatten() for v in update.values()]).norm() / PLAN.net.parameter_count**0.5
-            update = {n: (v + size * norm * torch.randn(v.shape, generator=g)).detach() for n, v in update.items()}
-            mail += letters(number, client, params, update)
-    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
+    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
+    owned = [torch.cat([(member & (owner == client)).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
+    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
+    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
     return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT], known=half_known(member)), member
 
 

@@ -122,6 +122,11 @@ def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
     assert (headline.words, headline.tone) == (message, "warning")  # no green over one that falls
 
 
+def seeded(*seeds):
+    """Return the answer to several evaluations that differ in their seeds alone."""
+    return answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+
+
 @pytest.mark.parametrize(
     ("decibels", "words", "tone"),
     [
@@ -136,17 +141,18 @@ def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
     ],
 )
 def test_a_defense_of_several_seeds_is_one_and_falls_or_stands_by_all_of_them(fabricate, decibels, words, tone):
-    seeds = [[*controls(fabricate), *dp(fabricate, 0.1, value)] for value in decibels]
-    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    answer = seeded(*([*controls(fabricate), *dp(fabricate, 0.1, value)] for value in decibels))
     assert (answer.headline.words, answer.headline.tone) == (words, tone)
 
 
-def labels(make):
-    return [make("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", accuracy=0.94, epsilon=2.0)]
+def attacked(attack, kind, share=0.5, **about):
+    """Return a maker of one more cell of dp, which states an epsilon of 2."""
+    own = dict(control="sigma", accuracy=0.94, epsilon=2.0, **about)
+    return lambda make: [make("dp", 0.1, attack, kind, share, **own)]
 
 
-def members(make):
-    return [make("dp", 0.1, "mia_loss", "membership", 0.9, control="sigma", accuracy=0.94, epsilon=2.0)]
+labels, members = attacked("label_recovery", "label", 1.0), attacked("mia_loss", "membership", 0.9)
+failed = attacked("ig", "reconstruction", status="failed")
 
 
 def audit(make):
@@ -155,10 +161,6 @@ def audit(make):
     result = make("dp", 0.1, "mia_loss", "membership", **about)
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
     return [result.model_copy(update={"metrics": [*result.metrics, bound]})]
-
-
-def failed(make):
-    return [make("dp", 0.1, "ig", "reconstruction", control="sigma", accuracy=0.94, epsilon=2.0, status="failed")]
 
 
 @pytest.mark.parametrize(
@@ -228,14 +230,8 @@ def test_a_refuted_epsilon_of_one_seed_hides_no_fall_of_another_and_counts_besid
     fabricate, decibels, words
 ):
     falls, other = ([*controls(fabricate), *dp(fabricate, 0.1, value, epsilon=2.0)] for value in decibels)
-    seeds = [falls, [*other, *audit(fabricate)]]
-    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    answer = seeded(falls, [*other, *audit(fabricate)])
     assert (answer.headline.words, answer.headline.tone) == (words, "error")
-
-
-def seeded(*seeds):
-    """Return the answer to several evaluations that differ in their seeds alone."""
-    return answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
 
 
 def test_a_setting_is_usable_by_its_accuracy_over_all_seeds(fabricate):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from observations import ask, seeded, uploads
+from observations import ask, batch_gradient, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
@@ -17,7 +17,6 @@ from ppbench.attacks.label.recovery import (
     single_label,
     typical_means,
 )
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import Slot
@@ -27,19 +26,18 @@ SHAPE, CLASSES = (1, 16, 16), 10
 PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))
 
 
-def batch_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
+def drawn_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
     """Return weights, the gradient of a random batch and its labels, sorted."""
     g, params = seeded(seed), initial(PLAN.spec, seed)
     x, labels = torch.rand(batch, *SHAPE, generator=g), torch.randint(0, CLASSES, (batch,), generator=g)
     y = torch.nn.functional.one_hot(labels, CLASSES).float()
-    grads = gradient(lambda p: PLAN.objective(p, x, y, torch.ones(batch)), params)
-    return params, {name: value.detach() for name, value in grads.items()}, labels.sort().values
+    return params, batch_gradient(PLAN, params, x, y), labels.sort().values
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_planted_leak_every_label_of_a_fresh_model(batch):
     for seed in range(10):
-        params, grads, labels = batch_gradient(batch, seed)
+        params, grads, labels = drawn_gradient(batch, seed)
         recovered = recover_labels(PLAN, params, grads["head.weight"], grads["head.bias"], batch, seeded())
         assert torch.equal(recovered, labels)
 
@@ -70,7 +68,7 @@ def test_whole_counts_come_back_as_they_are(counts):
 
 def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone():
     params = initial(PLAN.spec, 5)
-    _, first, truth = batch_gradient(4, 5)
+    _, first, truth = drawn_gradient(4, 5)
     wrong = torch.nn.functional.one_hot((truth + 1) % CLASSES, CLASSES).float()[None]
     unseen = Challenge((Slot(0, 3),), 4)
     guesses = LabelRecovery().run(uploads(PLAN, params, [first]), [unseen, *ask(1, 4, wrong)], seeded(0))
@@ -92,8 +90,8 @@ each_net = pytest.mark.parametrize(("model", "options"), NETS, ids=[f"{m}-{'-'.j
 
 def step(plan: Plan, params: Params, data: Data, rate: float) -> Params:
     """One step of gradient descent on `data`."""
-    grads = gradient(lambda p: plan.objective(p, data.x, data.y, torch.ones(len(data.x))), params)
-    return {name: params[name] - rate * grads[name].detach() for name in params}
+    slope = batch_gradient(plan, params, data.x, data.y)
+    return {name: params[name] - rate * slope[name] for name in params}
 
 
 def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, noise: float = 0.0) -> tuple[float, float]:
@@ -103,8 +101,8 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, nois
         g = seeded(seed)
         pick, other = torch.randint(0, len(digits.x), (2, batch), generator=g)
         x, y = digits.x[pick], digits.y[pick]
-        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(batch)), params)
-        heads = [grads[name].detach() for name in ("head.weight", "head.bias") if name in grads]
+        grads = batch_gradient(plan, params, x, y)
+        heads = [grads[name] for name in ("head.weight", "head.bias") if name in grads]
         weight, *rest = (part + noise * part.std() * torch.randn(part.shape, generator=g) for part in heads)
         bias = rest[0] if rest else None
         assert not noise or label_histogram(params, weight, bias, batch) is None, "no identity holds under noise"
@@ -179,7 +177,7 @@ def test_features_of_either_sign_do_not_turn_the_sign_rule_round():
         g = seeded(seed)
         x, label = torch.randn(1, 6, generator=g), int(torch.randint(0, 5, (1,), generator=g))
         y = torch.nn.functional.one_hot(torch.tensor([label]), 5).float()
-        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(1)), params)
+        grads = batch_gradient(plan, params, x, y)
         negative += int(plan.net.features(params, x).sum() < 0)
         assert recover_labels(plan, params, grads["head.weight"], None, 1, g).tolist() == [label]
     assert 10 < negative < 30, "both signs must occur"
@@ -258,7 +256,7 @@ def test_a_regression_has_no_labels_to_recover():
     plan = Plan(net_spec("mlp", (6,), 1), 2, Local("gradient"), loss="squared")
     assert not LabelRecovery().suits(plan) and LabelRecovery().suits(PLAN)
     params = initial(plan.spec, 0)
-    g = gradient(lambda p: plan.objective(p, torch.rand(2, 6), torch.rand(2, 1), torch.ones(2)), params)
+    g = batch_gradient(plan, params, torch.rand(2, 6), torch.rand(2, 1))
     labels = recover_labels(plan, params, g["head.weight"], g["head.bias"], 2, seeded(0))
     assert labels.tolist() == [0, 0]
 
@@ -313,8 +311,7 @@ def test_a_trained_network_gives_most_labels_away(digits):
     params = initial(plan.spec, 1)
     assert float(typical_means(plan, params, seeded()).prediction.std()) > 0
     for _ in range(100):
-        grads = gradient(lambda p: plan.objective(p, digits.x, digits.y, torch.ones(len(digits.x))), params)
-        params = {name: value - 0.5 * grads[name].detach() for name, value in params.items()}
+        params = step(plan, params, digits, 0.5)
     assert typical_means(plan, params, seeded()).prediction.tolist() == [0.1] * CLASSES
     right, chance = rates(plan, params, digits, 4, 20)
     assert right > 0.94 and chance < 0.5  # .96; without trials of multisets .93

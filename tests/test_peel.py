@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from ppbench.attacks.reconstruction.peel import Peel
 from ppbench.attacks.reconstruction.peeling.image import Spectrum, opponents, variation
 from ppbench.attacks.reconstruction.peeling.layer import Known, Layer, cut, inner
 from ppbench.attacks.reconstruction.peeling.traced import Block, chain_of, pooled, spread
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
@@ -72,8 +71,7 @@ def sent(plan: Plan, x: Tensor, label: int) -> tuple[Params, Params]:
     """Return initial weights, and the gradient of one example at them, float32."""
     params = initial(plan.spec, 0)
     y = F.one_hot(torch.tensor([label]), 10).float()
-    gradients = gradient(lambda p: plan.objective(p, x.float(), y, torch.ones(1)), params)
-    return params, {name: value.detach() for name, value in gradients.items()}
+    return params, batch_gradient(plan, params, x, y)
 
 
 def smooth(seed: int) -> Tensor:

@@ -106,15 +106,9 @@ def test_undefended_digits_are_broken_by_the_oblivious_too(undefended):
     assert undefended > 50
 
 
-@pytest.mark.parametrize("layer", ["head", "features.2"])
-def test_zeroed_columns_are_undone(layer, digits, undefended):
-    leakage = leak(sees(digits, Columns(layer)))
-    assert leakage.worst > undefended - 1
-    assert max(leakage.oblivious) < undefended - 5
-
-
-def test_noise_on_the_last_layer_is_undone(noisy, undefended):
-    leakage = leak(noisy)
+@pytest.mark.parametrize("hidden", [Columns("head"), Columns("features.2"), "noise"])
+def test_zeroed_columns_and_noise_on_the_last_layer_are_undone(hidden, digits, noisy, undefended):
+    leakage = leak(noisy if hidden == "noise" else sees(digits, hidden))
     assert leakage.worst > undefended - 1
     assert max(leakage.oblivious) < undefended - 5
 

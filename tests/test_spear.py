@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from ppbench.attacks.reconstruction.directions import Layer
 from ppbench.attacks.reconstruction.separation import Separation, separate
 from ppbench.attacks.reconstruction.spear import Spear, tapped
 from ppbench.attacks.reconstruction.spear_features import SpearFeatures, bounds
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
@@ -40,9 +39,7 @@ def digits(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def sent(plan: Plan, x: Tensor, y: Tensor, dtype: torch.dtype, seed: int = 0) -> tuple[Params, Params]:
     """Return initial weights, and the gradient of the batch at them, in `dtype`."""
     params = {n: v.to(dtype) for n, v in initial(plan.spec, seed).items()}
-    ones = torch.ones(len(x), dtype=dtype)
-    gradients = gradient(lambda p: plan.objective(p, x.to(dtype), y.to(dtype), ones), params)
-    return params, {n: v.detach() for n, v in gradients.items()}
+    return params, batch_gradient(plan, params, x, y)
 
 
 def guessed(plan: Plan, params: Params, update: Params, count: int, draws: int = DRAWS, seed: int = 0) -> Guess:

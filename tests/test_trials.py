@@ -58,19 +58,18 @@ def widened_from_autocast(net: Two, x: Tensor) -> Tensor:
     return under_autocast(net, x).float()
 
 
-def half_first(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).half()).float()))
-    return out
+def cast(first: torch.dtype, last: torch.dtype = torch.float32) -> Callable[[Two, Tensor], Tensor]:
+    """Return passes whose layers compute in these precisions."""
+
+    def passes(net: Two, x: Tensor) -> Tensor:
+        out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).to(first)).float()).to(last))
+        return out
+
+    return passes
 
 
-def double_first(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).double()).float()))
-    return out
-
-
-def double_last(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1))).double())
-    return out
+half_first, double_first = cast(torch.float16), cast(torch.float64)
+double_last = cast(torch.float32, torch.float64)
 
 
 def one_by_one(net: Two, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, deviations, half_known, letters, seeded
+from observations import CHANCE, batch_gradient, deviations, fedsgd_mail, half_known, letters, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -16,7 +16,6 @@ from ppbench.attacks.membership.update_cosine import rounds_of
 from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
 from ppbench.attacks.tracing.cosine import TracingCosine, owners
 from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
-from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.optim import Layout, Opt
@@ -53,8 +52,7 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
         for client in range(FEDSGD.clients):
             own = (member & (owner == client)).nonzero()[:, 0]
             own = own + RECORDS if frozen else own
-            update = gradient(lambda p, o=own: FEDSGD.objective(p, every[o], y[o], torch.ones(len(o))), params)
-            updates.append({n: v.detach() for n, v in update.items()})
+            updates.append(batch_gradient(FEDSGD, params, every[own], y[own]))
             mail += letters(number, client, params, updates[-1])
         if not frozen:
             mean = torch.stack([layout.pack(u) for u in updates]).mean(0)
@@ -224,16 +222,10 @@ def traced(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
     owner = torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    mail = []
-    for number in range(1, ROUNDS + 1):
-        params = initial(SPEC, 10 * seed + number)
-        for client in range(CLIENTS):
-            own = torch.cat([(owner == client).nonzero()[:, 0], COUNT + 20 * client + torch.arange(20)])
-            update = gradient(lambda p, o=own: PLAN.objective(p, x[o], y[o], torch.ones(len(o))), params)
-            norm = torch.cat([v.flatten() for v in update.values()]).norm() / PLAN.net.parameter_count**0.5
-            update = {n: v + size * norm * torch.randn(v.shape, generator=g) for n, v in update.items()}
-            mail += letters(number, client, params, update)
-    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
+    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
+    owned = [torch.cat([(owner == client).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
+    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
+    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
     return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT]), owner
 
 
