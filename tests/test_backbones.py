@@ -219,32 +219,6 @@ def test_a_federation_trains_and_sends_the_head_alone():
     assert fed.wire.up - fed.setup_up == 10 * 2 * 4 * task.plan.net.parameter_count
 
 
-BACKBONE = {"backbone": FROZEN}
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "options", "words"),
-    [
-        ("resnet50_fixup", CIFAR, {"blocks": "3,4,6"}, "4 stages"),
-        ("resnet50_fixup", CIFAR, {"blocks": "3,4,6,0"}, "widths > 0"),
-        ("resnet50_fixup", CIFAR, {"width": 0}, "width must be a whole number"),
-        ("resnet50_fixup", CIFAR, {"norm": "bn"}, "norm"),
-        ("resnet50_fixup", (43,), {}, "takes images"),
-        ("frozen_backbone", CIFAR, {"backbone": "resnet"}, "none of torchvision.models"),
-        ("frozen_backbone", CIFAR, {"backbone": "squeezenet1_0"}, "does not end in a linear layer"),
-        ("frozen_backbone", CIFAR, {"backbone": "vit_b_16"}, "cannot take images of 32x32"),
-        ("frozen_backbone", CIFAR, BACKBONE | {"weights": "/no/w.pth"}, "there is no file of weights /no/w.pth"),
-        ("frozen_backbone", CIFAR, BACKBONE | {"backbone_seed": -1}, "backbone_seed must be a whole number"),
-        ("frozen_backbone", (4, 32, 32), BACKBONE, "1 or 3 channels"),
-        ("frozen_backbone", (43,), BACKBONE, "takes images"),
-    ],
-)
-def test_bad_options_are_refused(model, shape, options, words):
-    with pytest.raises(UsageError, match=words) as caught:
-        build(net_spec(model, shape, 10, options))
-    assert "\n" not in str(caught.value)
-
-
 class Trap:
     """What unpickling would run."""
 

@@ -139,20 +139,6 @@ def test_vmap_over_clients_equals_a_loop_and_gradients_can_be_differentiated():
     assert float((grad(size)(x[0]) * step).sum()) == pytest.approx(numeric, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "words"),
-    [
-        ((3, 8, 32), {}, "at least 16x16"),
-        ((3, 32, 40), {}, "multiples of 16, not 32x40"),
-        ((43,), {}, "takes images"),
-        (SHAPE, {"width": 0}, "width must be a whole number"),
-    ],
-)
-def test_bad_options_are_refused(shape, options, words):
-    with pytest.raises(UsageError, match=words):
-        build(net_spec("unet", shape, 1, options))
-
-
 def test_a_head_on_maps_must_be_one_by_one(monkeypatch):
     def wide(shape, classes):
         return Classifier(torch.nn.Identity(), torch.nn.Conv2d(3, classes, 3, padding=1))
