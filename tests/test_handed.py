@@ -54,6 +54,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
 WRAPPED = ("module.", "_module.", "_orig_mod.", "module._orig_mod.")
 CONTAINERS: dict[str, Any] = {
     "list": VALUES,
+    "other order": dict(reversed(GRADIENT.items())),
     "generator": lambda: (value for value in VALUES),
     "pairs": list(GRADIENT.items()),
     "arrays": [value.numpy() for value in VALUES],
@@ -73,6 +74,13 @@ def test_a_gradient_is_the_same_in_any_container(container: str) -> None:
     plain = ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
     inversion = ppbench.invert(MODEL, gradient() if callable(gradient) else gradient, SHAPE, **QUICK)
     assert torch.equal(plain.x, inversion.x) and plain.mismatch == inversion.mismatch
+
+
+def test_an_attack_may_be_an_object_and_another_seed_gives_another_answer() -> None:
+    plain = ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
+    whole = ppbench.load_attack("dlg", budget=4, restarts=0)
+    assert torch.equal(plain.x, ppbench.invert(MODEL, GRADIENT, list(SHAPE), attack=whole, planted=False).x)
+    assert not torch.equal(plain.x, ppbench.invert(MODEL, GRADIENT, SHAPE, seed=1, **QUICK).x)
 
 
 def test_buffers_in_the_order_of_a_state_dict_take_no_part() -> None:
@@ -142,6 +150,8 @@ def test_torchs_own_wrappers_of_networks_are_taken_off(wrap: Any) -> None:
         ([value.to("meta") for value in VALUES], "is a tensor without values (on the meta device, or nested)"),
         ([torch.nested.nested_tensor([value], layout=torch.jagged) for value in VALUES], "is a tensor without values"),
         ([value.to(torch.complex64) for value in VALUES], "is torch.complex64 (4, 1, 3, 3)"),
+        ([*VALUES[:3], VALUES[3].long()], "of '3.bias' is torch.int64 (10,)"),
+        (None, "The gradient is a NoneType"),
         ([value.double() * 1e60 for value in VALUES], "holds a value that is not finite"),
         ({**GRADIENT, "module.0.weight": VALUES[0]}, "has '0.weight' twice, as 'module.0.weight' too"),
         (torch.zeros(7), "or one vector of 1490"),

@@ -119,8 +119,7 @@ def test_spns_own_attack_reads_through_it_in_two_more_lines(shards: Any) -> None
 )
 def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, questions: int, shards: Any) -> None:
     """Without a word about losses, steps and rounds of a probe; of sums the question is about all."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    fed = ppbench.federate(ppbench.load_defense(name), model, shards)
+    fed = ppbench.federate(ppbench.load_defense(name), linear(), shards)
     view, challenges = ppbench.probe(fed, [(x[:4], y[:4]) for x, y in shards])
     assert len(challenges) == questions and sum(len(a.unit) for a in challenges) == 4
     assert {slot.client for a in challenges for slot in a.unit} == {0, 1, 2, 3}
@@ -136,16 +135,10 @@ def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, qu
     [
         ({"shards": []}, "There are no shards; give each client inputs"),
         ({"shards": [(torch.rand(3, *SHAPE), [1, 2])]}, "Client 0 holds 3 inputs and 2 labels"),
-        ({"shards": [(torch.rand(2, *SHAPE), [1, 10])]}, "labels=[1, 10] cannot be used"),
-        (
-            {"shards": [(torch.rand(1, *SHAPE) / 0, [1])]},
-            "Client 0 holds inputs torch.float32 of shape (1, 1, 8, 8); give finite",
-        ),
         (
             {"shards": [(torch.rand(2, *SHAPE), [1, 2]), (torch.rand(2, 64), [1, 2])]},
             "Client 1 holds inputs torch.float32 of",
         ),
-        ({"shards": [7]}, "Client 0 holds 7; give a pair of inputs and labels"),
         ({"defense": "spn"}, "The defense is 'spn'; give what load_defense gives"),
         ({"model": somebodys.ends_in_softmax()}, "it answers by probabilities"),
         ({"learning_rate": 0.1}, "There is no option of training named 'learning_rate'"),
