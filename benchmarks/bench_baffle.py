@@ -85,9 +85,9 @@ class Client:
 
         with torch.no_grad():
             for x, y, w in zip(*(part[0].split(examples) for part in (one.x, one.y, one.w)), strict=True):
-                found = gradient(partial(slice_loss, x=x, y=y, w=w), self.job.start)
+                gradients = gradient(partial(slice_loss, x=x, y=y, w=w), self.job.start)
                 for name, value in total.items():
-                    value.add_(found[name], alpha=len(x) / one.x.shape[1])
+                    value.add_(gradients[name], alpha=len(x) / one.x.shape[1])
 
     def forward(self, defense: Baffle) -> Callable[[], object]:
         return lambda: defense.compute(self.plan, self.job)

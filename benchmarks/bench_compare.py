@@ -76,8 +76,8 @@ def decided(n: int, worse: float, generator: np.random.Generator) -> Change:
     kind = generator.choice(3, size=n, p=[up, down, 1 - up - down])
     agreed = (generator.random(n) < 0.6).astype(float)
     base = np.where(kind == 0, 0.0, np.where(kind == 1, 1.0, agreed))
-    found = mcnemar(plain(base, np.where(kind == 2, agreed, 1 - base)), safer=False)
-    return with_luck(found, luck, 1)
+    outcome = mcnemar(plain(base, np.where(kind == 2, agreed, 1 - base)), safer=False)
+    return with_luck(outcome, luck, 1)
 
 
 def rebuilt(n: int, worse: float, noise: float, generator: np.random.Generator) -> Change:
@@ -87,9 +87,9 @@ def rebuilt(n: int, worse: float, noise: float, generator: np.random.Generator) 
     return bootstrapped([plain(base, new)], rule("psnr_median"), str(worse))
 
 
-def regression(found: Change, tolerance: float) -> bool:
+def regression(result: Change, tolerance: float) -> bool:
     """Return whether a row is a regression where the defense's other rows are as they were."""
-    return ROWS * found.p < 0.05 and found.low > 0 and found.worse > tolerance
+    return ROWS * result.p < 0.05 and result.low > 0 and result.worse > tolerance
 
 
 def smallest(
@@ -120,7 +120,7 @@ def power() -> dict[str, object]:
 
 def speed() -> dict[str, float]:
     """Return CPU seconds for 2000 replicates of 1400 candidates, by form."""
-    generator, found = np.random.default_rng(0), {}
+    generator, result = np.random.default_rng(0), {}
     member = np.arange(1400) % 2 == 0
     half = np.arange(1400) // 2 % 2
     base, new = (generator.normal(member * 0.5) for _ in range(2))
@@ -131,8 +131,8 @@ def speed() -> dict[str, float]:
             began = time.process_time()
             bootstrapped([sample], rule(name), "key")
             times.append(time.process_time() - began)
-        found[name] = round(sorted(times)[2], 3)
-    return found
+        result[name] = round(sorted(times)[2], 3)
+    return result
 
 
 def once(number: int, out: str) -> None:
@@ -161,25 +161,25 @@ def rerun(runs: int) -> dict[str, object]:
 
 
 def false_alarms(base: Path, new: Path) -> dict[str, int]:
-    found = compare(base, new)
-    statuses = [row.status for row in found.rows if row.where.defense == "dp" or row.where.defense == "none"]
+    comparison = compare(base, new)
+    statuses = [row.status for row in comparison.rows if row.where.defense == "dp" or row.where.defense == "none"]
     raw = sum(
         row.change is not None and row.change.p < 0.05 and row.change.worse > 0 and not row.change.certain
-        for row in found.rows
+        for row in comparison.rows
     )
     return {
         "comparisons": 1,
-        "with a false regression": bool(found.regressions),
-        "false regressions": sum(r.status == "regression" for r in found.rows),
-        "with a false fault": bool(found.faults),
+        "with a false regression": bool(comparison.regressions),
+        "false regressions": sum(r.status == "regression" for r in comparison.rows),
+        "with a false fault": bool(comparison.faults),
         "rows": len(statuses),
-        "rows that Holm's correction kept": raw - sum(r.status == "regression" for r in found.rows),
+        "rows that Holm's correction kept": raw - sum(r.status == "regression" for r in comparison.rows),
         "inconclusive": statuses.count("inconclusive"),
     }
 
 
-def total(found: list[dict[str, int]]) -> dict[str, int]:
-    return {name: int(sum(one[name] for one in found)) for name in found[0]}
+def total(result: list[dict[str, int]]) -> dict[str, int]:
+    return {name: int(sum(one[name] for one in result)) for name in result[0]}
 
 
 def differences(outs: list[Path]) -> dict[str, dict[str, float]]:
@@ -202,11 +202,13 @@ def main() -> None:
     what, *rest = sys.argv[1:] or ["power"]
     if what == "once":
         return once(int(rest[0]), rest[1])
-    found: object = rerun(int(rest[0]) if rest else 20) if what == "rerun" else {"power": power, "speed": speed}[what]()
-    print(json.dumps(found, indent=1))
+    result: object = (
+        rerun(int(rest[0]) if rest else 20) if what == "rerun" else {"power": power, "speed": speed}[what]()
+    )
+    print(json.dumps(result, indent=1))
     if os.environ.get("PPBENCH_KEEP"):
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        RESULTS.write_text(json.dumps({**kept, what: found}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({**kept, what: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

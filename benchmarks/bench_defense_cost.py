@@ -75,9 +75,9 @@ def measured(defense: Defense) -> Pair:
 
 
 def kept() -> dict[str, dict[str, int]]:
-    found = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-    assert isinstance(found, dict)
-    return found
+    content = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
+    assert isinstance(content, dict)
+    return content
 
 
 @pytest.mark.parametrize("name", DEFENSES)

@@ -51,9 +51,9 @@ def seen(count: int, device: torch.device) -> View:
 
 def seconds(attack: Attack, view: View, count: int) -> float:
     """Return how long the attack takes; its guesses lie on the CPU, so that it is over when it returns."""
-    asked = [Challenge((Slot(i, 0),), batch=1) for i in range(count)]
+    challenges = [Challenge((Slot(i, 0),), batch=1) for i in range(count)]
     began = time.perf_counter()
-    attack.run(view, asked, torch.Generator().manual_seed(0))
+    attack.run(view, challenges, torch.Generator().manual_seed(0))
     return time.perf_counter() - began
 
 

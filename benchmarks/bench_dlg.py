@@ -155,10 +155,10 @@ def measured(benchmark: object, target: Target, attack: DLG, together: int) -> N
     torch.set_num_threads(1)
     mine, theirs = benchmark.pedantic(compare, (target, attack, together), rounds=1, iterations=1)  # type: ignore[attr-defined]
     ratio = theirs.cost() / mine.cost()
-    found = {"ratio": round(ratio, 2), **mine.report("ours"), **theirs.report("reference")}
-    found |= {"victims": len(target.x), "stop": attack.stop, "images": target.source}
-    benchmark.extra_info.update(found)  # type: ignore[attr-defined]
-    print(found, flush=True)
+    results = {"ratio": round(ratio, 2), **mine.report("ours"), **theirs.report("reference")}
+    results |= {"victims": len(target.x), "stop": attack.stop, "images": target.source}
+    benchmark.extra_info.update(results)  # type: ignore[attr-defined]
+    print(results, flush=True)
 
 
 def test_joint_label_one_victim_at_a_time_stop_1e_5(benchmark: object, target: Target) -> None:

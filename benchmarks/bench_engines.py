@@ -79,9 +79,9 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     from ppbench.run.schedule import plan_cells, unfinished
 
     batches = tuple(range(1, cells // POINTS + 1))
-    asked: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}
+    options: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}
     small: dict[str, Any] = {"clients": 4, "train": 200, "rounds": 1, "victims": 4, "stages": ("init",)}
-    experiment = resolve(configure(**asked, **small, settings={"planted_slow.seconds": seconds}))
+    experiment = resolve(configure(**options, **small, settings={"planted_slow.seconds": seconds}))
     store = Store(folder)
     store.prepare()
     for point in range(POINTS):
@@ -125,12 +125,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--engine", default="local")
-    told = parser.parse_args()
+    options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(PLANTED)
     sys.path.insert(0, str(PLANTED))
-    found = [measure(told.engine, workers, told.cells, told.seconds) for workers in told.workers]
-    print(json.dumps([asdict(one) for one in found], indent=1))
-    return int(any(one.engine > LIMIT for one in found))
+    results = [measure(options.engine, workers, options.cells, options.seconds) for workers in options.workers]
+    print(json.dumps([asdict(one) for one in results], indent=1))
+    return int(any(one.engine > LIMIT for one in results))
 
 
 if __name__ == "__main__":

@@ -161,18 +161,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fedpc.json")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     for clients, split, beta in ((5, "imbalanced", 0.2), (10, "imbalanced", 0.8), (10, "dirichlet:0.5", 0.8)):
         name = f"fedpc mlp, {clients} clients, {split}, beta {beta:g}"
-        results[name] = compared(clients, split, beta, given.seeds, given.rounds)
+        results[name] = compared(clients, split, beta, options.seeds, options.rounds)
         print(name, json.dumps(results[name], indent=1), flush=True)
-    results["fedpc mlp, by clients, beta 0.2"] = falling(given.seeds, given.rounds)
-    results["fedpc mlp, pilots, 5 clients"] = leading(given.seeds, given.rounds)
+    results["fedpc mlp, by clients, beta 0.2"] = falling(options.seeds, options.rounds)
+    results["fedpc mlp, pilots, 5 clients"] = leading(options.seeds, options.rounds)
     for name in list(results)[-2:]:
         print(name, json.dumps(results[name], indent=1), flush=True)
-    write(given.out, results, given.seeds, given.rounds)
+    write(options.out, results, options.seeds, options.rounds)
 
 
 if __name__ == "__main__":

@@ -149,8 +149,8 @@ def plain(loads: Callable[..., Any], clients: int) -> Callable[[int], float]:
     shared = [task.Net().state_dict()]
 
     def step() -> None:
-        found = [client.local(shared[0], loads(c, clients, BATCH)[0]) for c in range(clients)]
-        shared[0] = {name: sum(state[name] for state in found) / clients for name in shared[0]}
+        results = [client.local(shared[0], loads(c, clients, BATCH)[0]) for c in range(clients)]
+        shared[0] = {name: sum(state[name] for state in results) / clients for name in shared[0]}
 
     return lambda _: _seconds(step)
 
@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--cpus", type=float, default=1.0, help="of two, that Ray keeps for a client")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"simulated beside recorded": [], "recorded beside plain": []}
+    results: dict[str, list[float]] = {"simulated beside recorded": [], "recorded beside plain": []}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         written(folder, args.examples)
@@ -220,11 +220,11 @@ def main() -> int:
 
         for _ in range(args.repeats):
             rows = rounds(folder, load_data, args)
-            for at, ratios in enumerate(found.values()):
+            for at, ratios in enumerate(results.values()):
                 ratios.append(median(row[at] / row[at + 1] for row in rows))
             middles = [median(row[at] for row in rows) for at in range(3)]
             print("seconds a round: simulated {:.3f}, recorded {:.3f}, plain {:.3f}".format(*middles), flush=True)
-    for words, ratios in found.items():
+    for words, ratios in results.items():
         print(f"{words}: {median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}], {args.clients} clients")
     return 0
 

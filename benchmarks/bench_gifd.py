@@ -61,8 +61,8 @@ class Row:
 
 def images(name: str) -> tuple[Data, Data]:
     """Return the training and the test part of a parquet folder, in three channels."""
-    found = open_dataset(f"parquet:{os.environ['PPBENCH_TEST_DATA']}/{name}", seed=0)
-    parts = [part.take(torch.arange(len(part.y))) for part in (found.train, found.test)]
+    result = open_dataset(f"parquet:{os.environ['PPBENCH_TEST_DATA']}/{name}", seed=0)
+    parts = [part.take(torch.arange(len(part.y))) for part in (result.train, result.test)]
     wide = [Data(part.x.expand(-1, 3, -1, -1).contiguous(), part.y) for part in parts]
     return wide[0], wide[1]
 
@@ -82,8 +82,8 @@ def seen(x: Tensor, y: Tensor, public: Data) -> View:
 def measured(attack: Inversion, view: View, truth: Tensor, name: str) -> Row:
     """Run `attack` on every victim and compare with the truth."""
     start = time.perf_counter()
-    asked = [Challenge((Slot(i, 0),), 1) for i in range(len(truth))]
-    guesses = attack.run(view, asked, torch.Generator().manual_seed(0))
+    challenges = [Challenge((Slot(i, 0),), 1) for i in range(len(truth))]
+    guesses = attack.run(view, challenges, torch.Generator().manual_seed(0))
     seconds, psnr = time.perf_counter() - start, []
     for guess, x in zip(guesses, truth, strict=True):
         assert guess.x is not None and guess.evaluations <= attack.budget

@@ -127,7 +127,7 @@ def measured(benchmark: object, name: str, model: str, options: dict[str, str], 
     pairs = benchmark.pedantic(compare, (seen, attack), rounds=1, iterations=1)  # type: ignore[attr-defined]
     ratios = [mine / theirs for mine, theirs in pairs]
     few, device = IG(budget=2), torch.device("cpu")
-    found = {
+    results = {
         "network": name,
         "parameters": sum(v.numel() for v in seen.params.values()),
         "ratio": round(statistics.median(ratios), 2),
@@ -140,11 +140,11 @@ def measured(benchmark: object, name: str, model: str, options: dict[str, str], 
         "steps": STEPS,
         "images": seen.source,
     }
-    benchmark.extra_info.update(found)  # type: ignore[attr-defined]
-    print(found, flush=True)
+    benchmark.extra_info.update(results)  # type: ignore[attr-defined]
+    print(results, flush=True)
     if "PPBENCH_BENCH_OUT" in os.environ:
-        Path(os.environ["PPBENCH_BENCH_OUT"], f"ig_{model}.json").write_text(json.dumps(found, indent=1) + "\n")
-    assert found["ratio"] >= least
+        Path(os.environ["PPBENCH_BENCH_OUT"], f"ig_{model}.json").write_text(json.dumps(results, indent=1) + "\n")
+    assert results["ratio"] >= least
 
 
 def test_convnet_32_victims_at_once_are_no_slower_than_one_by_one(benchmark: object) -> None:

@@ -42,8 +42,8 @@ def tensors(guess: Guess) -> Iterator[Tensor]:
 def equal(one: Guess, other: Guess) -> bool:
     """Return whether two guesses are the same, bit for bit."""
     mine, theirs = list(tensors(one)), list(tensors(other))
-    told = (one.confidence, one.evaluations) == (other.confidence, other.evaluations)
-    return told and len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+    equal_counts = (one.confidence, one.evaluations) == (other.confidence, other.evaluations)
+    return equal_counts and len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
 
 
 def main() -> int:
@@ -52,18 +52,18 @@ def main() -> int:
     parser.add_argument("--attacks", default="label_recovery,analytic,idlg,dlg")
     parser.add_argument("--victims", type=int, default=8)
     parser.add_argument("--budget", type=int, default=200)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    experiment = resolve(configure(defense="none", model="mlp", train=200, victims=asked.victims, attack_batch=(1,)))
+    experiment = resolve(configure(defense="none", model="mlp", train=200, victims=options.victims, attack_batch=(1,)))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
     victims = group_victims(experiment, CellGroup(0, "init", HONEST_SERVER, 1, False))
     view, challenges = fed.probe(victims.data).view("server/1"), victims.challenges()
     print(f"apart: {confinement().words}; Python {sys.version.split()[0]}, torch {torch.__version__}, cpu, 1 thread")
     costs, alike = [], True
-    for name in asked.attacks.split(","):
+    for name in options.attacks.split(","):
         known = {field.name for field in dataclasses.fields(type(make_attack(name)))}
-        attack = make_attack(name, {"budget": asked.budget} if "budget" in known else {})
+        attack = make_attack(name, {"budget": options.budget} if "budget" in known else {})
         isolated_guesses(attack, view, challenges, 1)  # what it tells of itself is asked once a run, and told below
         began = time.perf_counter()
         here = attack.run(view, challenges, torch.Generator().manual_seed(0))

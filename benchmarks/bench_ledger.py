@@ -87,31 +87,31 @@ def noise(known: OpenedTruth, count: int, draw: torch.Generator) -> Iterator[tup
     """Yield a kind of noise and answers [Q, 1, *shape] of it, without end."""
     ruler = known.yardstick
     assert ruler is not None and ruler.mean is not None and ruler.gallery is not None
-    mean, held, classes = ruler.mean.float(), ruler.gallery.x, ruler.gallery.classes
+    mean, kept, classes = ruler.mean.float(), ruler.gallery.x, ruler.gallery.classes
     assert classes is not None
-    shape, middle = (count, *mean.shape), held.median(0).values
-    kinds = torch.stack([held[classes == one].mean(0) for one in range(10)])
+    shape, middle = (count, *mean.shape), kept.median(0).values
+    kinds = torch.stack([kept[classes == one].mean(0) for one in range(10)])
     while True:
         size, level = (float(one) for one in torch.rand(2, generator=draw))
         size = 10 ** (-2.5 * size)
         normal, uniform = torch.randn(shape, generator=draw), torch.rand(shape, generator=draw)
         some = kinds[torch.randint(10, (count,), generator=draw)]
-        one, two = (held[torch.randint(len(held), (count,), generator=draw)] for _ in range(2))
+        one, two = (kept[torch.randint(len(kept), (count,), generator=draw)] for _ in range(2))
         yield "noise about grey", (0.5 + size * normal)[:, None]
         yield "uniform noise", uniform[:, None]
         yield "constants", torch.full(shape, level)[:, None]
         yield "mean and noise", (mean + size * normal)[:, None]
-        yield "a better blind picture", best_blind(held, mean, middle, draw).expand(shape)[:, None].clone()
+        yield "a better blind picture", best_blind(kept, mean, middle, draw).expand(shape)[:, None].clone()
         yield "classes by chance", (mean + level * (some - mean) + 0.1 * size * normal)[:, None]
         yield "held-out images", (mean + level * ((one + two) / 2 - mean))[:, None]
 
 
-def best_blind(held: torch.Tensor, mean: torch.Tensor, middle: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+def best_blind(data: torch.Tensor, mean: torch.Tensor, middle: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     """Return the picture [*shape] of 50 that has the best median PSNR on held-out images: mixed of their averages."""
     share, size = torch.rand(50, 1, 1, 1, generator=draw), 0.05 * torch.rand(50, 1, 1, 1, generator=draw)
     several = mean + share * (middle - mean) + size * torch.randn(50, *mean.shape, generator=draw)
     several *= 0.9 + 0.2 * torch.rand(50, 1, 1, 1, generator=draw)
-    errors = ((several.clamp(0, 1)[:, None] - held[None]) ** 2).flatten(2).mean(2)
+    errors = ((several.clamp(0, 1)[:, None] - data[None]) ** 2).flatten(2).mean(2)
     return several[errors.median(1).values.argmin()]
 
 
@@ -155,13 +155,13 @@ class Trial:
             right = inquiry_of(frozen, known, about.kind).score(answers).victims
             assert [score.psnr for score in record.victims] == [score.psnr for score in right]
         sides = (self.before[name], *self.blind[name])
-        told = decide(sides[0], sides[1:], record, tries, lambda: exchange_p(frozen, known, about.kind, answers))
+        result = decide(sides[0], sides[1:], record, tries, lambda: exchange_p(frozen, known, about.kind, answers))
         rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
         student = min(max(by_bootstrap(side, record, rule) for side in sides) for rule in rules)
         exact = min(max(p_of(side, record, rule) for side in sides) for rule in rules)
         return {
-            "moved": told.moved,
-            "p": told.p,
+            "moved": result.moved,
+            "p": result.p,
             "after": float(np.median([score.decibels for score in record.victims])),
             "student": min(1.0, len(rules) * student),
             "signs": min(1.0, len(rules) * exact),
@@ -171,66 +171,66 @@ class Trial:
         """Return a record of images [Q, *shape] with their decibels, all else as in another one."""
         like, victims = self.like[name], self.known[name].victims
         truth = [victims.truth(unit).x[0] for unit in victims.units]
-        found = [psnr(*pair) for pair in zip(x.float(), truth, strict=True)]
-        scores = [old.model_copy(update={"psnr": one}) for old, one in zip(like.victims, found, strict=True)]
+        decibels = [psnr(*pair) for pair in zip(x.float(), truth, strict=True)]
+        scores = [old.model_copy(update={"psnr": one}) for old, one in zip(like.victims, decibels, strict=True)]
         return like.model_copy(update={"cell_id": digest[:32], "victims": scores})
 
 
 def by_bootstrap(side: Measured, record: Record, rule: Rule) -> float:
     """Return the one-sided p that `ppbench compare` would give."""
-    found = change([side], [record], rule, record.cell_id)
-    return 1.0 if found.certain or found.worse <= 0 else found.p / 2
+    outcome = change([side], [record], rule, record.cell_id)
+    return 1.0 if outcome.certain or outcome.worse <= 0 else outcome.p / 2
 
 
 def better(trial: Trial, name: str, draw: torch.Generator) -> torch.Tensor:
     """Return what a really better attack answers [Q, 1, *shape]."""
     frozen, known = trial.frozen[name], trial.known[name]
     if name == "spn":
-        found = [guess.x for guess in frozen.run("adaptive_spn", joint_budget=150, inversion_budget=150)]
-        return torch.stack([x for x in found if x is not None])
+        decibels = [guess.x for guess in frozen.run("adaptive_spn", joint_budget=150, inversion_budget=150)]
+        return torch.stack([x for x in decibels if x is not None])
     truth = torch.stack([known.victims.truth(unit).x for unit in known.victims.units])
     return truth + 0.2 * torch.randn(truth.shape, generator=draw)
 
 
 def ran(trial: Trial, tries: int) -> dict[str, dict[str, float]]:
     """Return the figures of a trial, by view."""
-    told = {}
+    fields = {}
     for name in trial.frozen:
         draw = torch.Generator().manual_seed(trial.seed)
         good = trial.tried(name, better(trial, name, draw), 1)
-        found, kinds, told_apart = [], Counter[str](), Counter[str]()
+        results, kinds, told_apart = [], Counter[str](), Counter[str]()
         source = noise(trial.known[name], VICTIMS, draw)
         asked_for = tries if name == "dp" else -(-tries // 4)
         for number in range(1, asked_for + 1):
             kind, x = next(source)
             one = trial.tried(name, x, number)
-            found.append(one)
+            results.append(one)
             kinds[kind] += bool(one["moved"])
             told_apart["student"] += one["student"] <= try_level(number)
             told_apart["signs"] += one["signs"] <= try_level(number)
         late = trial.tried(name, better(trial, name, draw), asked_for + 1)
         now = trial.before[name]
-        told[name] = {
+        fields[name] = {
             "stands": now.metric("psnr_median").value,
             "blind": float(np.median([score.blind for score in now.victims])),
             "tries": asked_for,
             "moves": sum(kinds.values()),
             "student_alone": told_apart["student"],
             "without_apart": told_apart["signs"],
-            "least_p": min(one["p"] for one in found),
-            "least_student": min(one["student"] for one in found),
-            "best_noise": max(one["after"] for one in found),
+            "least_p": min(one["p"] for one in results),
+            "least_student": min(one["student"] for one in results),
+            "best_noise": max(one["after"] for one in results),
             "better_first": bool(good["moved"]),
             "better_late": bool(late["moved"]),
             "better_p": good["p"],
             "better": good["after"],
         }
-    return told
+    return fields
 
 
 def by_files(trial: Trial, home: Path, tries: int = 25) -> str:
     """Return what the same came to through files and `score`."""
-    moves, said = 0, []
+    moves, printed = 0, []
     for name, frozen in trial.frozen.items():
         draw = torch.Generator().manual_seed(trial.seed)
         source = noise(trial.known[name], VICTIMS, draw)
@@ -238,9 +238,9 @@ def by_files(trial: Trial, home: Path, tries: int = 25) -> str:
             about, answers, _ = submitted(frozen, next(source)[1])
             moves += score(frozen, save_guesses(home / "g.json", about, answers), trial.truth).decision.moved
         about, answers, _ = submitted(frozen, better(trial, name, draw))
-        found = score(frozen, save_guesses(home / "g.json", about, answers), trial.truth)
-        said.append(f"{name}: {found.receipt}")
-    return f"{moves} of {tries * len(trial.frozen)} moved; then {'; '.join(said)}"
+        scores = score(frozen, save_guesses(home / "g.json", about, answers), trial.truth)
+        printed.append(f"{name}: {scores.receipt}")
+    return f"{moves} of {tries * len(trial.frozen)} moved; then {'; '.join(printed)}"
 
 
 def majority(trials: int = 3000, share: float = 2 / 3, classes: int = 7) -> str:
@@ -264,15 +264,15 @@ def main() -> None:
     torch.set_num_threads(1)
     trials, tries = (int(word) for word in [*sys.argv[1:], "20", "1000"][: max(2, len(sys.argv) - 1)][:2])
     paired.REPLICATES = 200  # what the bootstrap would say is beside the point, and would take most of the time
-    begun, told = time.process_time(), []
+    begun, result = time.process_time(), []
     for seed in range(trials):
         with tempfile.TemporaryDirectory() as folder:
             trial = Trial(Path(folder), seed)
-            told.append(ran(trial, tries))
-            print(seed, json.dumps(told[-1]), flush=True)
+            result.append(ran(trial, tries))
+            print(seed, json.dumps(result[-1]), flush=True)
             if seed == 0:
                 print(by_files(trial, Path(folder)), flush=True)
-    whole = {name: [one[name] for one in told] for name in ("dp", "spn")}
+    whole = {name: [one[name] for one in result] for name in ("dp", "spn")}
     for name, each in whole.items():
         some = {key: [float(one[key]) for one in each] for key in each[0]}
         print(

@@ -97,8 +97,8 @@ class Target:
     def of(cls, frozen: FrozenView) -> Target:
         """Return what a transcript's questions are about, in their order."""
         reader = AdaptiveSPN() if frozen.about.defense.id == "spn" else AdaptiveDP()
-        found = {e.unit: e for e in reader.evidence(frozen.view)}
-        every = [found[challenge.unit] for challenge in frozen.challenges]
+        evidence = {e.unit: e for e in reader.evidence(frozen.view)}
+        every = [evidence[challenge.unit] for challenge in frozen.challenges]
         weight = every[0].weight
         names = tuple(n for n in every[0].observed if weight is None or bool(weight[n].any()))
         return cls(every[0], names, torch.stack([cls._flat(e.observed, names) for e in every]))
@@ -193,7 +193,7 @@ def measure(dataset: str, home: Path) -> None:
 def learned(train: Split, test: Split, seed: int) -> float:
     """Return the accuracy of a small convolutional network after 25 epochs."""
     torch.manual_seed(seed)
-    every, held = (part.take(torch.arange(len(part))) for part in (train, test))
+    every, data = (part.take(torch.arange(len(part))) for part in (train, test))
     side = train.x.shape[-1] // 2
     layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
     net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * side**2, 64), nn.ReLU(), nn.Linear(64, train.classes))
@@ -203,7 +203,7 @@ def learned(train: Split, test: Split, seed: int) -> float:
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(every.x[some]), every.y[some]).backward()
             optimizer.step()
-    return float((net(held.x).argmax(1) == test.y).float().mean())
+    return float((net(data.x).argmax(1) == test.y).float().mean())
 
 
 def near(name: str, count: int = 1000) -> None:
@@ -212,11 +212,11 @@ def near(name: str, count: int = 1000) -> None:
     own = -10 * (ours - plain)[:count].square().mean(1).log10()
     parts = [torch.cdist(ours[:count], part).square().min(1).values for part in plain.split(10_000)]
     least = -10 * (torch.stack(parts).min(0).values / plain.shape[1]).log10()
-    told = [
+    values = [
         f"{float(t.median()):.1f} (90 % below {float(t.quantile(0.9)):.1f}, most {float(t.max()):.1f})"
         for t in (own, least)
     ]
-    print(f"| {Path(name).name} | {' | '.join(told)} |", flush=True)
+    print(f"| {Path(name).name} | {' | '.join(values)} |", flush=True)
 
 
 def images() -> None:
@@ -227,8 +227,8 @@ def images() -> None:
         near(name)
     for name in ("digits", "warped:digits"):
         data = open_dataset(name, seed=0)
-        found = [learned(data.train, data.test, seed) for seed in range(3)]
-        print(f"{name}: accuracy {', '.join(f'{value:.3f}' for value in found)}", flush=True)
+        results = [learned(data.train, data.test, seed) for seed in range(3)]
+        print(f"{name}: accuracy {', '.join(f'{value:.3f}' for value in results)}", flush=True)
 
 
 if __name__ == "__main__":

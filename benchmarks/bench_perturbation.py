@@ -88,10 +88,10 @@ def test_pbpfl_client_and_server(benchmark, precision, network):
     params = initial(plan.spec, 0)
     server = Server(params, (), torch.full((10,), 100), ())
     ctx = Context(plan, 1, "real", -1, torch.Generator().manual_seed(1))
-    held, sent = defense.broadcast(ctx, server)
+    kept, sent = defense.broadcast(ctx, server)
     batch = batch_of(dtype)
     weights: Params = {n: p.to(dtype) for n, p in params.items()}
-    found = surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked)
+    recovered = surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked)
 
     def forward() -> None:
         with torch.enable_grad():
@@ -104,7 +104,7 @@ def test_pbpfl_client_and_server(benchmark, precision, network):
                 "plain": lambda: gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), weights),
                 "client": lambda: surrogates(net, sent.params, batch, sent.direction[None], defense.bias_masked),
                 "perturb": lambda: defense.broadcast(replace(ctx, generator=torch.Generator().manual_seed(2)), server),
-                "recover": lambda: defense.recover(plan, held, found),
+                "recover": lambda: defense.recover(plan, kept, recovered),
             }
         )
     figures = {

@@ -74,11 +74,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 def keep(case: str, figures: dict[str, float]) -> None:
     """Write a case's figures into the results, beside those of the others."""
-    found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    found["machine"] = f"{platform.machine()}, torch {torch.__version__}, 1 thread"
-    found["runs"], found["clients"], found["examples a client"] = RUNS, CLIENTS, EXAMPLES
-    found.setdefault("cases", {})[case] = figures
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    content["machine"] = f"{platform.machine()}, torch {torch.__version__}, 1 thread"
+    content["runs"], content["clients"], content["examples a client"] = RUNS, CLIENTS, EXAMPLES
+    content.setdefault("cases", {})[case] = figures
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("case", CASES)

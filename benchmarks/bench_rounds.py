@@ -101,11 +101,11 @@ def started(defense: Defense, network: str, clients: int) -> Federation:
     classes = NETWORKS[network]
     spec = net_spec(network, (3, 32, 32), classes, {"head_bias": False})
     plan = Plan(spec, clients, Local("gradient", batch=BATCH), loss="squared", server_opt=Opt("sgd", 0.1))
-    held = Data(
+    data = Data(
         torch.rand(BATCH, 3, 32, 32, generator=generator),
         torch.nn.functional.one_hot(torch.arange(BATCH) % classes, classes).float(),
     )
-    federation = Federation(defense, plan, dict.fromkeys(range(clients), held), Seeds(0), backend="loop")
+    federation = Federation(defense, plan, dict.fromkeys(range(clients), data), Seeds(0), backend="loop")
     federation.start(initial(spec, 0))
     return federation
 

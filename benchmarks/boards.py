@@ -168,8 +168,8 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
 
 def _times(board: Board, *folders: Path) -> dict[str, bytes]:
     """Return the files of what clients took, of a board that publishes them; those of a later folder count."""
-    found = (path for folder in folders for path in sorted((folder / TIMES_FOLDER).glob("*.json")) if board.timed)
-    return {path.name: path.read_bytes() for path in found}
+    result = (path for folder in folders for path in sorted((folder / TIMES_FOLDER).glob("*.json")) if board.timed)
+    return {path.name: path.read_bytes() for path in result}
 
 
 def main() -> int:
@@ -193,8 +193,8 @@ def main() -> int:
             if args.until is not None and datetime.now().time() >= args.until:
                 return 0
             board, folder = BOARDS[name], args.out.resolve() / name / str(seed)
-            asked = {config.seed for config in load_suite(board.suite, board.preset).configs}
-            if seed not in asked or (is_published(board, seed) and not args.grown):
+            seeds = {config.seed for config in load_suite(board.suite, board.preset).configs}
+            if seed not in seeds or (is_published(board, seed) and not args.grown):
                 continue
             folder.parent.mkdir(parents=True, exist_ok=True)
             hours = swept(board, seed, folder, data, args.workers) + args.cpu_hours

@@ -109,12 +109,12 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def machine(device: str) -> dict[str, str]:
     """Return what the figures hang on: device, driver, versions, commit, date."""
-    asked = {
+    queries = {
         "driver": ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         "commit": ["git", "-C", str(HOME), "rev-parse", "--short=12", "HEAD"],
     }
     answers = {}
-    for name, command in asked.items():
+    for name, command in queries.items():
         try:
             answers[name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
         except (OSError, subprocess.CalledProcessError, IndexError):
@@ -135,8 +135,8 @@ def page(about: dict[str, str], outcomes: Sequence[Outcome], out: Path) -> str:
     lines = ["# Figures of one machine", "", *(f"- {name}: {value}" for name, value in about.items()), ""]
     lines += ["| part | seconds | how it ended | last line |", "| --- | --- | --- | --- |"]
     for outcome in outcomes:
-        said = (out / f"{outcome.part.name}.log").read_text(errors="replace").strip().splitlines()
-        last = said[-1].strip(" =").replace("|", "/")[:160] if said else ""
+        printed = (out / f"{outcome.part.name}.log").read_text(errors="replace").strip().splitlines()
+        last = printed[-1].strip(" =").replace("|", "/")[:160] if printed else ""
         lines.append(f"| {outcome.part.name} | {outcome.seconds:.0f} | {outcome.word} | {last} |")
     for file in sorted(out.glob("bench_*.json")):
         lines += ["", f"## {file.stem}", "", *figures(file)]
@@ -180,21 +180,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=25.0, help="for everything together")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="a folder; the archive lies beside it")
     parser.add_argument("--data", type=Path, help="a folder with cifar10/*.parquet; else it is downloaded")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        check_device(asked.device)
+        check_device(options.device)
     except UsageError as refused:
         print(refused, file=sys.stderr)
         return 2
-    out = asked.out.resolve()
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    ends, outcomes = time.monotonic() + 60 * asked.minutes, []
-    todo = parts(asked.device, out, asked.data)
+    ends, outcomes = time.monotonic() + 60 * options.minutes, []
+    todo = parts(options.device, out, options.data)
     for number, part in enumerate(todo):  # what one part leaves of its time, the later ones share
         left = (ends - time.monotonic()) * part.share / sum(other.share for other in todo[number:])
-        outcomes.append(run(part, max(1.0, left - min(GRACE_S, left / 4)), out, asked.device))
+        outcomes.append(run(part, max(1.0, left - min(GRACE_S, left / 4)), out, options.device))
         print(f"{part.name}: {outcomes[-1].word}", flush=True)
-    (out / "page.md").write_text(page(machine(asked.device), outcomes, out))
+    (out / "page.md").write_text(page(machine(options.device), outcomes, out))
     print(f"Page: {out / 'page.md'}\nArchive: {archive(out)}")
     return int(any(outcome.code for outcome in outcomes))
 

@@ -140,10 +140,10 @@ def start(suite: Path, out: Path, workers: int, log: Path, engine: str = "local"
 
 def finish(process: subprocess.Popen[bytes]) -> str:
     """Wait for a sweep; return what it printed. Raises RuntimeError unless it ended with 0, 1 or 3 (weak attacks)."""
-    said = (process.communicate()[0] or b"").decode(errors="replace")
+    printed = (process.communicate()[0] or b"").decode(errors="replace")
     if process.returncode not in (0, 1, 3):
-        raise RuntimeError(f"exit code {process.returncode}: {said[-2000:]}")
-    return said
+        raise RuntimeError(f"exit code {process.returncode}: {printed[-2000:]}")
+    return printed
 
 
 def until(goal: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -270,14 +270,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args()
+    options = parser.parse_args()
     from failing_sweep import fail  # beside this file
 
     sys.path.insert(0, str(PLANTED))
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), told.kills, told.workers, told.seed)
+        figures = measure(Path(folder), options.kills, options.workers, options.seed)
         text = SUITE.format(seeds="[0]", seconds="0", grid="[0.1]")
-        failures = fail(Path(folder), text, lambda *about: finish(start(*about[:2], told.workers, about[2])))
+        failures = fail(Path(folder), text, lambda *about: finish(start(*about[:2], options.workers, about[2])))
     print(json.dumps({"kills": asdict(figures), "failures": asdict(failures)}, indent=1))
     return 0 if figures.sound and figures.cells and failures.sound else 1
 

@@ -69,10 +69,10 @@ def examples(name: str) -> tuple[Data, tuple[float, float]]:
         "bank": ("csv", f"{FILES / 'bank-marketing.csv.gz'}?target=y&sep=;"),
     }
     plugin, argument = where[name]
-    found = load("datasets", plugin)(argument, seed=0, root=FILES)
-    y = torch.nn.functional.one_hot(found.train.y, found.classes).float()
-    x = found.train.x
-    return Data(x.float() / 255 if x.dtype == torch.uint8 else x, y), found.data_range
+    result = load("datasets", plugin)(argument, seed=0, root=FILES)
+    y = torch.nn.functional.one_hot(result.train.y, result.classes).float()
+    x = result.train.x
+    return Data(x.float() / 255 if x.dtype == torch.uint8 else x, y), result.data_range
 
 
 def upload(plan: Plan, batch: Data, seed: int, dtype: torch.dtype) -> View:
@@ -84,9 +84,9 @@ def upload(plan: Plan, batch: Data, seed: int, dtype: torch.dtype) -> View:
     return View("server/1", SERVER, plan, NoDefense(), mail, ())
 
 
-def decibels(found: Tensor, truth: Tensor, width: float) -> list[float]:
+def decibels(result: Tensor, truth: Tensor, width: float) -> list[float]:
     """Return the dB of each true input, matched one to one, at most 150."""
-    errors = torch.cdist(truth.flatten(1).double(), found.flatten(1).double()) ** 2 / truth[0].numel() / width**2
+    errors = torch.cdist(truth.flatten(1).double(), result.flatten(1).double()) ** 2 / truth[0].numel() / width**2
     rows, columns = linear_sum_assignment(errors.numpy())
     return [float(d) for d in (-10 * errors[rows, columns].clamp(min=1e-15).log10())]
 
@@ -95,9 +95,9 @@ def measured(attack: Attack, views: list[tuple[View, Data]]) -> Reached:
     """Return what an attack reaches on views of one batch each."""
     reached, right, seconds = [], 0, []
     for seed, (view, batch) in enumerate(views):
-        asked = [Challenge((Slot(0, 0),), len(batch.x))]
+        challenges = [Challenge((Slot(0, 0),), len(batch.x))]
         began = time.process_time()
-        (guess,) = attack.run(view, asked, torch.Generator().manual_seed(seed))
+        (guess,) = attack.run(view, challenges, torch.Generator().manual_seed(seed))
         seconds.append(time.process_time() - began)
         low, high = view.plan.data_range
         assert guess.x is not None and guess.y is not None

@@ -35,7 +35,7 @@ def main(count: int, activations: str, attacks: str) -> None:
         for attack in attacks.split(","):
             name, _, stop = attack.partition(":")
             chosen = ppbench.load_attack(name, **({"stop": float(stop)} if stop else {}))
-            found, right, mismatches, began = [], 0, [], time.perf_counter()
+            results, right, mismatches, began = [], 0, [], time.perf_counter()
             for index in range(count):
                 torch.manual_seed(index)
                 model, x, y = (
@@ -45,12 +45,12 @@ def main(count: int, activations: str, attacks: str) -> None:
                 )
                 gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
                 answer = ppbench.invert(model, gradient, (3, 32, 32), attack=chosen, planted=False)
-                found += answer.psnr(x)
+                results += answer.psnr(x)
                 right += int(answer.y == y)
                 mismatches.append(answer.mismatch)
             seconds = (time.perf_counter() - began) / count
-            told = f"{median(found):.1f} dB ({min(found):.1f} to {max(found):.1f}), labels {right} of {count}"
-            print(f"{activation} {attack}: {told}, mismatch {median(mismatches):.1e}, {seconds:.1f} s", flush=True)
+            summary = f"{median(results):.1f} dB ({min(results):.1f} to {max(results):.1f}), labels {right} of {count}"
+            print(f"{activation} {attack}: {summary}, mismatch {median(mismatches):.1e}, {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,13 +67,13 @@ def machine_reads(
 def measure(name: str, source: str) -> None:
     """Print the rows of one data set."""
     data, draw = open_dataset(source, seed=0), torch.Generator().manual_seed(0)
-    held = data.test.take(torch.randperm(len(data.test), generator=draw))
-    gallery = gallery_of(held.x, held.y, torch.arange(len(held.x)), (0.0, 1.0), True)
+    held_out = data.test.take(torch.randperm(len(data.test), generator=draw))
+    gallery = gallery_of(held_out.x, held_out.y, torch.arange(len(held_out.x)), (0.0, 1.0), True)
     assert gallery is not None
     some = data.train.take(torch.randperm(len(data.train), generator=draw)[:VICTIMS])
     truth, classes = some.x, some.y.argmax(1)
     print(f"{name}: {len(truth)} originals, gallery of {len(gallery.x)}")
-    row: Callable[[Tensor], str] = lambda guess: told(gallery, guess, truth, classes)  # noqa: E731
+    row: Callable[[Tensor], str] = lambda guess: figures_of(gallery, guess, truth, classes)  # noqa: E731
     for words, guess in damages(truth, classes, gallery, draw):
         print(f"  {words:<30} {row(guess)}")
     noisy = truth + 0.5 * torch.randn(truth.shape, generator=draw)
@@ -81,10 +81,10 @@ def measure(name: str, source: str) -> None:
     print(f"  a support vector machine reads at s = 0.5: {clean:.0%}, trained on noisy images too {hardened:.0%}")
 
 
-def told(gallery: Gallery, guess: Tensor, truth: Tensor, classes: Tensor) -> str:
+def figures_of(gallery: Gallery, guess: Tensor, truth: Tensor, classes: Tensor) -> str:
     """Return median dB, the share found again and the share read."""
-    found = gallery.recognize(guess.clamp(0, 1), truth, classes)
-    again, read = (sum(some) / len(found) for some in ([f.rank == 0 for f in found], [bool(f.read) for f in found]))
+    result = gallery.recognize(guess.clamp(0, 1), truth, classes)
+    again, read = (sum(some) / len(result) for some in ([f.rank == 0 for f in result], [bool(f.read) for f in result]))
     return f"{decibels(guess, truth):5.1f} dB, found {again:4.0%}, read {read:4.0%}"
 
 

@@ -62,13 +62,13 @@ def config_of(case: str, references: int, seed: int = 0) -> EvaluateConfig:
     return configure(**{**COMMON, **CASES[case], "dataset": dataset, "references": references, "seed": seed})
 
 
-def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[str, Any]:
+def figures_of(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[str, Any]:
     """Return the figures of one attack, each with its interval."""
     task, view = questions.audit.experiment.task, questions.view(threat)
     generator = task.seeds.generator("attack", attack.name, threat, seed)
     scored = score_members(questions.candidates, attack.run(view, questions.challenges(), generator))
-    found = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
-    return {m.name: [m.value, m.low, m.high, m.n] for m in found if m.name in WANTED}
+    result = aggregate(scored.victims, classes=task.plan.spec.classes, seed=0)
+    return {m.name: [m.value, m.low, m.high, m.n] for m in result if m.name in WANTED}
 
 
 def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
@@ -85,12 +85,12 @@ def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
 
 def cases(names: Sequence[str], cache: Path) -> dict[str, Any]:
     """Return all figures by case, defense and seed, and the settings."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for case in names:
-        found[case] = {"setting": {**COMMON, **CASES[case]}}
+        results[case] = {"setting": {**COMMON, **CASES[case]}}
         for defense in ("none", "full_noise"):
-            found[case][defense] = {f"seed {seed}": measure(case, defense, seed, cache) for seed in SEEDS[case]}
-    return found
+            results[case][defense] = {f"seed {seed}": measure(case, defense, seed, cache) for seed in SEEDS[case]}
+    return results
 
 
 def _attacked(name: str, count: int, questions: Questions) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def _attacked(name: str, count: int, questions: Questions) -> dict[str, Any]:
     known = Questions(questions.audit)
     known.__dict__["references"] = (fewer, dropped)
     label = f"{name} R={count}" if count else name
-    found, run = {}, partial(asked, attack, known)
+    result, run = {}, partial(figures_of, attack, known)
     for threat in attack.threats:
         if threat in ("server/1", "client/1"):
             began = time.perf_counter()
-            found[f"{label} {threat}"] = run(threat, 0) | {"seconds": round(time.perf_counter() - began, 1)}
-    return found
+            result[f"{label} {threat}"] = run(threat, 0) | {"seconds": round(time.perf_counter() - began, 1)}
+    return result
 
 
 if __name__ == "__main__":

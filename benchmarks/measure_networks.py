@@ -27,21 +27,21 @@ EXACT = 60.0
 
 def decibels(case: users_networks.Case, module: nn.Module, gradient: list[Tensor], budget: int) -> float:
     """Return the mean PSNR of what `dlg` finds, at most `EXACT` an image."""
-    found = ppbench.invert(module, gradient, users_networks.SHAPE, case.y, budget=budget, restarts=0)
-    return sum(min(value, EXACT) for value in found.psnr(case.x)) / len(case.x)
+    inversion = ppbench.invert(module, gradient, users_networks.SHAPE, case.y, budget=budget, restarts=0)
+    return sum(min(value, EXACT) for value in inversion.psnr(case.x)) / len(case.x)
 
 
 def outcome(case: users_networks.Case, budget: int) -> tuple[str, str]:
     """Return what came out, in a word and in figures."""
     gradient = case.gradient or [p.detach().clone() + 1 for p in case.module.parameters() if p.requires_grad]
     try:
-        found = decibels(case, case.module, gradient, budget)
+        value = decibels(case, case.module, gradient, budget)
     except UsageError as error:
         return ("refused truly" if case.refusal and case.refusal in str(error) else "refused wrongly"), str(error)
     if case.refusal:
         return "not refused", case.refusal
     plain = decibels(case, case.plain, case.plain_gradient(), budget)
-    return ("alike" if abs(found - plain) <= 1 else "other"), f"{found:.1f} dB, by formula {plain:.1f} dB"
+    return ("alike" if abs(value - plain) <= 1 else "other"), f"{value:.1f} dB, by formula {plain:.1f} dB"
 
 
 def main(first: int, last: int, budget: int) -> None:

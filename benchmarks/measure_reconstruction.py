@@ -114,7 +114,7 @@ def rms(data: Data) -> float:
 
 
 def noise() -> dict[str, object]:
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     data, others = cifar(0, 8), cifar(TUNING, 6)
     for factor in (2, 3):
         defense = DP(sigma=factor * rms(others))
@@ -123,13 +123,13 @@ def noise() -> dict[str, object]:
         tuning = [statistics.median(attacked(v, others, CONVNET, defense).psnr) for v in variants]
         best = variants[tuning.index(max(tuning))]
         aware = attacked(best, data, CONVNET, defense)
-        found[f"{factor} x rms"] = {
+        results[f"{factor} x rms"] = {
             "sigma": defense.sigma,
             "ig": oblivious.report(),
             "likelihood": aware.report(),
             "tuned": {f"tv={v.tv:.3g}": round(score, 2) for v, score in zip(variants, tuning, strict=True)},
         }
-    return found
+    return results
 
 
 def batch() -> dict[str, object]:

@@ -78,9 +78,11 @@ def main() -> None:
             for text in attacks.split(","):
                 name, _, options = text.partition(":")
                 attack = make_attack(name, dict(option.split("=") for option in options.split("+") if option))
-                found = [accuracies(attack, *pair, seed) for seed, pair in enumerate(zip(views, batches, strict=True))]
-                rows = [value for values, _ in found for value in values]
-                told = {
+                results = [
+                    accuracies(attack, *pair, seed) for seed, pair in enumerate(zip(views, batches, strict=True))
+                ]
+                rows = [value for values, _ in results for value in values]
+                row = {
                     "activation": activation,
                     "batch": size,
                     "attack": text,
@@ -88,9 +90,9 @@ def main() -> None:
                     "mean": round(statistics.fmean(rows), 3),
                     "rows": f"{sum(value == 1 for value in rows)} of {len(rows)}",
                     "blind": round(blind, 3),
-                    "seconds": round(statistics.median(seconds for _, seconds in found), 2),
+                    "seconds": round(statistics.median(seconds for _, seconds in results), 2),
                 }
-                print(json.dumps(told), flush=True)
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Outcome:
         )
 
 
-def started(out: Path, workers: int, said: Path) -> subprocess.Popen[bytes]:
+def started(out: Path, workers: int, log: Path) -> subprocess.Popen[bytes]:
     """Start the evaluation in a session of its own."""
     command = [
         sys.executable,
@@ -66,7 +66,7 @@ def started(out: Path, workers: int, said: Path) -> subprocess.Popen[bytes]:
         "--out",
         str(out),
     ]
-    with said.open("ab") as file:
+    with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, preexec_fn=hearing)
 
 
@@ -78,14 +78,14 @@ def hearing() -> None:
 
 def left(session: int) -> int:
     """Return how many processes of a session live."""
-    found = 0
+    count = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        found += int(words[3]) == session and words[0] != "Z"
-    return found
+        count += int(words[3]) == session and words[0] != "Z"
+    return count
 
 
 def kept(out: Path) -> dict[str, bytes]:
@@ -96,20 +96,20 @@ def kept(out: Path) -> dict[str, bytes]:
 
 def tried(number: int, workers: int, after: float, folder: Path, whole: dict[str, bytes]) -> Outcome:
     """Send one signal, and run the same command once more."""
-    said, out = folder / "said", folder / "out"
-    process = started(out, workers, said)
+    log, out = folder / "said", folder / "out"
+    process = started(out, workers, log)
     time.sleep(after)
-    began, late = time.monotonic(), bool(kept(out)) and b"leaderboard.html" in said.read_bytes()
+    began, late = time.monotonic(), bool(kept(out)) and b"leaderboard.html" in log.read_bytes()
     if process.poll() is None:
         os.killpg(process.pid, number)
     code = process.wait(60)
     took = time.monotonic() - began
     while left(process.pid) and time.monotonic() < began + took + 5:
         time.sleep(0.05)
-    orphans, told = left(process.pid), said.read_text(errors="replace")
+    orphans, printed = left(process.pid), log.read_text(errors="replace")
     started(out, workers, folder / "again").wait()
     strays = sum(path.name.endswith(".tmp") for path in out.rglob("*"))
-    noise = any(word in told for word in ("Traceback", "leaked", "Exception"))
+    noise = any(word in printed for word in ("Traceback", "leaked", "Exception"))
     name = signal.Signals(number).name
     return Outcome(name, workers, after, code, took, orphans, strays, kept(out) == whole, noise, late)
 
@@ -119,13 +119,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--signals", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    asked, root = parser.parse_args(), Path(tempfile.mkdtemp(prefix="ppbench-signals-"))
+    options, root = parser.parse_args(), Path(tempfile.mkdtemp(prefix="ppbench-signals-"))
     began = time.monotonic()
     started(root / "whole", 2, root / "said").wait()
-    length, whole, draw = time.monotonic() - began, kept(root / "whole"), random.Random(asked.seed)
+    length, whole, draw = time.monotonic() - began, kept(root / "whole"), random.Random(options.seed)
     print(f"undisturbed: {length:.1f} s, {len(whole)} files")
     outcomes = []
-    for number in range(asked.signals):
+    for number in range(options.signals):
         which = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)[number % 3]
         folder = root / str(number)
         folder.mkdir()

@@ -37,19 +37,19 @@ def spent(tree: Path, suite: str, options: list[str], out: Path) -> float:
 
 def cells(out: Path) -> dict[str, dict[str, Any]]:
     """Return the complete records of a folder of results by name, each with the seconds that its attack took."""
-    found = {}
+    results = {}
     for path in (out / "records").glob("*.json"):
         if not path.name.endswith(".timing.json"):
             record = json.loads(path.read_text())
             timing = json.loads(path.with_suffix(".timing.json").read_text())
-            found[path.stem] = {**record, "seconds": timing["seconds"]}
-    return found
+            results[path.stem] = {**record, "seconds": timing["seconds"]}
+    return results
 
 
 def median_psnr(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the metric of a record's median PSNR with its interval, None where it has none."""
-    found = (metric for metric in record["metrics"] if metric["name"] == "psnr_median" and metric["value"] is not None)
-    return next(found, None)
+    result = (metric for metric in record["metrics"] if metric["name"] == "psnr_median" and metric["value"] is not None)
+    return next(result, None)
 
 
 def by_attack(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -78,27 +78,27 @@ def by_attack(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[s
 
 def main() -> None:
     """Run the pairs and write what they gave."""
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("before", type=Path)
-    given.add_argument("after", type=Path)
-    given.add_argument("suite")
-    given.add_argument("result", type=Path)
-    given.add_argument("--pairs", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("suite")
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--pairs", type=int, default=3)
     own, rest = (sys.argv[1:], []) if "--" not in sys.argv else _split(sys.argv[1:])
-    asked, pairs = given.parse_args(own), []
-    for turn in range(asked.pairs):
+    options, pairs = parser.parse_args(own), []
+    for turn in range(options.pairs):
         with tempfile.TemporaryDirectory() as folder:
-            order = [("before", asked.before), ("after", asked.after)]
+            order = [("before", options.before), ("after", options.after)]
             took = {
-                name: spent(tree.absolute(), asked.suite, rest, Path(folder) / name)
+                name: spent(tree.absolute(), options.suite, rest, Path(folder) / name)
                 for name, tree in order[:: 1 - 2 * (turn % 2)]
             }
-            found = {name: cells(Path(folder) / name) for name in took}
-        pairs.append({**took, "ratio": took["after"] / took["before"], "attacks": by_attack(**found)})
+            results = {name: cells(Path(folder) / name) for name in took}
+        pairs.append({**took, "ratio": took["after"] / took["before"], "attacks": by_attack(**results)})
         print(json.dumps(pairs[-1]), flush=True)
     ratios = [pair["ratio"] for pair in pairs]
-    result = {"suite": asked.suite, "ratio": statistics.median(ratios), "ratios": ratios, "pairs": pairs}
-    asked.result.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"suite": options.suite, "ratio": statistics.median(ratios), "ratios": ratios, "pairs": pairs}
+    options.result.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -35,9 +35,9 @@ def write_tables(folder: Path) -> None:
     """Write both tables of a folder of results from its records."""
     store = Store(folder)
     records = frame_of(store.load_all())
-    found = boards_of(records, claimed, check_harness(soundness_of(store)).ok is not False)
-    (folder / WORST).write_text(worst_csv(found), encoding="utf-8", newline="")
-    write_csv(records, store.csv_path, claims=claimed, boards=found)
+    ranked = boards_of(records, claimed, check_harness(soundness_of(store)).ok is not False)
+    (folder / WORST).write_text(worst_csv(ranked), encoding="utf-8", newline="")
+    write_csv(records, store.csv_path, claims=claimed, boards=ranked)
 
 
 def rederive(board: Path) -> bool:
@@ -59,8 +59,8 @@ def rederive(board: Path) -> bool:
         archive.write_bytes(packed.read_bytes())
         (board / WORST).write_bytes((folder / WORST).read_bytes())
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    told = re.sub(r'(?m)^archive_sha256 = "\w*"$', f'archive_sha256 = "{digest}"', manifest.read_text())
-    manifest.write_text(told)
+    page = re.sub(r'(?m)^archive_sha256 = "\w*"$', f'archive_sha256 = "{digest}"', manifest.read_text())
+    manifest.write_text(page)
     return before != archive.read_bytes()
 
 

@@ -20,8 +20,8 @@ REGISTER = ROOT / "leaderboards" / "register.toml"
 def run(name, out, engine="local"):
     """Compute an entry's suite into `out`, print what differs, and return the exit code."""
     group, entry = load_register(REGISTER).named(name)
-    if told := pin_faults(group, entry):
-        print(*told, sep="\n")
+    if values := pin_faults(group, entry):
+        print(*values, sep="\n")
         return 1
     from ppbench.base.bars import Bars
     from ppbench.report.completeness import exit_of
@@ -32,19 +32,19 @@ def run(name, out, engine="local"):
     from ppbench.run.sweep import sweep
 
     suite, defense = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite, group == "defenses"
-    asked = load_suite(suite, add=[name] if defense else [])
+    configs = load_suite(suite, add=[name] if defense else [])
     only = {"defense": [name]} if defense else {"attack": [name]}
     with Bars() as bars:
-        found = sweep(asked, out=out, engine=engine, only=only, progress=bars)
-    if code := exit_of(found.records, found.reliable):
-        print(found.answer.trust.sentence)
+        result = sweep(configs, out=out, engine=engine, only=only, progress=bars)
+    if code := exit_of(result.records, result.reliable):
+        print(result.answer.trust.sentence)
         return int(code)
-    told = [*verify(Path(out), claimed, recheck), *moved_figures(entry, found.records)]
+    values = [*verify(Path(out), claimed, recheck), *moved_figures(entry, result.records)]
     print(
-        *(told or [f"{name}: {len(found.records)} cells of {asked.name}, {len(entry.figure)} figures as pinned."]),
+        *(values or [f"{name}: {len(result.records)} cells of {configs.name}, {len(entry.figure)} figures as pinned."]),
         sep="\n",
     )
-    return int(bool(told))
+    return int(bool(values))
 
 
 def main(words):

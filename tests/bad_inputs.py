@@ -144,13 +144,13 @@ def listed(draw: random.Random) -> Case:
 @cache
 def numeric(group: str) -> list[tuple[str, str, type, float, float]]:
     """Return (plugin, field, type, least, most) of every number that a plugin of the group takes."""
-    found = []
+    values = []
     for name, factory in load_all(group).items():
         hints = get_type_hints(factory)
         for one in fields(factory):
             if hints[one.name] in (int, float):
-                found.append((name, one.name, hints[one.name], *bounds_of(factory)[one.name].ends))
-    return found
+                values.append((name, one.name, hints[one.name], *bounds_of(factory)[one.name].ends))
+    return values
 
 
 def parameter(draw: random.Random) -> Case:
@@ -202,18 +202,18 @@ def assigned(draw: random.Random) -> Case:
             "law={}",
         ]
     )
-    said = form.format(text)
-    return evaluated("assignments", "--set", said if said.strip() and not said.startswith("sigma=1") else "=")
+    text = form.format(text)
+    return evaluated("assignments", "--set", text if text.strip() and not text.startswith("sigma=1") else "=")
 
 
 def model(draw: random.Random) -> Case:
     name = draw.choice([*MODEL])
-    said = (
+    text = (
         draw.choice(MODEL[name])
         if draw.random() < 0.7
         else f"{draw.choice(['q', 'opt', 'weight_', 'n'])}{draw.randrange(999)}={word(draw)}"
     )
-    more = [part for one in said.split(" ")[:3] for part in ("--set", f"model.{one}") if one]
+    more = [part for one in text.split(" ")[:3] for part in ("--set", f"model.{one}") if one]
     return evaluated("model options", *more, model=name)
 
 
@@ -281,9 +281,9 @@ def swept(draw: random.Random) -> Case:
 
 
 def good_suite(folder: Path, draw: random.Random) -> None:
-    asked = 'attacks = ["dlg"]\nvictims = 2\nattack_batch = [1]\nstages = ["init"]\ntuning = 0\n'
+    text = 'attacks = ["dlg"]\nvictims = 2\nattack_batch = [1]\nstages = ["init"]\ntuning = 0\n'
     task = "[task]\nclients = 2\ntrain = 90\n[federation]\nrounds = 1\n"
-    (folder / "s.toml").write_text(f"{HEAD}{task}[questions]\n{asked}{BODY}")
+    (folder / "s.toml").write_text(f"{HEAD}{task}[questions]\n{text}{BODY}")
 
 
 def results(draw: random.Random) -> Case:

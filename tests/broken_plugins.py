@@ -143,7 +143,7 @@ class Broken:
     group: str
     source: str
     entries: str = ""
-    told: bool = True
+    reported: bool = True
 
     @property
     def name(self) -> str:
@@ -176,22 +176,24 @@ def _method(group: str, name: str, body: str) -> str:
 
 def everything() -> list[Broken]:
     """Return all broken packages, in an order that is the same every time."""
-    found: list[tuple[str, str, str, str, bool]] = []
+    results: list[tuple[str, str, str, str, bool]] = []
     for group in BODIES:
-        found += [("import", group, IMPORTS + text, "", True) for text in (*AT_IMPORT, "")]
-        found += [("import", group, text, "", True) for text in ("BINARY", "MISSING")]
-        found += [("declared", group, IMPORTS + BODIES[group] + f"    {line}\n", "", True) for line in DECLARED[group]]
+        results += [("import", group, IMPORTS + text, "", True) for text in (*AT_IMPORT, "")]
+        results += [("import", group, text, "", True) for text in ("BINARY", "MISSING")]
+        results += [
+            ("declared", group, IMPORTS + BODIES[group] + f"    {line}\n", "", True) for line in DECLARED[group]
+        ]
         bare = "".join(line + "\n" for line in BODIES[group].splitlines() if " name:" not in line)
-        found += [("declared", group, IMPORTS + bare, "", True)]
+        results += [("declared", group, IMPORTS + bare, "", True)]
         for name, answers in METHODS[group].items():
-            found += [("raises", group, _method(group, name, body), "", False) for body in RAISE]
-            found += [("answers", group, _method(group, name, body), "", False) for body in answers]
+            results += [("raises", group, _method(group, name, body), "", False) for body in RAISE]
+            results += [("answers", group, _method(group, name, body), "", False) for body in answers]
     inherited = IMPORTS + "@dataclass(frozen=True)\nclass My(DP):\n    'Mine.'\n"
-    found += [("declared", "defenses", inherited, "", True)]
+    results += [("declared", "defenses", inherited, "", True)]
     for group, texts in FUNCTIONS.items():
-        found += [("function", group, IMPORTS + text, "", False) for text in texts]
-    found += [("metadata", "defenses", IMPORTS + DEFENSE, text, False) for text in METADATA]
-    return [Broken(i, about, *rest) for i, (about, *rest) in enumerate(found)]
+        results += [("function", group, IMPORTS + text, "", False) for text in texts]
+    results += [("metadata", "defenses", IMPORTS + DEFENSE, text, False) for text in METADATA]
+    return [Broken(i, about, *rest) for i, (about, *rest) in enumerate(results)]
 
 
 def chosen(count: int, seed: int = 0) -> list[Broken]:

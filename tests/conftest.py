@@ -24,8 +24,8 @@ def covering(cases):
     rarest pair first, by the case with the most pairs yet unmet, so that the choice is the same in every process."""
     pairs = [list(combinations(enumerate(case), 2)) for case in cases]
     holders = defaultdict(list)
-    for place, held in enumerate(pairs):
-        for pair in held:
+    for place, kept in enumerate(pairs):
+        for pair in kept:
             holders[pair].append(place)
     chosen, met = set(), set()
     for pair in sorted(holders, key=lambda pair: len(holders[pair])):

@@ -77,8 +77,8 @@ def small(defense: str, **options: object) -> EvaluateConfig:
         **dict(victims=2, attack_batch=(2,), candidates=8, references=2, canaries=2),
         canary_clients=2 if defense == AUDITED else 0,
     )
-    found = configure("quick", **{**base, **options})
-    return found.model_copy(update={"model_options": {"nconv": 2}}) if found.model == "dlnet" else found
+    result = configure("quick", **{**base, **options})
+    return result.model_copy(update={"model_options": {"nconv": 2}}) if result.model == "dlnet" else result
 
 
 def met(defense: str, attack: Attack, threat: str, stage: str) -> bool:
@@ -142,7 +142,7 @@ VARIED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
 def varied() -> list[str]:
     """Train and probe VARIED, with noise that is drawn step by step and with batches that count as images."""
     ended = []
-    with patch.object(draws, "FEW", draws.NORMAL_BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
+    with patch.object(draws, "EAGER_NUMBERS", draws.NORMAL_BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
         for name, parameters, fields in VARIED:
             config = configure(defense=name, device=DEVICE, clients=3, train=24, batch_size=8, **fields)
             task, defense = make_task(config), make_defense(name, parameters)
@@ -164,23 +164,23 @@ def main(folder: str, battery: str, *defenses: str) -> None:
     if DEVICE == far_device.NAME:
         far_device.install()
     Path(folder).mkdir(parents=True, exist_ok=True)
-    asked, whole, home = [(defense, small(defense)) for defense in defenses], battery == "whole", Path(folder)
+    names, whole, home = [(defense, small(defense)) for defense in defenses], battery == "whole", Path(folder)
     itself = far_device.itself() if DEVICE == far_device.NAME else {}
     if AUDITED in defenses:  # what is asked of local training alone; searches that try labels and hypotheses first
         more = {**settings(), "ig_masked.budget": 48, "likelihood.budget": 12}
         local = dict(probe="local", stages=("init",), threats=("server/1",), attack_batch=(1, 2), batch_size=1)
-        asked.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
+        names.append((AUDITED, small(AUDITED, settings=more, **local, **({} if whole else {"attacks": STEPPED}))))
         wired = dict(
             model="cnn", model_options={"widths": "4,4", "hidden": "8"}, stages=("init",), threats=("server/1",)
         )
-        asked.append((AUDITED, small(AUDITED, attacks=("spear_features", "peel"), **wired)))
+        names.append((AUDITED, small(AUDITED, attacks=("spear_features", "peel"), **wired)))
         table = home / "table.csv"
         table.write_text("a,b,c,y\n" + "".join(f"{i % 7},{i % 5},{'uvw'[i % 3]},{i % 2}\n" for i in range(80)))
         columns = dict(dataset=f"csv:{table}?target=y", model="mlp", model_options={"hidden": "8"}, train=None)
-        asked.append(
+        names.append(
             (AUDITED, small(AUDITED, attacks=("tableak",), stages=("init",), threats=("server/1",), **columns))
         )
-    rows = [row for defense, config in asked for row in evaluated(defense, config, home / defense, whole)]
+    rows = [row for defense, config in names for row in evaluated(defense, config, home / defense, whole)]
     ended = varied() if AUDITED in defenses else []
     print(json.dumps({"itself": itself, "cells": rows, "varied": ended, "refused": far_device.REFUSED}))
 

@@ -83,7 +83,6 @@ def without(rows: list[list[str]], some) -> list[list[str]]:
     return [row for at, row in enumerate(rows) if at not in some]
 
 
-CLEAN = ("csv:clean.csv", csv(text, "clean.csv"))
 MARKS = {4: "?", 9: "-", 30: "unknown"}
 STANDARD = {3: "NA", 8: "n/a", 40: ""}
 

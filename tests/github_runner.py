@@ -81,12 +81,12 @@ class Runner:
             (self.home / name).write_text("")
         for step in definition["runs"]["steps"]:
             condition = str(step.get("if", "true"))
-            if (ran.code and "always()" not in condition) or not self.told(condition, context):
+            if (ran.code and "always()" not in condition) or not self.value_of(condition, context):
                 continue
             ran.steps.append(step["name"])
-            given = {key: self.filled(str(value), context) for key, value in step.get("with", {}).items()}
+            parameters = {key: self.filled(str(value), context) for key, value in step.get("with", {}).items()}
             if "uses" in step:
-                ran.used[step["uses"]], outputs = given, {"cache-primary-key": given.get("key", "")}
+                ran.used[step["uses"]], outputs = parameters, {"cache-primary-key": parameters.get("key", "")}
             else:
                 code, outputs = self.script(step, context, environment, ran)
                 ran.code = ran.code or code
@@ -101,13 +101,13 @@ class Runner:
         output = self.home / "output.txt"
         output.write_text("")
         (self.home / "script.sh").write_text(step["run"])
-        told = {"GITHUB_OUTPUT": output, "GITHUB_STEP_SUMMARY": self.home / "summary.md", "RUNNER_TEMP": self.home}
-        told |= {"GITHUB_ACTION_PATH": self.action, "GITHUB_WORKSPACE": self.workspace, "GITHUB_ACTIONS": "true"}
-        told |= {key: self.filled(str(value), context) for key, value in step.get("env", {}).items()}
-        told |= {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "HOME": self.home, **environment}
+        extra = {"GITHUB_OUTPUT": output, "GITHUB_STEP_SUMMARY": self.home / "summary.md", "RUNNER_TEMP": self.home}
+        extra |= {"GITHUB_ACTION_PATH": self.action, "GITHUB_WORKSPACE": self.workspace, "GITHUB_ACTIONS": "true"}
+        extra |= {key: self.filled(str(value), context) for key, value in step.get("env", {}).items()}
+        extra |= {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "HOME": self.home, **environment}
         with (self.home / "log.txt").open("w+") as log:
             process = subprocess.Popen(
-                [*BASH, str(self.home / "script.sh")], cwd=self.workspace, env={k: str(v) for k, v in told.items()},
+                [*BASH, str(self.home / "script.sh")], cwd=self.workspace, env={k: str(v) for k, v in extra.items()},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
             while process.poll() is None:
@@ -131,14 +131,14 @@ class Runner:
                 os.close(descriptor)
             asking.send(bytes([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256]))
 
-    def told(self, expression, context):
+    def value_of(self, expression, context):
         """Return the value of an expression: names, `hashFiles`, `always`, comparisons, && and ||."""
 
         def value(match):
-            found = context[match[1]]
+            result = context[match[1]]
             for part in match[2].split(".")[1:]:
-                found = found.get(part, {}) if isinstance(found, dict) else {}
-            return repr(found if isinstance(found, str) else "")
+                result = result.get(part, {}) if isinstance(result, dict) else {}
+            return repr(result if isinstance(result, str) else "")
 
         text = WORD.sub(value, expression.replace("&&", " and ").replace("||", " or ").replace("\n", " "))
         files = {"hashFiles": self.hash_files, "always": lambda: True, "true": True}
@@ -152,7 +152,7 @@ class Runner:
     def filled(self, text, context):
         """Return text with its ${{ expressions }} replaced by their values."""
         return re.sub(
-            r"\$\{\{(.*?)\}\}", lambda match: str(self.told(match[1].strip(), context)), text, flags=re.DOTALL
+            r"\$\{\{(.*?)\}\}", lambda match: str(self.value_of(match[1].strip(), context)), text, flags=re.DOTALL
         )
 
 

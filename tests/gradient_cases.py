@@ -1,4 +1,4 @@
-"""Gradients as people have them: a seeded generator over networks, losses and containers, each with its plain twin."""
+"""Gradients as people have them: a seeded generator over networks and losses, each with its plain twin."""
 
 from __future__ import annotations
 
@@ -13,21 +13,8 @@ from torch.nn.functional import cross_entropy
 SHAPE = (1, 8, 8)
 NETWORKS = ("sigmoid", "tanh", "mlp", "norm", "pool")
 LOSSES = ("mean", "sum", "scaled", "smoothing", "decay", "clipped", "rate", "change")
-CONTAINERS = ("dict", "list", "tuple", "numpy", "module", "_module", "_orig_mod", "state", "vector", "grad", "frozen")
 PLAIN = ("mean", "sum", "scaled", "clipped", "rate", "change")
 """Losses whose gradient is a multiple of the mean cross-entropy's."""
-
-
-class Spare(nn.Module):
-    """A network with a layer that it does not use."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net, self.spare = net, nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        return out
 
 
 def network(kind: str, seed: int) -> nn.Module:
@@ -46,14 +33,14 @@ def network(kind: str, seed: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A gradient in a container, the network that it is of, its truth, and the gradient in the bench's own terms.
+    """A gradient by name, the network that it is of, its truth, and the gradient in the bench's own terms.
 
     factor: by which it differs from that of the mean cross-entropy; None where it is no multiple of it.
     """
 
     name: str
     model: nn.Module
-    gradient: Any
+    gradient: dict[str, Tensor]
     plain: dict[str, Tensor]
     x: Tensor
     y: Tensor
@@ -68,20 +55,16 @@ def cases(seed: int, count: int, x: Tensor, y: Tensor) -> Iterator[Case]:
         return options[int(torch.randint(len(options), (1,), generator=draws))]
 
     for number in range(count):
-        kind, loss, container, size = pick(NETWORKS), LOSSES[number % len(LOSSES)], pick(CONTAINERS), pick((1, 1, 2))
+        kind, loss, size = pick(NETWORKS), LOSSES[number % len(LOSSES)], pick((1, 1, 2))
         rows = torch.randperm(len(x), generator=draws)[:size]
-        yield case(kind, loss, container, x[rows], y[rows], number)
+        yield case(kind, loss, x[rows], y[rows], number)
 
 
-def case(kind: str, loss: str, container: str, x: Tensor, y: Tensor, seed: int = 0) -> Case:
+def case(kind: str, loss: str, x: Tensor, y: Tensor, seed: int = 0) -> Case:
     """Return one case."""
     model = network(kind, seed)
-    if container == "grad":
-        model = Spare(model)
-    if container == "frozen":
-        next(model.parameters()).requires_grad_(False)
     smoothing = 0.1 if loss == "smoothing" else 0.0
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("spare")}
+    trained = dict(model.named_parameters())
     model.zero_grad()
     cross_entropy(model(x), y).backward()
     plain = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
@@ -94,24 +77,6 @@ def case(kind: str, loss: str, container: str, x: Tensor, y: Tensor, seed: int =
     for p in trained.values():
         assert p.grad is not None
         p.grad = p.grad * factor + (1e-2 * p.detach() if loss == "decay" else 0.0)
-    name = f"{kind} {loss} {container} batch {len(x)}"
-    gradient = contained(model, container)
+    gradient = {name: p.grad for name, p in trained.items() if p.grad is not None}
     model.zero_grad()
-    return Case(name, model, gradient, plain, x, y, factor if loss in PLAIN else None)
-
-
-def contained(model: nn.Module, container: str) -> Any:
-    """Return the gradients that lie in a model's parameters, in a container; None where a parameter has none."""
-    named = {name: p.grad for name, p in model.named_parameters()}
-    values = [value for value in named.values() if value is not None]
-    if container in ("list", "tuple"):
-        return values if container == "list" else tuple(values)
-    if container == "numpy":
-        return [value.numpy() for value in values]
-    if container in ("module", "_module", "_orig_mod"):
-        return {f"{container}.{name}": value for name, value in named.items()}
-    if container == "state":
-        return [named.get(name, value) for name, value in model.state_dict().items()]
-    if container == "vector":
-        return torch.cat([value.flatten() for value in values])
-    return named
+    return Case(f"{kind} {loss} batch {len(x)}", model, gradient, plain, x, y, factor if loss in PLAIN else None)

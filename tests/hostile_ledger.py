@@ -54,6 +54,11 @@ def right(**changed):
     return {name: value for name, value in (whole | changed).items() if value is not None}
 
 
+def right_guesses(folder, home):
+    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
+    (folder / "g.safetensors").write_bytes(packed(**right()))
+
+
 # -- guesses ----------------------------------------------------------------------------------------------------------
 def guess_data(data, kind, home, folder):
     """Write these bytes, or what they are made by, as the tensors of guesses."""
@@ -64,9 +69,9 @@ def guess_data(data, kind, home, folder):
 
 def guess_said(change, home, folder):
     """Write the right tensors, and a JSON that `change` makes of the right one: a dict, text or bytes."""
-    said = json.loads(to_json(about(home.ids["dp"])))
-    made = change(said)
-    made = said if made is None else made
+    transcript = json.loads(to_json(about(home.ids["dp"])))
+    made = change(transcript)
+    made = transcript if made is None else made
     made = json.dumps(made) if isinstance(made, dict) else made
     (folder / "g.json").write_bytes(made.encode() if isinstance(made, str) else made)
     (folder / "g.safetensors").write_bytes(packed(**right()))
@@ -75,8 +80,7 @@ def guess_said(change, home, folder):
 
 def guess_place(change, home, folder):
     """Write right guesses, and let `change` put something in the place of a file; it may return another one."""
-    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
-    (folder / "g.safetensors").write_bytes(packed(**right()))
+    right_guesses(folder, home)
     other = change(folder)
     return words(home.transcript("dp"), folder / "g.json" if other is None else other, home.truth)
 
@@ -93,12 +97,12 @@ def replaced(name, make, folder):
 
 
 def changed(**values):
-    return lambda said: said.update(values)
+    return lambda transcript: transcript.update(values)
 
 
 def textual(old, new):
     """Return a change of the JSON's text."""
-    return lambda said: json.dumps(said).replace(old, new)
+    return lambda transcript: json.dumps(transcript).replace(old, new)
 
 
 def zipped():
@@ -165,12 +169,12 @@ LABELS = {
     "no labels": lambda: packed(evaluations=torch.zeros(VICTIMS, dtype=torch.int64)),
 }
 SAID = {
-    "JSON: empty": lambda said: "",
-    "JSON: not UTF-8": lambda said: b'{"schema": "\xff\xfe"}',
-    "JSON: nested deep": lambda said: "[" * 100_000,
-    "JSON: a list": lambda said: "[]",
-    "JSON: twice": lambda said: json.dumps(said) * 2,
-    "JSON: a key twice": lambda said: json.dumps(said)[:-1] + ', "name": "other"}',
+    "JSON: empty": lambda transcript: "",
+    "JSON: not UTF-8": lambda transcript: b'{"schema": "\xff\xfe"}',
+    "JSON: nested deep": lambda transcript: "[" * 100_000,
+    "JSON: a list": lambda transcript: "[]",
+    "JSON: twice": lambda transcript: json.dumps(transcript) * 2,
+    "JSON: a key twice": lambda transcript: json.dumps(transcript)[:-1] + ', "name": "other"}',
     "JSON: NaN": textual('"seconds": null', '"seconds": NaN'),
     "JSON: Infinity": textual('"seconds": null', '"seconds": Infinity'),
     "JSON: 1e400": textual('"seconds": null', '"seconds": 1e400'),
@@ -224,30 +228,29 @@ def copied(home, folder):
     return shutil.copytree(home.transcript("dp"), folder / "t")
 
 
-def signed(said):
+def signed(transcript):
     """Give what a transcript says the id that belongs to it."""
-    told = {name: value for name, value in said.items() if name != "id"}
+    rest = {name: value for name, value in transcript.items() if name != "id"}
     try:
-        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     except ValueError:
-        return said
-    return told | {"id": hashlib.sha256(text.encode()).hexdigest()[:32]}
+        return transcript
+    return rest | {"id": hashlib.sha256(text.encode()).hexdigest()[:32]}
 
 
-def told(change, home, folder):
+def edited(change, home, folder):
     """Change what a transcript says; text is written as it is."""
     at = copied(home, folder)
-    said = json.loads((at / "transcript.json").read_text())
-    made = change(said)
+    transcript = json.loads((at / "transcript.json").read_text())
+    made = change(transcript)
     if not isinstance(made, str | bytes):
-        made = json.dumps(signed(said))
+        made = json.dumps(signed(transcript))
     (at / "transcript.json").write_bytes(made.encode() if isinstance(made, str) else made)
     return scored(home, folder, at)
 
 
 def scored(home, folder, at):
-    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
-    (folder / "g.safetensors").write_bytes(packed(**right()))
+    right_guesses(folder, home)
     return words(at, folder / "g.json", home.truth)
 
 
@@ -256,9 +259,9 @@ def seen(change, home, folder):
     at = copied(home, folder)
     data = change((at / "view.safetensors").read_bytes())
     (at / "view.safetensors").write_bytes(data)
-    said = json.loads((at / "transcript.json").read_text())
-    said["files"]["view.safetensors"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    (at / "transcript.json").write_text(json.dumps(signed(said)))
+    transcript = json.loads((at / "transcript.json").read_text())
+    transcript["files"]["view.safetensors"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (at / "transcript.json").write_text(json.dumps(signed(transcript)))
     return scored(home, folder, at)
 
 
@@ -281,10 +284,10 @@ def at(*path):
     """Return a setter of a place in what a transcript says."""
 
     def setter(value):
-        def act(said):
+        def act(transcript):
             for key in path[:-1]:
-                said = said[key]
-            said[path[-1]] = value
+                transcript = transcript[key]
+            transcript[path[-1]] = value
 
         return act
 
@@ -323,8 +326,8 @@ def first_letter(place, value):
     return act
 
 
-def renamed(said):
-    said["plan"]["spec"]["model"] = said["model"]["id"] = "resnet20"
+def renamed(transcript):
+    transcript["plan"]["spec"]["model"] = transcript["model"]["id"] = "resnet20"
 
 
 def place_of(change, home, folder):
@@ -337,16 +340,16 @@ def place_of(change, home, folder):
 def agreeing(**network):
     """Return a change of the network in both places that tell of it."""
 
-    def act(said):
-        said["plan"]["spec"].update(network)
-        said["model"].update(network)
+    def act(transcript):
+        transcript["plan"]["spec"].update(network)
+        transcript["model"].update(network)
 
     return act
 
 
 TOLD = {
-    "transcript: altered": lambda said: json.dumps(said | {"title": "another"}),
-    "transcript: another threat": lambda said: at("threat")("nobody/1")(said),
+    "transcript: altered": lambda transcript: json.dumps(transcript | {"title": "another"}),
+    "transcript: another threat": lambda transcript: at("threat")("nobody/1")(transcript),
     "transcript: a threat that is a path": at("threat")("../../x"),
     "transcript: a party that is none": at("party")(77),
     "transcript: a party of 2^200": at("party")(1 << 200),
@@ -361,7 +364,7 @@ TOLD = {
     "transcript: other classes, told twice": agreeing(classes=11),
     "transcript: inputs of five axes, told twice": agreeing(shape=[1, 1, 1, 8, 8]),
     "transcript: another network, told twice": renamed,
-    "transcript: a wide network": lambda said: said["plan"]["spec"].update(options=[["hidden", 10**9]]),
+    "transcript: a wide network": lambda transcript: transcript["plan"]["spec"].update(options=[["hidden", 10**9]]),
     "transcript: a network for 3 TB": at("plan", "spec", "shape")([1_000_000, 1_000_000, 3]),
     "transcript: a network for 2^62 classes": at("plan", "spec", "classes")(1 << 62),
     "transcript: a network for 10^9 classes": at("plan", "spec", "classes")(10**9),
@@ -395,14 +398,16 @@ TOLD = {
     "transcript: a batch of 2^62": at("batch")(1 << 62),
     "transcript: a batch of 10^9": at("batch")(10**9),
     "transcript: no questions": at("questions")([]),
-    "transcript: a question twice": lambda said: said["questions"].append(said["questions"][0]),
+    "transcript: a question twice": lambda transcript: transcript["questions"].append(transcript["questions"][0]),
     "transcript: a slot twice": at("questions", 0)({"unit": [[0, 0], [0, 0]]}),
     "transcript: units of two sizes": at("questions", 0)({"unit": [[0, 0], [0, 1]]}),
     "transcript: a slot that is not in the view": at("questions", 0)({"unit": [[10**6, 0]]}),
     "transcript: a client that is none": at("questions", 0)({"unit": [[0, 10**6]]}),
     "transcript: a slot below zero": at("questions", 0)({"unit": [[-5, -7]]}),
     "transcript: a slot of words": at("questions", 0)({"unit": [["a", "b"]]}),
-    "transcript: a million questions": lambda said: said.update(questions=said["questions"][:1] * 1_000_000),
+    "transcript: a million questions": (
+        lambda transcript: transcript.update(questions=transcript["questions"][:1] * 1_000_000)
+    ),
     "transcript: sessions of words": at("sessions")([["a", 1, "x"]]),
     "transcript: sessions of two": at("sessions")([[0, 1]]),
     "transcript: a session twice": at("sessions")([[0, 1, "x"], [0, 1, "y"]]),
@@ -410,17 +415,19 @@ TOLD = {
     "transcript: kinds that are none": at("kinds")(["no-such-question"]),
     "transcript: kinds of models": at("kinds")(["membership"]),
     "transcript: kinds twice": at("kinds")(["label", "label"]),
-    "transcript: a title in HTML is no reason, its digest is": lambda said: json.dumps(said | {"title": "<script>"}),
+    "transcript: a title in HTML is no reason, its digest is": (
+        lambda transcript: json.dumps(transcript | {"title": "<script>"})
+    ),
     "transcript: files outside": at("files")({"../../x": {"sha256": "0" * 64, "bytes": 3}}),
     "transcript: an absolute file": at("files")({"/etc/passwd": {"sha256": "0" * 64, "bytes": 3}}),
     "transcript: no files": at("files")({}),
-    "transcript: an id that is a path": lambda said: json.dumps(said | {"id": "../../x"}),
-    "transcript: a key twice": lambda said: json.dumps(said)[:-1] + ', "batch": 1}',
+    "transcript: an id that is a path": lambda transcript: json.dumps(transcript | {"id": "../../x"}),
+    "transcript: a key twice": lambda transcript: json.dumps(transcript)[:-1] + ', "batch": 1}',
     "transcript: a key twice within": textual('"clients": 3', '"clients": 3, "clients": 3'),
-    "transcript: NaN": lambda said: json.dumps(said).replace('"batch": 1', '"batch": NaN'),
-    "transcript: nested deep": lambda said: '{"plan": ' + "[" * 200_000,
-    "transcript: empty": lambda said: "",
-    "transcript: not UTF-8": lambda said: b"\xff\xfe{}",
+    "transcript: NaN": lambda transcript: json.dumps(transcript).replace('"batch": 1', '"batch": NaN'),
+    "transcript: nested deep": lambda transcript: '{"plan": ' + "[" * 200_000,
+    "transcript: empty": lambda transcript: "",
+    "transcript: not UTF-8": lambda transcript: b"\xff\xfe{}",
     "transcript: a plan nested deep": textual('"plan": {', '"plan": {"a": ' + "[" * 5000 + "]" * 5000 + ","),
     "transcript: draws of 2^63": at("draws")({"dlg": 1 << 63}),
     "transcript: draws below zero": at("draws")({"dlg": -5}),
@@ -484,7 +491,7 @@ THERE = {
     "folder: view of 10 GB": lambda there: sparse(there / "view.safetensors", 10 * GIB),
     "folder: view is another's": lambda there: (there / "view.safetensors").write_bytes(packed(**right())),
 }
-TRANSCRIPTS |= {name: partial(told, change) for name, change in TOLD.items()}
+TRANSCRIPTS |= {name: partial(edited, change) for name, change in TOLD.items()}
 TRANSCRIPTS |= {name: partial(seen, change) for name, change in SEEN.items()}
 TRANSCRIPTS |= {name: partial(place_of, change) for name, change in THERE.items()}
 

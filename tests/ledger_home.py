@@ -78,8 +78,8 @@ class Home:
 
     def records(self, defense: str, kind="reconstruction"):
         """Return our own cells of a view, by attack."""
-        told = Store(self.truth).load_all()
-        return {r.config.attack.id: r for r in told if (r.config.defense.id, r.config.attack.kind) == (defense, kind)}
+        kept = Store(self.truth).load_all()
+        return {r.config.attack.id: r for r in kept if (r.config.defense.id, r.config.attack.kind) == (defense, kind)}
 
 
 def made(home: Path) -> Home:
@@ -96,8 +96,14 @@ def made(home: Path) -> Home:
 
 def about(transcript: str, kind="reconstruction", name="somebodys", **more) -> GuessAbout:
     """Return what stands beside guesses."""
-    said = {"version": "1", "reference": "https://example.org/somebodys", "licence": "MIT", "knows": False, **more}
-    return GuessAbout(transcript=transcript, kind=kind, name=name, **said)
+    description = {
+        "version": "1",
+        "reference": "https://example.org/somebodys",
+        "licence": "MIT",
+        "knows": False,
+        **more,
+    }
+    return GuessAbout(transcript=transcript, kind=kind, name=name, **description)
 
 
 def answered(folder: Path, transcript: str, x=None, y=None, name="g", attack="somebodys", **more) -> Path:

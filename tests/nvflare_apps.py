@@ -93,8 +93,8 @@ def sees() -> Any:
     """Refuses a context that is not one of NVFlare's tasks."""
 
     def process(shareable: Any, fl_ctx: Any) -> Any:
-        told = (fl_ctx.get_identity_name(), fl_ctx.get_peer_context().get_identity_name(), fl_ctx.get_job_id())
-        assert told[0].startswith("site-") and told[1:] == ("server", "ppbench"), told
+        names = (fl_ctx.get_identity_name(), fl_ctx.get_peer_context().get_identity_name(), fl_ctx.get_job_id())
+        assert names[0].startswith("site-") and names[1:] == ("server", "ppbench"), names
         assert fl_ctx.get_prop("current_round") >= 1
         return shareable
 

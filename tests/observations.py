@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_victims
+from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -44,6 +45,32 @@ def updates(simulate: Simulate, x: Tensor, y: Tensor) -> list[Params]:
     ]
 
 
+def batch_gradient(plan: Plan, params: Params, x: Tensor, y: Tensor) -> Params:
+    """Return the gradient of the mean loss on a batch x [B, *shape], y [B, C], in the dtype of the parameters."""
+    dtype = next(iter(params.values())).dtype
+    ones = torch.ones(len(x), dtype=dtype)
+    gradients = gradient(lambda p: plan.objective(p, x.to(dtype), y.to(dtype), ones), params)
+    return {name: value.detach() for name, value in gradients.items()}
+
+
+def fedsgd_mail(
+    plan: Plan, x: Tensor, y: Tensor, owned: Sequence[Tensor], rounds: int, seed: int, noise: float
+) -> tuple[Envelope, ...]:
+    """Return rounds of FedSGD at drawn weights: clients send the gradient of the rows that they own, under noise.
+
+    noise: of each entry, in units of the root mean square of the gradient's entries.
+    """
+    g, mail = seeded(seed + 1000), []
+    for number in range(1, rounds + 1):
+        params = initial(plan.spec, 10 * seed + number)
+        for client, rows in enumerate(owned):
+            update = batch_gradient(plan, params, x[rows], y[rows])
+            size = noise * torch.cat([v.flatten() for v in update.values()]).square().mean().sqrt()
+            update = {n: v + size * torch.randn(v.shape, generator=g) for n, v in update.items()}
+            mail += letters(number, client, params, update)
+    return tuple(mail)
+
+
 def letters(number: int, client: int, params: Params, update: Params, probe: int = -1) -> tuple[Envelope, Envelope]:
     """Return a broadcast and the client's answer, an update."""
     return (
@@ -57,7 +84,7 @@ def delivered(plan: Plan, params: Params) -> View:
     return View("client/1", 0, plan, NoDefense(), (Envelope(-1, 1, 0, SERVER, 0, 0, Model(params)),), ())
 
 
-def told(member: Tensor) -> Tensor:
+def half_known(member: Tensor) -> Tensor:
     """Return what a challenge tells of who was a member: of every second record nothing (-1)."""
     known = member.to(torch.int8)
     known[1::2] = -1
@@ -108,8 +135,8 @@ def server_sees(
 
 def scored(victims: Victims, guesses: Sequence[Guess], own: Sequence[Evidence] = ()) -> list[tuple[float, bool]]:
     """Return each image's PSNR (100 dB at most) and label hit, by the scorer."""
-    found = score_images(victims, guesses, {e.unit: e for e in own}, {}, (0.0, 1.0))
-    return [(s.psnr or 0.0, bool(s.label)) for s in found.victims]
+    result = score_images(victims, guesses, {e.unit: e for e in own}, {}, (0.0, 1.0))
+    return [(s.psnr or 0.0, bool(s.label)) for s in result.victims]
 
 
 def reached(seen: Seen, attack: Attack) -> tuple[list[float], list[Guess]]:

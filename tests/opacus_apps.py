@@ -77,8 +77,8 @@ def unhooked(model: Any, optimizer: Any, loader: Any, sigma: float = 0.5, clip: 
 
 def oversampled(model: Any, optimizer: Any, loader: Any, sigma: float = 0.5, clip: float = 1.0) -> Any:
     """Its engine counts one rate, its loader samples at twice that."""
-    engine, model, private, found = _made(model, optimizer, loader, sigma, clip)
-    rate = min(1.0, 2 * found.sample_rate)
+    engine, model, private, result = _made(model, optimizer, loader, sigma, clip)
+    rate = min(1.0, 2 * result.sample_rate)
     return engine, model, private, DPDataLoader(loader.dataset, sample_rate=rate)
 
 

@@ -58,10 +58,10 @@ def flat(params: Params) -> Tensor:
     return torch.cat([value.flatten() for value in params.values()])
 
 
-def relative(found: Params, truth: Params) -> float:
+def relative(result: Params, truth: Params) -> float:
     """Return the relative L2 error of all values together."""
-    assert list(found) == list(truth)
-    gap = sum(float((found[n].double() - v).detach().square().sum()) for n, v in truth.items())
+    assert list(result) == list(truth)
+    gap = sum(float((result[n].double() - v).detach().square().sum()) for n, v in truth.items())
     return math.sqrt(gap / sum(float(v.detach().square().sum()) for v in truth.values()))
 
 

@@ -224,14 +224,14 @@ def _config(
     clients=10, upload="gradient", seed=0, **more,
 ):  # fmt: skip
     of_records = kind in COUNT
-    given = {} if value is None else {control: value}
+    values = {} if value is None else {control: value}
     threat = threat or ("client/1" if of_records else "server/1")
     axis = None if value is None else dict(name=control, value=value)
     network = dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250, loss=loss)
     return CellConfig.model_validate(
         dict(
             suite="evaluate/1", threat_model=dict(id=threat, sees=recorded_threat(threat).sees, knows_defense=adaptive),
-            defense=dict(id=defense, version="1", parameters=given | (parameters or {}), control=axis),
+            defense=dict(id=defense, version="1", parameters=values | (parameters or {}), control=axis),
             attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
             federation=FEDERATION | dict(clients=clients, upload=upload), model=network,
             data=dict(name=dataset, sha256=sha256, train=1000, test=1000),
@@ -300,7 +300,7 @@ def fabricate():
 
 
 @pytest.fixture(scope="session")
-def asked():
+def rescored():
     """Return a maker of a record whose questions have a name, with `changes`, and with its metrics made again."""
 
     def make(record, **changes):
@@ -313,7 +313,7 @@ def asked():
 
 
 @pytest.fixture(scope="session")
-def pictured(asked):
+def pictured(rescored):
     """Return a maker of a record and the reconstructions that give its figures, near its own ones in decibels."""
 
     def make(record):
@@ -326,14 +326,14 @@ def pictured(asked):
             score.model_copy(update=asdict(figures) | {"blind": blind_decibels(blind[0], t, (0, 1)), "oracle": 100.0})
             for score, t, figures in zip(record.victims, truth, map(image_figures, guess, truth), strict=True)
         ]
-        made = asked(record, victims=scores).model_copy(update={"asked": record.asked})
+        made = rescored(record, victims=scores).model_copy(update={"asked": record.asked})
         return made, {"guess": guess, "truth": truth, "blind": blind}
 
     return make
 
 
 @pytest.fixture(scope="session")
-def gained(asked):
+def gained(rescored):
     """Return a maker of a record whose every victim gained decibels, each its own number."""
 
     def make(record, gain):
@@ -341,19 +341,19 @@ def gained(asked):
             v.model_copy(update={"psnr": v.psnr + by, "oracle": v.psnr + by})
             for v, by in ((v, gain * (1 + i / 100)) for i, v in enumerate(record.victims))
         ]
-        return asked(record, victims=victims)
+        return rescored(record, victims=victims)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def cell(fabricate, asked):
+def cell(fabricate, rescored):
     """Return a maker of records that `ppbench compare` compares: of dp at sigma = .1, 24 victims, unless told."""
 
     def make(
         defense = "dp", value = 0.1, share = 10.0, attack = "dlg",
         kind = "reconstruction", n = 24, **more,
     ):  # fmt: skip
-        return asked(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
+        return rescored(fabricate(defense, value, attack, kind, share, control="sigma", n=n, **more))
 
     return make

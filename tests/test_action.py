@@ -61,7 +61,7 @@ def test_the_first_results_are_evaluated_verified_and_accepted_with_the_reason(f
 
 
 @pytest.fixture
-def compared(first, machine, tmp_path, asked):
+def compared(first, machine, tmp_path, rescored):
     """Return a maker of runs on the results of the first, with a baseline made of its records: kept(record) or None."""
 
     def make(kept):
@@ -81,12 +81,12 @@ def test_an_equal_baseline_passes_and_finished_cells_are_found_again(compared):
     assert "### ppbench: passed (exit code 0)" in ran.summary and "::error" not in ran.log
 
 
-def test_a_defense_that_leaks_more_fails_with_1_and_is_called_a_regression(compared, asked):
+def test_a_defense_that_leaks_more_fails_with_1_and_is_called_a_regression(compared, rescored):
     def better(record):
         if record.config.defense.id != "dp":
             return record
         victims = [v.model_copy(update={"psnr": v.psnr - 6 - i / 100}) for i, v in enumerate(record.victims)]
-        return asked(record, asked=record.asked, victims=victims)
+        return rescored(record, asked=record.asked, victims=victims)
 
     ran = compared(better)
     assert (ran.code, ran.outputs) == (1, {"verdict": "regression", "exit-code": "1"}), ran.log
@@ -110,10 +110,10 @@ def test_a_control_that_fails_ends_the_run_with_3_before_anything_is_compared(ma
 
 def test_a_wrong_name_or_option_fails_with_2_and_says_which(machine):
     runner = machine()
-    for wrong, told in (({"defense": "dq"}, "did you mean 'dp'?"), ({"arguments": "--grids 1"}, "--grids")):
+    for wrong, result in (({"defense": "dq"}, "did you mean 'dp'?"), ({"arguments": "--grids 1"}, "--grids")):
         ran = runner.run(ACTION, {**EVALUATED, **wrong, "reason": "r"})
         assert (ran.code, ran.outputs) == (2, {"verdict": "unusable-input", "exit-code": "2"}), ran.log
-        assert told in ran.log and "### ppbench: unusable-input (exit code 2)" in ran.summary
+        assert result in ran.log and "### ppbench: unusable-input (exit code 2)" in ran.summary
 
 
 def test_a_missing_baseline_fails_before_anything_is_installed_or_computed(machine):
@@ -157,11 +157,11 @@ def test_a_suite_is_swept_under_the_defense_alone_and_words_are_split_at_spaces_
     runner = machine()
     (runner.home / "bin/ppbench").write_text('#!/bin/bash\nprintf "<%s>" "$@"\n')
     ran = runner.run(ACTION, {"defense": "sign_sgd", "arguments": "--preset *\n --workers 2", "reason": "moved on"})
-    asked = "<sweep><digits-quick><--add><sign_sgd><--only><defense=sign_sgd><--out><results>"
-    assert f"{asked}<--preset><*><--workers><2>" in ran.log
+    command = "<sweep><digits-quick><--add><sign_sgd><--only><defense=sign_sgd><--out><results>"
+    assert f"{command}<--preset><*><--workers><2>" in ran.log
     assert "<baseline><accept><results><baseline><--reason><moved on>" in ran.log
-    told = runner.run(ACTION, {"defense": "x", "reason": "r", "version": "0.1.0", "install": "-r more.txt ."})
-    assert told.pip[:5] == ["install", "ppbench-fl==0.1.0", "-r", "more.txt", "."]
+    version = runner.run(ACTION, {"defense": "x", "reason": "r", "version": "0.1.0", "install": "-r more.txt ."})
+    assert version.pip[:5] == ["install", "ppbench-fl==0.1.0", "-r", "more.txt", "."]
     alone = runner.run(ACTION, {"defense": "x", "reason": "r", "install": "", "python-version": "", "artifact": ""})
     assert alone.pip[:3] == ["install", str(ROOT), "freeze"] and set(alone.used) == {"actions/cache/restore@v4", SAVED}
 
@@ -194,8 +194,8 @@ def test_the_same_exit_code_of_another_command_means_something_else(tmp_path, co
 
 def test_results_are_kept_for_the_same_code_only_and_the_page_always():
     key = STEPS["found"]["with"]["key"]
-    told = re.findall(r"'(.*?)'", key)
-    assert told == ["**/*.py", "**/*.toml", "src/**", "requirements*.txt", ".github/workflows/**", "installed.txt"]
+    result = re.findall(r"'(.*?)'", key)
+    assert result == ["**/*.py", "**/*.toml", "src/**", "requirements*.txt", ".github/workflows/**", "installed.txt"]
     assert "restore-keys" not in STEPS["found"]["with"] and "inputs.defense" in key
     names = list(STEPS)
     assert names.index("Versions of Python and of all packages, and which code this is") < names.index("found")
@@ -214,7 +214,7 @@ def test_which_versions_are_installed_is_written_down(tmp_path):
 
 # -- the workflow to copy ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("event", "given", "baseline", "reason", "ends"),
+    ("event", "values", "baseline", "reason", "ends"),
     [
         ("pull_request", "", True, "", "compare"),
         ("pull_request", "", False, "", "inputs"),
@@ -225,7 +225,7 @@ def test_which_versions_are_installed_is_written_down(tmp_path):
     ],
 )
 def test_a_pull_request_is_compared_or_fails_and_main_makes_the_first_baseline(
-    machine, event, given, baseline, reason, ends
+    machine, event, values, baseline, reason, ends
 ):
     runner = machine()
     (runner.home / "bin/ppbench").write_text("#!/bin/bash\nexit 0\n")
@@ -233,7 +233,7 @@ def test_a_pull_request_is_compared_or_fails_and_main_makes_the_first_baseline(
         (runner.workspace / "baseline").mkdir()
         (runner.workspace / "baseline/ppbench.json").write_text("{}")
     (step,) = [step for step in JOB["steps"] if step["uses"].startswith("ppbench/")]
-    context = {"github": {"event_name": event}, "inputs": {"reason": given}}
+    context = {"github": {"event_name": event}, "inputs": {"reason": values}}
     inputs = {name: runner.filled(text, context) for name, text in step["with"].items()}
     assert inputs == {"defense": "sign_sgd", "suite": "digits-quick", "reason": reason}
     ran = runner.run(ACTION, inputs)

@@ -43,8 +43,8 @@ SQUARED = {"loss": "squared"}
 
 def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
     """Return a started federation on all digits but 200, which are public, and these."""
-    found = all_digits()
-    x, y = (part[torch.randperm(1797, generator=torch.Generator().manual_seed(0))] for part in (found.x, found.y))
+    result = all_digits()
+    x, y = (part[torch.randperm(1797, generator=torch.Generator().manual_seed(0))] for part in (result.x, result.y))
     size = 1597 // clients
     shards = {c: Data(*(part[200:][c * size : (c + 1) * size].clone() for part in (x, y))) for c in range(clients)}
     local = Local("delta" if isinstance(defense, FedPC) else "gradient", batch=32)
@@ -59,10 +59,10 @@ def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
 def probed(attack, defense, batch, count, threat=ACTIVE, **options):
     """Return what an active server sees of `count` images, by `attack`, and how it acted."""
     run, public = federated(defense, **options)
-    found = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
-    acting = Acting(attack.crafted, 0 if sum(map(len, found.units)) < len(found.data) else None, public)
-    view = replace(run.probe(found.data, acting=acting).view(threat), public=public)
-    return World(view, found.challenges(), found, run), acting
+    victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=defense.sums, roles=len(defense.roles))
+    acting = Acting(attack.crafted, 0 if sum(map(len, victims.units)) < len(victims.data) else None, public)
+    view = replace(run.probe(victims.data, acting=acting).view(threat), public=public)
+    return World(view, victims.challenges(), victims, run), acting
 
 
 def share(attack, defense, batch, count, **options):
@@ -89,9 +89,9 @@ MASKED = [
 def test_a_round_in_two_versions_of_one_model_is_the_honest_round_bit_for_bit(defense, options):
     """Masks, sessions and secrets are those of one round; clients' code is the honest one."""
     run, _ = federated(defense, options={"hidden": 16}, **options)
-    found = choose_victims(run.shards, ACTIVE, 4, 8, Seeds(0), sums=True)
+    victims = choose_victims(run.shards, ACTIVE, 4, 8, Seeds(0), sums=True)
     kept = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
-    honest, acted = (run.probe(found.data, acting=acting) for acting in (None, Acting(as_it_is, 0)))
+    honest, acted = (run.probe(victims.data, acting=acting) for acting in (None, Acting(as_it_is, 0)))
     assert len(honest.mail) == len(acted.mail)
     for one, other in zip(honest.mail, acted.mail, strict=True):
         assert (one.probe, one.round, one.step, one.sender) == (other.probe, other.round, other.step, other.sender)
@@ -192,11 +192,13 @@ def test_sybils_take_the_sum_apart_where_everybody_is_sent_one_model(defense):
     assert world.victims.units == ((Slot(0, 0),), (Slot(1, 0),)) and acting.target == 0
     sent = {e.receiver: leaves(e.message) for e in world.view.mail if e.sender == SERVER and e.round == 1}
     assert all(map(torch.equal, sent[0], sent[1]))
-    found = Consistent().evidence(world.view)
-    assert [e.unit for e in found] == list(world.victims.units)
-    data = [world.victims.data[e.unit[0]] for e in found]
+    evidence = Consistent().evidence(world.view)
+    assert [e.unit for e in evidence] == list(world.victims.units)
+    data = [world.victims.data[e.unit[0]] for e in evidence]
     if isinstance(defense, SecureAggregation):  # a sketch says something of the gradient, and is not it
-        assert max(at_truth(e, d.x[None], d.y[None]) for e, d in zip(found, data, strict=True)) < 1e-8  # 4e-10 on one
+        assert (
+            max(at_truth(e, d.x[None], d.y[None]) for e, d in zip(evidence, data, strict=True)) < 1e-8
+        )  # 4e-10 on one
         # processor, below 1e-10 on another: rounding of float32
         shown = [share(Consistent(), defense, 8, 64, threat=threat) for threat in (ACTIVE, SYBIL)]
         assert shown[1] > 0.8 > 3 * shown[0]
@@ -212,14 +214,14 @@ def test_secure_aggregation_steps_as_no_defense_and_tells_sums_alone(upload):
     for one, other in zip(*(leaves(run.parties.server.params) for run in runs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     run = runs[1]
-    found = choose_victims(run.shards, "server/1", 4, 16, Seeds(0), sums=True)
-    transcript, cohort = run.probe(found.data), tuple(Slot(0, c) for c in range(4))
+    victims = choose_victims(run.shards, "server/1", 4, 16, Seeds(0), sums=True)
+    transcript, cohort = run.probe(victims.data), tuple(Slot(0, c) for c in range(4))
     (seen,) = SecureAggregation().evidence(transcript.view("server/1"))
     (bare,) = SecureAggregation().evidence(transcript.view("collusion/1"))
     assert SecureAggregation().evidence(transcript.view("eavesdropper/1")) == []
     for evidence, unit in ((seen, cohort), (bare, cohort[:1])):
         assert evidence.unit == unit
-        x, y = (torch.stack([getattr(found.data[s], part) for s in unit]) for part in ("x", "y"))
+        x, y = (torch.stack([getattr(victims.data[s], part) for s in unit]) for part in ("x", "y"))
         assert at_truth(evidence, x, y) < 1e-10
 
 
@@ -253,8 +255,8 @@ def test_weights_for_all_but_the_target_have_no_gradient_but_the_heads_bias(acti
     run, _ = federated(NoDefense(), options={"hidden": "32,16", "activation": activation})
     plan, data = run.plan, run.shards[0]
     params = silent_weights(wiring(plan).last, run.parties.server.params, plan.loss)
-    found = simulation(plan, params)(data.x[None], data.y[None])
-    assert {name for name, value in found.items() if bool((value != 0).any())} == {"head.bias"}
+    result = simulation(plan, params)(data.x[None], data.y[None])
+    assert {name for name, value in result.items() if bool((value != 0).any())} == {"head.bias"}
 
 
 @dataclass(frozen=True)
@@ -292,11 +294,11 @@ SMALL = {
 def test_an_evaluation_keeps_servers_that_act_apart(tmp_path):
     config = configure(defense="dp", **SMALL)
     assert not {"imprint", "imprint_quiet"} & {a.name for a in resolve(config).attacks}
-    asked = {"attacks": ("analytic", "imprint", "imprint_quiet"), "threats": ("server/1", ACTIVE), "victims": 16}
-    asked |= {"attack_batch": (8,), "stages": ("init",), "tuning": 0, "grid": (0.1,)}
-    found = evaluate(defense="dp", **SMALL, **asked, out=tmp_path, workers=1)
-    told = {(r.config.defense.id, r.config.attack.id): r for r in found.records}
-    for (defense, attack), record in told.items():
+    options = {"attacks": ("analytic", "imprint", "imprint_quiet"), "threats": ("server/1", ACTIVE), "victims": 16}
+    options |= {"attack_batch": (8,), "stages": ("init",), "tuning": 0, "grid": (0.1,)}
+    evaluation = evaluate(defense="dp", **SMALL, **options, out=tmp_path, workers=1)
+    fields = {(r.config.defense.id, r.config.attack.id): r for r in evaluation.records}
+    for (defense, attack), record in fields.items():
         assert record.status == "complete", record.reason
         acting = attack != "analytic"
         assert (record.config.threat_model.id == ACTIVE) is acting
@@ -307,7 +309,7 @@ def test_an_evaluation_keeps_servers_that_act_apart(tmp_path):
             assert record.metric("share_above_20db").value > 0.5
         if defense == "full_noise":
             assert record.metric("share_above_20db").value == 0
-    assert len(told) == 9
-    loud, quiet = (told["dp", name].metric("share_above_20db").value for name in ("imprint", "imprint_quiet"))
+    assert len(fields) == 9
+    loud, quiet = (fields["dp", name].metric("share_above_20db").value for name in ("imprint", "imprint_quiet"))
     assert loud > 0 and quiet == 0  # each has a view of its own
     assert ACTIVE in (tmp_path / "leaderboard.html").read_text()

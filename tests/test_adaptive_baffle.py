@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import reached, scored, seeded, watched
+from observations import batch_gradient, reached, scored, seeded, watched
 from protocols import central_bare
 from scipy import stats
 
@@ -78,9 +78,9 @@ def hundred(shards: dict[int, Data]) -> tuple[View, Victims]:
 
 def errors(view: View, victims: Victims) -> list[float]:
     """Return the sketches' discrepancies at the truth, unit by unit."""
-    found = {e.unit: e for e in sketch_evidence(view, sketches(view))}
+    evidence = {e.unit: e for e in sketch_evidence(view, sketches(view))}
     truths = [(unit, victims.truth(unit)) for unit in victims.units]
-    return [at_truth(found[u], t.x.unflatten(0, (len(u), -1)), t.y.unflatten(0, (len(u), -1))) for u, t in truths]
+    return [at_truth(evidence[u], t.x.unflatten(0, (len(u), -1)), t.y.unflatten(0, (len(u), -1))) for u, t in truths]
 
 
 def decibels(attack: Attack, view: View, victims: Victims) -> float:
@@ -258,8 +258,8 @@ def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
     params, g, ps = sketches(view)[0].rounds[0].params, seeded(5), []
     for i, sketch in enumerate(sketches(view)):
         x, y = torch.randn(1, 1, 8, 8, generator=g), digits.y[torch.randint(0, 1000, (1,), generator=g)]
-        part = gradient(lambda p, x=x, y=y: PLAN.objective(p, x, y, torch.ones(1)), params)
-        noise = DirectionMap(77 + i, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
+        part = batch_gradient(PLAN, params, x, y)
+        noise = DirectionMap(77 + i, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part))
         size = sketch.rounds[0].s.std() / noise.std()  # a histogram's width tells the gradient's size, no more
         ps.append(histogram_test(sketch.rounds[0].s, size * noise).pvalue)
     assert len(ps) * min(ps) > 0.001

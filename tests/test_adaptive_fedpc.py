@@ -42,8 +42,8 @@ def probed(federate, plan):
 
 def psnrs(attack, view, victims):
     guesses = attack.run(view, victims.challenges(), seeded())
-    found, labels = zip(*scored(victims, guesses), strict=True)
-    return found, labels, guesses
+    result, labels = zip(*scored(victims, guesses), strict=True)
+    return result, labels, guesses
 
 
 @pytest.mark.parametrize("kind", ["gradient", "local"])
@@ -52,11 +52,11 @@ def test_pilots_are_inverted_with_the_hyper_parameters_that_they_keep_secret(pro
     view, victims, run = probed(3, kind=kind, rounds=1)
     assert len({(float(c.rate), int(c.epochs)) for c in run.parties.clients}) > 1  # there is something to find
     blind, _, _ = psnrs(IDLG(restarts=0, budget=60), view, victims["pilot"])
-    found, labels, guesses = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
-    assert min(found) > 30 and all(labels)
+    decibels, labels, guesses = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
+    assert min(decibels) > 30 and all(labels)
     pilots = [run.parties.clients[slot.client] for (slot,) in victims["pilot"].units]
     nominal = [float(c.rate) == 1 and (kind == "gradient" or int(c.epochs) == 1) for c in pilots]
-    assert [found > 15 for found in blind] == nominal
+    assert [decibels > 15 for decibels in blind] == nominal
     assert all(g.confidence is not None and g.confidence < 1e-8 for g in guesses)
 
 
@@ -76,8 +76,8 @@ def test_only_the_true_secret_explains_a_pilots_update(probed):
 
 def test_a_linear_first_layer_gives_the_image_by_a_ratio(probed):
     view, victims, _ = probed(3, model="mlp", options={}, rounds=1)
-    found, labels, guesses = psnrs(AdaptiveFedPC(), view, victims["pilot"])
-    assert min(found) > 40 and all(labels)
+    decibels, labels, guesses = psnrs(AdaptiveFedPC(), view, victims["pilot"])
+    assert min(decibels) > 40 and all(labels)
     assert all(g.evaluations < 30 for g in guesses)
 
 
@@ -95,18 +95,18 @@ def test_ternaries_tell_labels_and_something_of_the_image(probed):
     """Labels are exact where one image makes few steps; images beat grey, and what plain matching makes of them."""
     view, victims, _ = probed(4)
     plain, _, _ = psnrs(IDLG(restarts=0, budget=60), view, victims["ternary"])
-    found, labels, guesses = psnrs(AdaptiveFedPC(sign_budget=40), view, victims["ternary"])
+    decibels, labels, guesses = psnrs(AdaptiveFedPC(sign_budget=40), view, victims["ternary"])
     grey = [float(-10 * ((victims["ternary"].truth(u).x - 0.5) ** 2).mean().log10()) for u in victims["ternary"].units]
     assert all(labels)
-    assert sum(found) > sum(grey) + 4 and sum(found) > sum(plain) + 4
+    assert sum(decibels) > sum(grey) + 4 and sum(decibels) > sum(plain) + 4
     assert all(g.evaluations <= 52 for g in guesses)
 
 
 def test_signs_of_ternaries_are_those_of_the_gradients_at_the_truth(probed):
     view, victims, _ = probed(4)
-    told = known_signs(view, view.defense)
+    known = known_signs(view, view.defense)
     for (slot,) in victims["ternary"].units:
-        evidence = ternary_evidence(slot, told[slot], view.plan)
+        evidence = ternary_evidence(slot, known[slot], view.plan)
         data = victims["ternary"].data[slot]
         right = evidence.simulate(data.x[None].double(), data.y[None].double())
         wrong = tree_map(lambda t: -t, right)
@@ -117,12 +117,12 @@ def test_signs_of_ternaries_are_those_of_the_gradients_at_the_truth(probed):
 
 def test_bounds_hold_at_the_truth_with_the_true_gain_only(probed):
     view, victims, run = probed(4, kind="gradient")
-    told = known_signs(view, view.defense)
+    known = known_signs(view, view.defense)
     for (slot,) in victims["ternary"].units:
         data, me = victims["ternary"].data[slot], run.parties.clients[slot.client]
         gaps = {}
         for secret in public_hyperparameters(view.plan, view.defense, 2, 1):
-            evidence = ternary_evidence(slot, told[slot], view.plan, gradient_gain(view.plan, secret, 1))
+            evidence = ternary_evidence(slot, known[slot], view.plan, gradient_gain(view.plan, secret, 1))
             assert any(n.startswith("bound/") for n in evidence.observed)
             simulated = evidence.simulate(data.x[None].double(), data.y[None].double())
             gaps[secret.rate] = float(evidence.discrepancy(simulated).detach())
@@ -135,8 +135,8 @@ def test_labels_of_both_roles(probed, batch):
     """Over ten seeds .83 to 1 of a batch of four's."""
     view, victims, _ = probed(6 * batch, batch=batch, options={})
     for some in victims.values():
-        found = score_labels(some, FedPCLabels().run(view, some.challenges(), seeded())).victims
-        share = sum(bool(one.label) for one in found) / len(found)
+        labels = score_labels(some, FedPCLabels().run(view, some.challenges(), seeded())).victims
+        share = sum(bool(one.label) for one in labels) / len(labels)
         assert share == 1 if batch == 1 else share > 0.7
 
 
@@ -159,19 +159,19 @@ def test_masked_ternaries_tell_nothing_about_one_client(probed):
     assert known_signs(view, view.defense) == {}
     guesses = AdaptiveFedPC().run(view, victims["ternary"].challenges(), seeded())
     assert all(g.evaluations == 1 and g.confidence is None for g in guesses)
-    found, _, _ = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
-    assert min(found) > 30
+    decibels, _, _ = psnrs(AdaptiveFedPC(restarts=0), view, victims["pilot"])
+    assert min(decibels) > 30
 
 
 def test_colluders_read_a_masked_ternary_as_if_it_had_no_mask(probed):
     bare, hidden = (probed(4, defense=FedPC(masks=m), threat="collusion/1")[0] for m in ("none", "ring"))
-    told, found = (
+    outcome, result = (
         {slot: t for slot, t in known_signs(v, v.defense).items() if slot.client == TARGET} for v in (bare, hidden)
     )
-    assert told and told.keys() == found.keys()
-    for slot, rounds in told.items():
-        assert [t.round for t in rounds] == [t.round for t in found[slot]]
-        for one, other in zip(rounds, found[slot], strict=True):
+    assert outcome and outcome.keys() == result.keys()
+    for slot, rounds in outcome.items():
+        assert [t.round for t in rounds] == [t.round for t in result[slot]]
+        for one, other in zip(rounds, result[slot], strict=True):
             assert all(torch.equal(one.signs[n], other.signs[n]) for n in one.signs)
     pieces = {e.unit: e for e in hidden.defense.evidence(hidden) if e.unit[0].client == TARGET}
     assert pieces and {len(unit) for unit in pieces} == {1}

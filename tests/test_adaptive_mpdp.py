@@ -120,9 +120,9 @@ def test_a_clipped_label_under_one_coefficient_is_guessed_by_brightness():
 def test_the_exact_gradient_of_one_example_is_rebuilt(spec):
     """U8: below 1e-10 in float64 (spec: 2.6e-15 for an MLP-5, 2.7e-14 for ResNet20), whatever noise was added."""
     view, victims = probed(MPDP(epsilon=0.1, kappa=10.0), spec, count=4)
-    found = AdaptiveMPDP().evidence(view)
-    assert len(found) == 4
-    for one in found:
+    evidence = AdaptiveMPDP().evidence(view)
+    assert len(evidence) == 4
+    for one in evidence:
         state = next(view.state_at(e) for e in exchanges(view) if (e.slot,) == one.unit)
         assert one.params is state.params
         true = true_gradient(view.plan, state.params, victims.truth(one.unit))
@@ -156,8 +156,8 @@ def test_every_image_and_label_of_one_example_is_read(defense, threat):
     """Spec: 309 to 312 dB whatever epsilon; the scorer stops at 100. The noisy gradient alone gives little."""
     view, victims = probed(defense, count=4, threat=threat)
     attack = AdaptiveMPDP()
-    found = scored(victims, attack.run(view, victims.challenges(), seeded()))
-    assert all(psnr > 99 and label for psnr, label in found)
+    scores = scored(victims, attack.run(view, victims.challenges(), seeded()))
+    assert all(psnr > 99 and label for psnr, label in scores)
     for one in attack.evidence(view):
         truth = victims.truth(one.unit)
         assert at_truth(one, truth.x[None], truth.y[None]) < 1e-18
@@ -174,9 +174,9 @@ def test_batches_are_matched_with_what_carries_no_noise():
         truth = victims.truth(one.unit)
         assert one.params is None
         assert at_truth(one, truth.x[None], truth.y[None]) < 1e-18
-    found = scored(victims, attack.run(view, victims.challenges(), seeded()))
-    assert all(label for _, label in found)
-    assert sorted(psnr for psnr, _ in found)[3] > 15
+    scores = scored(victims, attack.run(view, victims.challenges(), seeded()))
+    assert all(label for _, label in scores)
+    assert sorted(psnr for psnr, _ in scores)[3] > 15
 
 
 def test_null_noise_instead_of_surrogates_gives_no_image():
@@ -187,8 +187,8 @@ def test_null_noise_instead_of_surrogates_gives_no_image():
 
     for batch in (1, 2):
         view, victims = probed(MPDP(), batch=batch, count=4)
-        found = scored(victims, AdaptiveMPDP(budget=30).run(silence(view, drown), victims.challenges(), seeded()))
-        assert max(psnr for psnr, _ in found) < 12
+        scores = scored(victims, AdaptiveMPDP(budget=30).run(silence(view, drown), victims.challenges(), seeded()))
+        assert max(psnr for psnr, _ in scores) < 12
         view, victims = probed(MPDP(), batch=batch, count=40)
         guesses = MPDPHistogram().run(silence(view, drown), victims.challenges(), seeded())
         assert hits(victims, guesses) < 0.5
@@ -209,9 +209,9 @@ def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
             beta={n: v.double() * 2.0**-48 * CLIENTS for n, v in words.beta.items()},
         )
         for upload in (lone, view.defense.mean([e.answer for e in sent.values()])):
-            found = rebuilt_gradient(view.plan, upload, sent[slot].request.params)
+            recovered = rebuilt_gradient(view.plan, upload, sent[slot].request.params)
             state = view.state_at(sent[slot])
-            exact = view.defense.recover(view.plan, state, replace(upload, g=found))
+            exact = view.defense.recover(view.plan, state, replace(upload, g=recovered))
             assert relative(exact, true_gradient(view.plan, state.params, victims.data[slot])) > 0.3
     moments = noiseless_moments(view.plan, lone, sent[unit[-1]].request.params)
     shares = (moments.labels / moments.labels.sum()).tolist()

@@ -72,36 +72,36 @@ NETS = [
 
 def hidden(spec: NetSpec, params: Params, seed: int) -> Params:
     """Return weights with hidden scales U(.01, 100)."""
-    found = channels_of(spec, "affine")
-    scales = 0.01 + 99.99 * torch.rand(found.count, generator=seeded(seed), dtype=torch.float64)
-    return multiply(params, found.multipliers(scales), torch.float64)
+    result = channels_of(spec, "affine")
+    scales = 0.01 + 99.99 * torch.rand(result.count, generator=seeded(seed), dtype=torch.float64)
+    return multiply(params, result.multipliers(scales), torch.float64)
 
 
-def canonical(found: Channels, params: Params) -> Params:
+def canonical(result: Channels, params: Params) -> Params:
     """Return the weights in canonical units."""
-    return multiply(params, found.multipliers(canonical_scales(found, params)), torch.float64)
+    return multiply(params, result.multipliers(canonical_scales(result, params)), torch.float64)
 
 
 @pytest.mark.parametrize("spec", NETS, ids=lambda s: f"{s.model}-{dict(s.options)}")
 def test_true_and_perturbed_weights_have_one_canonical_form(spec):
     """To rounding (spec: 3e-16), and it computes the same function."""
-    found, params = channels_of(spec, "affine"), moved(initial(spec, 1), 0.02)
-    form = canonical(found, params)
+    result, params = channels_of(spec, "affine"), moved(initial(spec, 1), 0.02)
+    form = canonical(result, params)
     for seed in (0, 1):
-        assert distance(canonical(found, hidden(spec, params, seed)), form) < 1e-12
+        assert distance(canonical(result, hidden(spec, params, seed)), form) < 1e-12
     x = torch.rand(3, *spec.shape, generator=seeded(5), dtype=torch.float64)
     torch.testing.assert_close(build(spec)(form, x), build(spec)(params, x), rtol=1e-10, atol=1e-12)
-    assert distance(canonical(found, form), form) < 1e-12
+    assert distance(canonical(result, form), form) < 1e-12
 
 
 def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
     spec = NETS[0]
-    found, params = channels_of(spec), moved(initial(spec, 1), 0.02)
-    form = canonical(found, params)
+    result, params = channels_of(spec), moved(initial(spec, 1), 0.02)
+    form = canonical(result, params)
     for name in ("features.1.weight", "features.3.weight"):
         torch.testing.assert_close(form[name].norm(dim=1), torch.ones(len(form[name])).double())
     other = {**params, "head.weight": params["head.weight"] + 5.0}
-    assert distance(canonical(found, other), form) > 0.1  # another function has another form
+    assert distance(canonical(result, other), form) > 0.1  # another function has another form
 
 
 def test_dead_units_keep_their_units():
@@ -118,35 +118,35 @@ def test_dead_units_keep_their_units():
 def test_one_example_is_inverted_from_each_surrogate_alone(channel):
     """Spec: 294 dB recovered, 338 from beta, 335 from sigma."""
     view, victims = probed(PBPFL(), BIASED, count=4)
-    found = view.defense.evidence(view)
+    evidence = view.defense.evidence(view)
     if channel != "recovered":
         answers = {e.slot: e.answer for e in exchanges(view)}
-        for i, one in enumerate(found):
+        for i, one in enumerate(evidence):
             part = getattr(answers[one.unit[0]], channel)
             observed = {n: v[0] if channel == "sigma" else v for n, v in part.items()}
-            found[i] = replace(one, observed=observed)
-    for one, asked in zip(found, victims.challenges(), strict=True):
-        assert decibels(ratio(one.observed), victims.truth(asked.unit).x) > 200
-    guesses = AnalyticInversion().answer(found, view.plan, victims.challenges(), seeded())
+            evidence[i] = replace(one, observed=observed)
+    for one, question in zip(evidence, victims.challenges(), strict=True):
+        assert decibels(ratio(one.observed), victims.truth(question.unit).x) > 200
+    guesses = AnalyticInversion().answer(evidence, view.plan, victims.challenges(), seeded())
     assert min(psnr for psnr, _ in scored(victims, guesses)) > 60
 
 
 # -- (H): one family of masks for three messages ---------------------------------------------------------------------
 def true_differences(view: View, victims: Victims, slot: Slot) -> Params:
-    asked = next(e.request for e in exchanges(view) if e.slot == slot)
+    question = next(e.request for e in exchanges(view) if e.slot == slot)
     data = victims.data[slot]
     batch = Batch(data.x.double(), data.y.double(), torch.ones(len(data.x)).double())
     return message_differences(
-        surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked)
+        surrogates(view.plan.net, question.params, batch, question.direction[None], view.defense.bias_masked)
     )
 
 
 @pytest.mark.parametrize("defense", [SHARED, PBPFLExt(families="shared", head_bias="clear")], ids=["masked", "clear"])
 def test_differences_of_shared_masks_are_bare(defense):
     view, victims = probed(defense, BIASED, batch=2, count=8)
-    found = unmasked_differences(view)
-    assert len(found) == len(victims.data)
-    for one in found:
+    failures = unmasked_differences(view)
+    assert len(failures) == len(victims.data)
+    for one in failures:
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) < 1e-9
 
 
@@ -177,8 +177,8 @@ def test_shared_masks_give_every_image(spec):
     """Spec: 259 dB from the difference, 9.4 from the masked message and 10.4 with independent masks."""
     view, victims = probed(SHARED, spec)
     attack = AdaptivePBPFLExt()
-    found = scored(victims, attack.run(view, victims.challenges(), seeded()), attack.evidence(view))
-    assert all(psnr == 100.0 and label for psnr, label in found)  # the scorer's cap
+    scores = scored(victims, attack.run(view, victims.challenges(), seeded()), attack.evidence(view))
+    assert all(psnr == 100.0 and label for psnr, label in scores)  # the scorer's cap
     first = unmasked_differences(view)[0]
     if "features.1.bias" in first.observed:
         assert decibels(ratio(first.observed), victims.data[first.unit[0]].x) > 200

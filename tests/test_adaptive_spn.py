@@ -104,8 +104,8 @@ def test_one_example_gives_its_features_exactly(alpha2, dtype, tolerance):
     for seed in range(5):
         params, (x, y) = initial(SPEC, seed), some(1, seed)
         grads, phi = spn_gradient(PLAN, params, x, y, alpha2, seed, dtype)
-        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
-        assert found.exact and float((found.value - phi).norm() / phi.norm()) < tolerance
+        recovered = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
+        assert recovered.exact and float((recovered.value - phi).norm() / phi.norm()) < tolerance
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
@@ -116,9 +116,9 @@ def test_a_batch_of_distinct_labels_gives_every_feature(batch):
         x, y = torch.rand(batch, 1, 16, 16, generator=g), torch.arange(batch)
         grads, phi = spn_gradient(plan, params, x, y, 0.5, seed, torch.float64)
         # weights stay float32 in the message; the client computed with the same numbers in float64
-        found = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
-        assert found.exact
-        assert float((found.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-7
+        recovered = recover_features(params, grads["head.weight"], grads["head.bias"], y, seeded(0))
+        assert recovered.exact
+        assert float((recovered.value - phi).norm(dim=1).max() / phi.norm(dim=1).min()) < 1e-7
 
 
 def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
@@ -176,9 +176,9 @@ def test_objective_vanishes_at_the_truth_and_nowhere_near_it():
 def test_feature_inversion_beats_grey_and_keeps_victims_apart():
     params, (x, _) = initial(SPEC, 0), some(4, 0)
     phi = PLAN.net.features(params, x).detach()
-    found = invert_features(PLAN, params, phi.view(2, 2, -1), seeded(0), budget=200, smoothness=0.003)
-    assert found.x.shape == (2, 2, 1, 8, 8) and found.loss.shape == (2,)
-    error = ((found.x.view(4, -1).clamp(0, 1)[:, None] - x.flatten(1)) ** 2).mean(2)
+    result = invert_features(PLAN, params, phi.view(2, 2, -1), seeded(0), budget=200, smoothness=0.003)
+    assert result.x.shape == (2, 2, 1, 8, 8) and result.loss.shape == (2,)
+    error = ((result.x.view(4, -1).clamp(0, 1)[:, None] - x.flatten(1)) ** 2).mean(2)
     assert torch.equal(error.argmin(1), torch.arange(4))
     assert bool((error.diagonal() < 0.6 * ((x - 0.5) ** 2).flatten(1).mean(1)).all())
 
@@ -186,10 +186,10 @@ def test_feature_inversion_beats_grey_and_keeps_victims_apart():
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_the_joint_prior_pulls_a_share_of_what_the_observation_does_however_large_that_is(scale, monkeypatch):
     """A trained network's features pull a hundred times as hard as a random one's."""
-    asked = []
+    calls = []
 
     def minimize(function, z, **_: object):
-        asked.append(function(z, torch.arange(len(z)))[1][:, :PIXELS])
+        calls.append(function(z, torch.arange(len(z)))[1][:, :PIXELS])
         return SimpleNamespace(z=z, loss=torch.zeros(len(z)), evaluations=torch.ones(len(z), dtype=torch.int64))
 
     def objective(x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +199,7 @@ def test_the_joint_prior_pulls_a_share_of_what_the_observation_does_however_larg
     x, w = torch.rand(3, 2, 1, 8, 8, generator=seeded()), torch.rand(3, 2, 4, generator=seeded(1))
     for share in (0.0, 0.5):
         match_backbone(objective, x, w, budget=4, stop=0.0, smoothness=share)
-    plain, first, last = asked
+    plain, first, last = calls
     assert torch.allclose((first - plain).abs().sum(1), 0.5 * plain.abs().sum(1), rtol=1e-4)
     assert torch.allclose((last - plain).abs().sum(1), 0.5 * RELAX * plain.abs().sum(1), rtol=1e-2)
 

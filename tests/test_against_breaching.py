@@ -50,7 +50,7 @@ def broken(data: Data, steps: int) -> Guess:
 
 
 @pytest.fixture
-def asked(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def compared(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Return what compares attacks on made-up images, and gives the figures that are kept."""
     monkeypatch.setattr(script, "cifar", images)
     monkeypatch.setattr(script, "fitting", lambda run, batch, seconds: (run(images(0, batch), 1), 7)[1])
@@ -77,29 +77,29 @@ RUNS = {
 
 
 def test_the_best_of_each_side_are_compared_by_name(
-    asked: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    compared: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = asked(RUNS)
-    assert found["best"] == {"ours": "idlg", "breaching": "breaching deepleakage"}
-    assert set(found["psnr"]) == {"idlg", "ig", "breaching deepleakage", "breaching modern"}  # two finalists a side
-    assert set(found["tuning"]) == {*RUNS} - {"breaching rgap"}
-    assert all(len(values) == 4 for values in found["psnr"].values())
-    assert found["failed"] == {"breaching rgap": "TypeError: of another version"}
+    result = compared(RUNS)
+    assert result["best"] == {"ours": "idlg", "breaching": "breaching deepleakage"}
+    assert set(result["psnr"]) == {"idlg", "ig", "breaching deepleakage", "breaching modern"}  # two finalists a side
+    assert set(result["tuning"]) == {*RUNS} - {"breaching rgap"}
+    assert all(len(values) == 4 for values in result["psnr"].values())
+    assert result["failed"] == {"breaching rgap": "TypeError: of another version"}
     out = capsys.readouterr().out
     assert "cannot be run: TypeError: of another version" in out
     assert out.splitlines()[-1].count("dB") == 2 and "breaching deepleakage" in out.splitlines()[-1]
-    assert set(asked(RUNS, finalists=1)["psnr"]) == {"idlg", "breaching deepleakage"}
+    assert set(compared(RUNS, finalists=1)["psnr"]) == {"idlg", "breaching deepleakage"}
 
 
-def test_who_fails_on_some_victims_is_named_and_not_compared(asked: Callable[..., dict[str, Any]]) -> None:
+def test_who_fails_on_some_victims_is_named_and_not_compared(compared: Callable[..., dict[str, Any]]) -> None:
     calls = iter(range(100))
 
     def unsteady(data: Data, steps: int) -> Guess:
         return broken(data, steps) if next(calls) > 4 else off_by(0.001)(data, steps)
 
-    found = asked({**RUNS, "breaching wei": unsteady}, finalists=3)
-    assert found["best"]["breaching"] == "breaching deepleakage" and "breaching wei" not in found["psnr"]
-    assert found["failed"]["breaching wei"] == "TypeError: of another version"
+    result = compared({**RUNS, "breaching wei": unsteady}, finalists=3)
+    assert result["best"]["breaching"] == "breaching deepleakage" and "breaching wei" not in result["psnr"]
+    assert result["failed"]["breaching wei"] == "TypeError: of another version"
 
 
 def test_all_of_breaching_s_attacks_on_a_plain_gradient_are_tried_by_default(script: ModuleType) -> None:

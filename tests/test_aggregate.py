@@ -42,12 +42,12 @@ def metrics(victims, seed=0):
 
 
 def test_image_cells_give_every_metric_with_n_an_interval_and_its_method():
-    found = metrics([image(i, 10.0 + 2 * i) for i in range(11)])
-    assert found["psnr_median"].value == 20 and found["psnr_max"].value == 30
-    assert found["psnr_p95"].value == pytest.approx(29)
-    assert found["share_above_20db"].value == pytest.approx(5 / 11)
-    assert found["psnr_max"].low is None and "largest" in found["psnr_max"].method
-    for name, metric in found.items():
+    result = metrics([image(i, 10.0 + 2 * i) for i in range(11)])
+    assert result["psnr_median"].value == 20 and result["psnr_max"].value == 30
+    assert result["psnr_p95"].value == pytest.approx(29)
+    assert result["share_above_20db"].value == pytest.approx(5 / 11)
+    assert result["psnr_max"].low is None and "largest" in result["psnr_max"].method
+    for name, metric in result.items():
         assert metric.n == 11 and metric.method
         if name not in ("psnr_max", "ratio_median"):
             assert metric.low <= metric.value <= metric.high
@@ -73,19 +73,19 @@ def test_the_price_of_a_victim_counts_a_batch_once_and_those_who_were_not_broken
 
 
 def test_a_failure_counts_as_a_failure_and_is_perceived_as_the_scorer_saw_it():
-    found = metrics([newer(0, 40.0), newer(1, None, label=None, lpips=0.7, feat_mse=4.0)])
-    assert found["psnr_median"].value == 20 and found["rmse_mean"].value == pytest.approx(0.55)
-    assert found["rmse_raw_mean"].value == pytest.approx(0.6) and found["ssim_mean"].value == pytest.approx(0.45)
-    assert found["label_accuracy"].value == found["share_above_20db"].value == 0.5
-    assert found["test_mse_mean"].value == pytest.approx((1e-4 + 1) / 2)
-    assert found["lpips_mean"].value == pytest.approx(0.5) and found["feat_mse_mean"].value == 3
+    result = metrics([newer(0, 40.0), newer(1, None, label=None, lpips=0.7, feat_mse=4.0)])
+    assert result["psnr_median"].value == 20 and result["rmse_mean"].value == pytest.approx(0.55)
+    assert result["rmse_raw_mean"].value == pytest.approx(0.6) and result["ssim_mean"].value == pytest.approx(0.45)
+    assert result["label_accuracy"].value == result["share_above_20db"].value == 0.5
+    assert result["test_mse_mean"].value == pytest.approx((1e-4 + 1) / 2)
+    assert result["lpips_mean"].value == pytest.approx(0.5) and result["feat_mse_mean"].value == 3
 
 
 def test_what_cannot_be_given_is_null_with_the_reason():
-    found = metrics([newer(i, 30.0, label=None, ssim=None, at_truth=None, lpips=None if i else 0.1) for i in range(3)])
+    result = metrics([newer(i, 30.0, label=None, ssim=None, at_truth=None, lpips=None if i else 0.1) for i in range(3)])
     for name in ("ssim_mean", "label_accuracy", "at_truth_median", "ratio_median", "lpips_mean"):
-        assert found[name].value is None and found[name].reason
-    assert "AlexNet" in found["lpips_mean"].reason and "28 pixels" in found["lpips_mean"].reason
+        assert result[name].value is None and result[name].reason
+    assert "AlexNet" in result["lpips_mean"].reason and "28 pixels" in result["lpips_mean"].reason
     assert metrics([image(i, ratio=float(i)) for i in range(3)])["ratio_median"].value == 1
     mixed = metrics([newer(0, 20.0), image(1, 20.0)])
     assert mixed["test_mse_mean"].value is None and "before" in mixed["test_mse_mean"].reason
@@ -111,12 +111,12 @@ def test_canaries_stand_beside_average_records_and_change_none_of_their_figures(
     average = [candidate(i, float(rng.normal()), "average") for i in range(400)]
     blank = [candidate(i, float(i % 2 == 0), "blank") for i in range(104)]
     noise = [candidate(i, 0.0, "noise") for i in range(104)]
-    alone, found = metrics(average), metrics([*average, *blank, *noise])
-    assert list(found) == [*alone, "canary_auc", "canary_tpr_at_1pct_fpr", "canary_tpr_at_0.1pct_fpr", "auc_blank",
+    alone, result = metrics(average), metrics([*average, *blank, *noise])
+    assert list(result) == [*alone, "canary_auc", "canary_tpr_at_1pct_fpr", "canary_tpr_at_0.1pct_fpr", "auc_blank",
                            "auc_noise"]  # fmt: skip
-    assert all(found[name] == alone[name] for name in ("asr", "auc", "tpr_at_1pct_fpr"))
-    assert (found["auc_blank"].value, found["auc_noise"].value, found["canary_auc"].value) == (1, 0.5, 0.75)
-    tpr = found["canary_tpr_at_1pct_fpr"]
+    assert all(result[name] == alone[name] for name in ("asr", "auc", "tpr_at_1pct_fpr"))
+    assert (result["auc_blank"].value, result["auc_noise"].value, result["canary_auc"].value) == (1, 0.5, 0.75)
+    tpr = result["canary_tpr_at_1pct_fpr"]
     assert tpr.value == 0.5 and tpr.realized_fpr == 0 and tpr.n == 208 and "both halves" in tpr.method
     few = metrics([*average, *blank])["canary_tpr_at_1pct_fpr"]
     assert few.value is None and "52 non-members in both halves" in few.reason
@@ -125,12 +125,14 @@ def test_canaries_stand_beside_average_records_and_change_none_of_their_figures(
 def test_an_audit_that_abstains_gives_a_bound_on_epsilon_and_no_asr():
     surest = [candidate(i, 1.0 - i % 2, "blank") for i in range(100)]
     silent = [candidate(100 + i, 0.5, "average", decision=None) for i in range(100)]
-    found = metrics([*surest, *silent])
-    assert 2 < found["epsilon_lower"].value == pytest.approx(epsilon_lower(100, 50, 50))
-    assert found["epsilon_lower"].n == 100 and not found["epsilon_lower"].higher_is_safer
-    assert found["asr"].value is None and "abstains" in found["asr"].reason and found["auc"].value == 0.5
+    result = metrics([*surest, *silent])
+    assert 2 < result["epsilon_lower"].value == pytest.approx(epsilon_lower(100, 50, 50))
+    assert result["epsilon_lower"].n == 100 and not result["epsilon_lower"].higher_is_safer
+    assert result["asr"].value is None and "abstains" in result["asr"].reason and result["auc"].value == 0.5
     other = {m.name: m for m in aggregate([*surest, *silent], classes=10, seed=0, delta=1e-2)}
-    assert other["epsilon_lower"].value < found["epsilon_lower"].value and "delta 0.01" in other["epsilon_lower"].method
+    assert (
+        other["epsilon_lower"].value < result["epsilon_lower"].value and "delta 0.01" in other["epsilon_lower"].method
+    )
     wrong = [s.model_copy(update={"score": 1 - s.score}) for s in surest]
     assert metrics([*wrong, *silent])["epsilon_lower"].value == 0
     alone = metrics(silent)["epsilon_lower"]
@@ -149,16 +151,16 @@ def test_values_do_not_depend_on_the_order_of_victims(random, seed):
 
 def test_label_member_and_trace_cells():
     labels = [LabelScore(probe=i, client=0, index=0, label=i < 3) for i in range(4)]
-    found = metrics(labels)["label_accuracy"]
-    assert found.value == 0.75 and found.chance == pytest.approx(0.1)
+    recovered = metrics(labels)["label_accuracy"]
+    assert recovered.value == 0.75 and recovered.chance == pytest.approx(0.1)
     batch = [LabelScore(probe=0, client=0, index=i, label=True) for i in range(4)]
     assert metrics(batch)["label_accuracy"].chance > 0.25
-    found = metrics([TraceScore(index=i, owner=i % 4, guess=0) for i in range(8)])["tracing_accuracy"]
-    assert (found.value, found.chance) == (0.25, 0.25)
-    found = metrics([candidate(i, float(i % 2 == 0), "average") for i in range(400)])
-    assert found["auc"].value == found["asr"].value == found["tpr_at_1pct_fpr"].value == 1
-    assert found["tpr_at_1pct_fpr"].realized_fpr == 0
-    assert found["tpr_at_0.1pct_fpr"].value is None and "1000" in found["tpr_at_0.1pct_fpr"].reason
+    recovered = metrics([TraceScore(index=i, owner=i % 4, guess=0) for i in range(8)])["tracing_accuracy"]
+    assert (recovered.value, recovered.chance) == (0.25, 0.25)
+    recovered = metrics([candidate(i, float(i % 2 == 0), "average") for i in range(400)])
+    assert recovered["auc"].value == recovered["asr"].value == recovered["tpr_at_1pct_fpr"].value == 1
+    assert recovered["tpr_at_1pct_fpr"].realized_fpr == 0
+    assert recovered["tpr_at_0.1pct_fpr"].value is None and "1000" in recovered["tpr_at_0.1pct_fpr"].reason
 
 
 def test_halves_are_scored_apart_and_averaged():
@@ -203,9 +205,9 @@ def codes(scores, pictures=True):
 
 
 def test_every_image_has_its_squared_error_and_that_of_the_better_blind_guess(victims):
-    found = scored(victims, lambda x: Guess(noisy(x, 20)[[1, 0]]))
+    scores = scored(victims, lambda x: Guess(noisy(x, 20)[[1, 0]]))
     for unit in victims.units:
-        for score, x in zip([s for s in found if s.client == unit[0].client], victims.truth(unit).x, strict=True):
+        for score, x in zip([s for s in scores if s.client == unit[0].client], victims.truth(unit).x, strict=True):
             assert score.mse == pytest.approx(0.01, rel=1e-4) and score.psnr == pytest.approx(20, abs=1e-3)
             blind = max(psnr(torch.full_like(x, 0.25), x) or 0, psnr(torch.full_like(x, 0.5), x) or 0)
             assert score.blind == pytest.approx(blind) and score.oracle == pytest.approx(score.psnr)
@@ -265,9 +267,9 @@ def test_members_carry_their_family_and_abstentions():
     families = tuple("average" if i % 4 < 2 else "blank" for i in range(n))
     candidates = Candidates(torch.zeros(n, 2), torch.zeros(n, 2), member, half, families)
     guess = Guess(score=torch.arange(n).double(), decision=member, abstain=torch.arange(n) % 4 == 1)
-    found = score_members(candidates, [guess, guess]).victims
+    guesses = score_members(candidates, [guess, guess]).victims
     decided = [None if i % 4 == 1 else bool(member[i]) for i in range(n)]
-    assert [(v.family, v.decision) for v in found] == list(zip(families, decided, strict=True))
+    assert [(v.family, v.decision) for v in guesses] == list(zip(families, decided, strict=True))
 
 
 # -- flags -----------------------------------------------------------------------------------------------------------
@@ -340,9 +342,9 @@ def test_zero_gradient_is_flagged_from_half_of_the_units_on(dead, raised):
         return {"w": x.flatten(2).mean((0, 1))}
 
     units = [evidence(mean, torch.zeros(16))] * dead + [evidence(mean, torch.ones(16))] * (4 - dead)
-    found = {flag.code: flag.detail for flag in flags_of([rebuilt(30.0)], units, RANGE)}
-    assert ("zero_gradient" in found) is raised
-    assert not raised or f"in {dead} of 4 units" in found["zero_gradient"]
+    recovered = {flag.code: flag.detail for flag in flags_of([rebuilt(30.0)], units, RANGE)}
+    assert ("zero_gradient" in recovered) is raised
+    assert not raised or f"in {dead} of 4 units" in recovered["zero_gradient"]
 
 
 def test_the_scorer_raises_flags_of_its_own_evidence(victims):

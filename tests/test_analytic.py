@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.rows import LayerRows, first_layer, leading_direction, mean_image, recurring_rows
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, simulation
@@ -50,9 +49,7 @@ def targets(plan: Plan, count: int) -> Tensor:
 def gradient_of(plan: Plan, x: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Params, Params]:
     """Return initial weights and the mean gradient at them, in `dtype`."""
     params = {n: v.to(dtype) for n, v in initial(plan.spec, 0).items()}
-    y, w = targets(plan, len(x)).to(dtype), torch.ones(len(x), dtype=dtype)
-    found = gradient(lambda p: plan.objective(p, x.to(dtype), y, w), params)
-    return params, {n: v.detach() for n, v in found.items()}
+    return params, batch_gradient(plan, params, x, targets(plan, len(x)))
 
 
 def attack(view: View, batch: int = 1, seed: int = 0, y: Tensor | None = None, by: Attack | None = None) -> Guess:
@@ -78,10 +75,10 @@ def psnr(guess: Tensor, truth: Tensor) -> float:
 
 def exact(guess: Tensor, truth: Tensor, least: float = 100.0) -> int:
     """Return how many of the true images are among the guessed ones to `least` dB."""
-    return sum(any(psnr(found, image) > least for found in guess) for image in truth)
+    return sum(any(psnr(guesses, image) > least for guesses in guess) for image in truth)
 
 
-def told(evidence: Evidence, plan: Plan, budget: int = 2000) -> Guess:
+def guess_of(evidence: Evidence, plan: Plan, budget: int = 2000) -> Guess:
     """Return the guess of the attack with `evidence` in place of what it would read from a view."""
 
     class Told(AnalyticInversion):
@@ -193,10 +190,10 @@ def test_recurring_mixtures_of_a_single_output_are_no_examples():
     delta = fired * residual * torch.linspace(1, 2, len(fired))[:, None]
     rows = LayerRows(delta @ x, delta.sum(1), torch.ones(len(fired), 64), torch.ones(len(fired)))
     rows = replace(rows, seen=rows.seen.double(), seen_bias=rows.seen_bias.double())
-    found = recurring_rows(rows, 3, (0.0, 1.0))
-    assert len(found.images) == 3
-    assert exact(found.images, x) == 3
-    assert int(found.members.sum()) == 6
+    recovered = recurring_rows(rows, 3, (0.0, 1.0))
+    assert len(recovered.images) == 3
+    assert exact(recovered.images, x) == 3
+    assert int(recovered.members.sum()) == 6
 
 
 def test_a_recurring_image_outside_the_data_range_is_no_example():
@@ -206,9 +203,9 @@ def test_a_recurring_image_outside_the_data_range_is_no_example():
         torch.ones(4, 2).double(),
         torch.ones(4).double(),
     )
-    found = recurring_rows(rows, 2, (0.0, 1.0))
-    assert found.images.tolist() == [[pytest.approx(0.2), pytest.approx(0.4)]]
-    assert found.members.tolist() == [False, False, True, True]
+    recovered = recurring_rows(rows, 2, (0.0, 1.0))
+    assert recovered.images.tolist() == [[pytest.approx(0.2), pytest.approx(0.4)]]
+    assert recovered.members.tolist() == [False, False, True, True]
 
 
 # -- algebra ---------------------------------------------------------------------------------------------------------
@@ -220,12 +217,12 @@ def test_least_squares_finds_the_factor_of_what_is_seen(seed, units, pixels, hid
     bias = torch.randn(units, generator=g, dtype=torch.float64)
     weight = bias[:, None] * x
     seen_weight = (torch.rand(units, pixels, generator=g) >= hide).double()
-    found = mean_image(LayerRows(weight * seen_weight, bias, seen_weight, torch.ones(units).double()))
+    recovered = mean_image(LayerRows(weight * seen_weight, bias, seen_weight, torch.ones(units).double()))
     visible = seen_weight.any(0)
     if not visible.any():
-        assert found is None
+        assert recovered is None
         return
-    assert torch.allclose(found[visible], x[visible], rtol=1e-9)
+    assert torch.allclose(recovered[visible], x[visible], rtol=1e-9)
 
 
 @given(st.integers(0, 2**31), st.floats(0, 0.4))
@@ -236,8 +233,8 @@ def test_the_direction_is_that_of_a_singular_vector_also_with_hidden_entries(see
     left = torch.randn(20, generator=g, dtype=torch.float64)
     seen_weight = (torch.rand(20, 40, generator=g) >= hide).double()
     weight = left[:, None] * x * seen_weight
-    found = leading_direction(LayerRows(weight, torch.zeros(20).double(), seen_weight, torch.zeros(20).double()))
-    assert float((found @ x).abs() / x.norm()) == pytest.approx(1, abs=1e-8)
+    recovered = leading_direction(LayerRows(weight, torch.zeros(20).double(), seen_weight, torch.zeros(20).double()))
+    assert float((recovered @ x).abs() / x.norm()) == pytest.approx(1, abs=1e-8)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -248,7 +245,7 @@ def test_entries_that_were_not_sent_or_are_not_finite_are_left_out(bias):
     g = seeded()
     weight = {n: (torch.rand(v.shape, generator=g) < 0.4).double() for n, v in observed.items()}
     sent = {n: v * weight[n] for n, v in observed.items()}
-    assert psnr(told(Evidence((SLOT,), sent, simulation(plan, params), params, weight), plan).x, x) > 60
+    assert psnr(guess_of(Evidence((SLOT,), sent, simulation(plan, params), params, weight), plan).x, x) > 60
     observed["features.1.weight"][3, 5] = torch.nan
     observed["features.1.weight"][7] = torch.inf
     observed["head.weight"][0, 0] = torch.nan
@@ -275,14 +272,14 @@ def test_null_noise_gives_no_image(bias, batch, classes):
 @pytest.mark.parametrize("bias", [True, False])
 def test_noise_is_averaged_over_the_units(bias):
     """More units, better image: 64 and 1024 of them, with noise of a tenth and a fifth of the layer's gradient."""
-    x, found = digits(1), []
+    x, result = digits(1), []
     for hidden in (64, 1024):
         plan = plan_of(x, hidden=hidden, bias=bias)
         _, observed = gradient_of(plan, x, torch.float64)
         size = float(observed["features.1.weight"].square().mean().sqrt())
-        found.append([psnr(invert(plan, x, noise=share * size).x, x) for share in (0.1, 0.2)])
-    assert min(wide - narrow for narrow, wide in zip(*found, strict=True)) > 4
-    assert min(found[0]) > 20
+        result.append([psnr(invert(plan, x, noise=share * size).x, x) for share in (0.1, 0.2)])
+    assert min(wide - narrow for narrow, wide in zip(*result, strict=True)) > 4
+    assert min(result[0]) > 20
 
 
 # -- which networks, budget, determinism -----------------------------------------------------------------------------

@@ -116,14 +116,14 @@ def same(one, other):
 def taken(guesses, victims, pid):
     """Return the ways by which a thief has got a victim's image, or what it should not reach."""
     truth = torch.cat([victims.truth(unit).x for unit in victims.units])
-    found = set()
+    result = set()
     for way, got in guesses[0].extra.items():
         images = got.dim() > 1
         if not images or any(bool((got == image).flatten(1).all(1).any()) for image in truth):
-            found.add(way)
+            result.add(way)
     with contextlib.suppress(FileNotFoundError):
         os.remove(f"/tmp/stash-of-a-thief-{pid}")
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +148,9 @@ def test_beside_the_truth_a_thief_gets_it_in_fifteen_ways(stage, monkeypatch, tm
     words, attacked = stage
     (tmp_path / "data").write_text("1")
     monkeypatch.setenv("PPBENCH_DATA", str(tmp_path / "data"))
-    held = attacked(make_attack("thief", words))
+    kept = attacked(make_attack("thief", words))
     inside = {"frames", "collector", "cached_tasks", "cached_calls", "drawn_again", "environment", "home", "stash"}
-    assert held == {*OPEN, *inside}
+    assert kept == {*OPEN, *inside}
 
 
 @WALLS
@@ -173,9 +173,9 @@ def test_without_walls_it_is_said_what_is_open(stage, site, monkeypatch):
     monkeypatch.setattr(confine, "_bwrap", lambda: None)
     confine.confinement.cache_clear()
     try:
-        found = confine.confinement()
-        assert not found.files and not found.network and not found.processes
-        assert "NOT kept from your files, the network and other processes (install bubblewrap" in found.words
+        result = confine.confinement()
+        assert not result.files and not result.network and not result.processes
+        assert "NOT kept from your files, the network and other processes (install bubblewrap" in result.words
         assert attacked(make_attack("thief", words, isolate=True)) == {*OPEN, "drawn_again"}
     finally:
         confine.confinement.cache_clear()
@@ -192,14 +192,14 @@ def test_with_a_secret_nobody_draws_the_victims_again(quick, tmp_path):
     open_, secret = (
         resolve(configure(**TINY, attacks=("thief",), isolate=True, salt=salt)) for salt in ("", "cd" * 32)
     )
-    held = []
+    kept = []
     for experiment in (open_, secret):
         fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", HONEST_SERVER, 1, False)
         fed.start(experiment.task.params)
         victims = group_victims(experiment, group)
         guesses = experiment.attacks[0].run(fed.probe(victims.data).view("server/1"), victims.challenges(), seeded())
-        held.append("drawn_again" in taken(guesses, victims, os.getpid()))
-    assert held == [True, False]
+        kept.append("drawn_again" in taken(guesses, victims, os.getpid()))
+    assert kept == [True, False]
 
 
 # -- the same answers --------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def deep(work):
     (work / "answer.json").write_text("[" * 100_000)
 
 
-def told(value):
+def written_answer(value):
     def act(work):
         (work / "answer.json").write_text("{}")
         save(value, work / "answer.safetensors")
@@ -297,10 +297,10 @@ LIES = {
     "nothing": (lambda work: 3, r"without an answer \(with exit code 3\)"),
     "killed": (lambda work: -9, r"without an answer \(killed by SIGKILL\)"),
     "late": (lambda work: confine.EXPIRED, "gave no answer in"),
-    "no list": (told({"x": torch.zeros(1)}), "something other than a list of guesses"),
-    "no guesses": (told([1, 2]), "something other than a list of guesses"),
-    "few fields": (told([[None, None]]), "other fields than"),
-    "a word for images": (told([["x", *[None] * (FIELDS - 1)]]), "other fields than"),
+    "no list": (written_answer({"x": torch.zeros(1)}), "something other than a list of guesses"),
+    "no guesses": (written_answer([1, 2]), "something other than a list of guesses"),
+    "few fields": (written_answer([[None, None]]), "other fields than"),
+    "a word for images": (written_answer([["x", *[None] * (FIELDS - 1)]]), "other fields than"),
 }
 
 
@@ -327,8 +327,8 @@ def test_a_process_that_does_not_end_is_ended(tmp_path, monkeypatch):
 
 # -- from end to end ---------------------------------------------------------------------------------------------------
 def test_an_evaluation_apart_says_so_keeps_a_secret_and_goes_on(quick, tmp_path):
-    out, asked = tmp_path / "out", {**TINY, "attacks": ("plain", "label_recovery"), "isolate": True, "workers": 1}
-    result = ppbench.evaluate(**asked, out=out)
+    out, words = tmp_path / "out", {**TINY, "attacks": ("plain", "label_recovery"), "isolate": True, "workers": 1}
+    result = ppbench.evaluate(**words, out=out)
     ours, theirs = ([r for r in result.records if (r.config.attack.id == "plain") is side] for side in (False, True))
     assert theirs and all(r.status == "complete" for r in result.records)
     assert {r.environment.apart for r in theirs} == {confine.confinement().words} and not any(
@@ -340,15 +340,15 @@ def test_an_evaluation_apart_says_so_keeps_a_secret_and_goes_on(quick, tmp_path)
     assert {r.config.data.salt for r in result.records} == {commitment(salt)}
     others = [path for path in out.rglob("*") if path.name != "salt" and path.is_file()]
     assert others and not any(salt.encode() in path.read_bytes() for path in others)
-    assert ppbench.evaluate(**asked, out=out).computed == 0
-    plain = ppbench.evaluate(**{**asked, "isolate": False}, out=tmp_path / "beside")
+    assert ppbench.evaluate(**words, out=out).computed == 0
+    plain = ppbench.evaluate(**{**words, "isolate": False}, out=tmp_path / "beside")
     assert "in the process that knows the truth; --isolate keeps them from it" in plain.answer.trust.sentence
     assert {r.asked for r in plain.records}.isdisjoint(r.asked for r in result.records)
     assert {r.cell_id for r in plain.records}.isdisjoint(r.cell_id for r in result.records)
     assert examine(out, further=recheck).problems == ()
-    assert not any("secret" in told for told in examine(out, further=recheck).unchecked)
+    assert not any("secret" in outcome for outcome in examine(out, further=recheck).unchecked)
     shutil.move(out / "salt", tmp_path / "kept")
-    assert any("drawn with a secret" in told for told in examine(out, further=recheck).unchecked)
+    assert any("drawn with a secret" in outcome for outcome in examine(out, further=recheck).unchecked)
 
 
 def test_a_suite_runs_strangers_apart_unless_told_otherwise(quick, tmp_path):

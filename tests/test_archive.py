@@ -135,24 +135,24 @@ def test_what_reads_a_folder_reads_its_archive_which_is_accepted_and_is_no_targe
 
 def test_the_commands_take_an_archive(store, tmp_path, monkeypatch):
     def run(*words):
-        found = CliRunner().invoke(app, [str(word) for word in words])
-        assert found.exception is None or isinstance(found.exception, SystemExit | UsageError), found.exception
-        return found.exit_code, str(found.exception or "") + found.output
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exception is None or isinstance(result.exception, SystemExit | UsageError), result.exception
+        return result.exit_code, str(result.exception or "") + result.output
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recheck, "recheck", lambda *_: recheck.Findings((), ()))  # these records are of no data
-    code, told = run("pack", "out")
-    assert code == 0 and "out.zip" in told and "left out: cache/, leaderboard.html, notes.txt" in told
+    code, message = run("pack", "out")
+    assert code == 0 and "out.zip" in message and "left out: cache/, leaderboard.html, notes.txt" in message
     assert "is there already" in run("pack", "out")[1] and "holds no records" in run("pack", "out.zip")[1]
     assert run("verify", "out.zip")[0] == 0 and "is no folder" in run("verify", "nowhere.zip")[1]
     assert compare(Path("out.zip"), store.out).exit_code == compare(store.out, Path("out.zip")).exit_code
     assert "4 records of ppbench" in run("claims", "out.zip")[1]
     assert "--out FOLDER is where" in run("leaderboard", "out.zip")[1]
-    code, told = run("leaderboard", "out.zip", "--out", "drawn")
+    code, message = run("leaderboard", "out.zip", "--out", "drawn")
     assert code == 0 and Path("drawn/leaderboard.html").is_file() and verify(Path("drawn")) == []
     tables = [f"drawn/{name}" for name in ("leaderboard.html", "leaderboard.csv", "worst_case.csv")]
     figures = [path for path in Path("drawn/figures").iterdir() if path.suffix in {".svg", ".png"}]
-    assert told.splitlines() == [*tables, f"{len(figures)} figures in drawn/figures"] and figures
+    assert message.splitlines() == [*tables, f"{len(figures)} figures in drawn/figures"] and figures
     last = store.load_all()[-1]
     assert time_of(Path("drawn"), last) == time_of(store.out, last)
     assert "not empty" in run("leaderboard", "out.zip", "--out", "drawn")[1]
@@ -195,8 +195,8 @@ def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_pa
     damaged = unpack_archive(apart, tmp_path / "back")
     assert len(damaged) == 1 and named in damaged[0]
     assert len(contents(tmp_path / "back")) == len(contents(store.out)) - 1
-    found = CliRunner().invoke(app, ["leaderboard", str(apart), "--out", str(tmp_path / "drawn")])
-    assert found.exit_code == 1 and named in found.output and (tmp_path / "drawn/leaderboard.csv").is_file()
+    result = CliRunner().invoke(app, ["leaderboard", str(apart), "--out", str(tmp_path / "drawn")])
+    assert result.exit_code == 1 and named in result.output and (tmp_path / "drawn/leaderboard.csv").is_file()
 
 
 def test_a_file_that_would_fill_a_group_is_a_member_of_its_own(store, tmp_path, monkeypatch):
@@ -378,7 +378,7 @@ def test_the_committed_boards_are_small_and_one_is_verified_and_drawn(tmp_path):
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert size <= 15_000_000, "three seeds of every board, reconstructions left out"
     path = folder / "bank-marketing-two-cores" / "records.zip"
-    found = CliRunner().invoke(app, ["leaderboard", str(path), "--out", str(tmp_path / "drawn")])
-    assert found.exit_code == 0 and verify(path) == [] and verify(tmp_path / "drawn") == [], found.output
+    result = CliRunner().invoke(app, ["leaderboard", str(path), "--out", str(tmp_path / "drawn")])
+    assert result.exit_code == 0 and verify(path) == [] and verify(tmp_path / "drawn") == [], result.output
     assert (tmp_path / "drawn" / "worst_case.csv").read_bytes() == (path.parent / "worst_case.csv").read_bytes()
     assert "Controls hold." in (tmp_path / "drawn" / "leaderboard.html").read_text()

@@ -45,9 +45,9 @@ def rows(*parts: torch.Tensor) -> list[bytes]:
 
 # -- who is in which run ---------------------------------------------------------------------------------------------
 def test_coins_are_balanced_but_those_of_the_targets_canaries_which_are_independent():
-    found = population(references=8)
-    kinds, keep = found.candidates.family, found.keep
-    assert keep.shape == (9, 80 + 30) and torch.equal(keep[0], found.candidates.member)
+    totals = population(references=8)
+    kinds, keep = totals.candidates.family, totals.keep
+    assert keep.shape == (9, 80 + 30) and torch.equal(keep[0], totals.candidates.member)
     assert (keep[1:].sum(0) == 4).all(), "each candidate is in exactly half of the references"
     for family in (AVERAGE, *CANARY_FAMILIES):
         mine = torch.tensor([kind == family for kind in kinds])
@@ -55,7 +55,7 @@ def test_coins_are_balanced_but_those_of_the_targets_canaries_which_are_independ
         assert (keep[1:, mine].sum(1) * 2 == mine.sum()).all()
         assert family != AVERAGE or int(keep[0, mine].sum()) * 2 == int(mine.sum())
         for member in (False, True):
-            halves = found.candidates.half[mine & (keep[0] == member)]
+            halves = totals.candidates.half[mine & (keep[0] == member)]
             assert abs(int(halves.sum()) * 2 - len(halves)) <= 1
 
 
@@ -65,33 +65,33 @@ def test_how_many_canaries_are_members_differs_from_seed_to_seed():
 
 
 def test_places_and_references_tell_nothing_of_the_target():
-    found = population(references=16, candidates=48)
-    member = found.keep[0]
+    totals = population(references=16, candidates=48)
+    member = totals.keep[0]
     first = torch.arange(len(member)) < len(member) / 2
     assert 0.3 < float((first == member).float().mean()) < 0.7
-    assert 0.3 < float((found.candidates.half.bool() == member).float().mean()) < 0.7
-    agreement = (found.keep[1:] == member).float().mean(1)
+    assert 0.3 < float((totals.candidates.half.bool() == member).float().mean()) < 0.7
+    agreement = (totals.keep[1:] == member).float().mean(1)
     assert ((agreement > 0.3) & (agreement < 0.7)).all()
-    assert len(set(found.candidates.family[:20])) > 1
+    assert len(set(totals.candidates.family[:20])) > 1
 
 
 def test_kept_candidates_are_trained_on_by_clients_other_than_the_first_and_no_others_are():
     for public in (0.0, 0.5):
-        found = population(public=public, candidates=20)
+        totals = population(public=public, candidates=20)
         task = make_task(config(public=public, candidates=20))
         for run in range(5):
-            shards = found.shards(run)
-            held = rows(*(shards[c].x for c in range(1, 4)))
-            inside, outside = rows(found.candidates.x[found.keep[run]]), rows(found.candidates.x[~found.keep[run]])
-            assert set(inside) <= set(held) and not set(outside) & set(held) | set(inside) & set(rows(shards[0].x))
-            assert set(rows(found.others.x)) & set(held + rows(shards[0].x)) == set()
-            assert len(held) == len(set(held)), "nobody holds a record twice"
-        for client, shard in found.shards(0).items():
-            average = torch.tensor([kind == AVERAGE for kind in found.candidates.family])
-            mine = rows(found.candidates.x[average & (found.owner == client)])
+            shards = totals.shards(run)
+            kept = rows(*(shards[c].x for c in range(1, 4)))
+            inside, outside = rows(totals.candidates.x[totals.keep[run]]), rows(totals.candidates.x[~totals.keep[run]])
+            assert set(inside) <= set(kept) and not set(outside) & set(kept) | set(inside) & set(rows(shards[0].x))
+            assert set(rows(totals.others.x)) & set(kept + rows(shards[0].x)) == set()
+            assert len(kept) == len(set(kept)), "nobody holds a record twice"
+        for client, shard in totals.shards(0).items():
+            average = torch.tensor([kind == AVERAGE for kind in totals.candidates.family])
+            mine = rows(totals.candidates.x[average & (totals.owner == client)])
             assert set(mine) <= set(rows(task.shards[client].x)), "average candidates stay with their owner"
             own = set(rows(task.shards[client].x)) & set(rows(shard.x))
-            assert len(own | set(mine)) >= len(task.shards[client].x) - 8 and not own & set(rows(found.others.x))
+            assert len(own | set(mine)) >= len(task.shards[client].x) - 8 and not own & set(rows(totals.others.x))
 
 
 def test_references_use_public_records_alone_or_the_same_base():
@@ -100,8 +100,8 @@ def test_references_use_public_records_alone_or_the_same_base():
     public = set(rows(task.public.x))
     assert shared.public and [len(d.x) for d in shared.auxiliary.values()] == [len(d.x) for d in shared.base.values()]
     assert all(set(rows(data.x)) <= public for data in shared.auxiliary.values())
-    asked = shared.candidates.x
-    holders = [[set(rows(asked)) & set(rows(shared.shards(run)[c].x)) for c in range(4)] for run in (1, 3)]
+    question = shared.candidates.x
+    holders = [[set(rows(question)) & set(rows(shared.shards(run)[c].x)) for c in range(4)] for run in (1, 3)]
     assert not holders[0][0] | holders[1][0], "the adversary holds no candidate"
     moved = sum(len(holders[0][a] & holders[1][b]) for a in range(4) for b in range(4) if a != b)
     assert moved > 5, "candidates are dealt out anew: who owns them is unknown"
@@ -113,9 +113,9 @@ def test_references_use_public_records_alone_or_the_same_base():
 
 @pytest.mark.parametrize("public", [0.0, 0.5])
 def test_shards_stay_as_level_as_they_were_in_every_run(public):
-    found = replace(population(public=public, train=400, candidates=60), level=True)
+    result = replace(population(public=public, train=400, candidates=60), level=True)
     for run in range(5):
-        sizes = [len(shard.x) for shard in found.shards(run).values()]
+        sizes = [len(shard.x) for shard in result.shards(run).values()]
         assert max(sizes) - min(sizes) <= 1 and min(sizes) > 70
     uneven = replace(population(partition="imbalanced", train=600, candidates=40, public=0.0, canaries=4), level=True)
     shares = [len(shard.x) / uneven.sizes[client] for client, shard in uneven.shards(0).items()]
@@ -123,12 +123,12 @@ def test_shards_stay_as_level_as_they_were_in_every_run(public):
 
 
 def test_one_coin_adds_one_record_and_changes_nothing_else():
-    found = population(train=400, candidates=60, canaries=20)
-    before = {client: rows(shard.x) for client, shard in found.shards(0).items()}
+    totals = population(train=400, candidates=60, canaries=20)
+    before = {client: rows(shard.x) for client, shard in totals.shards(0).items()}
     for place in (0, 7, 50):
-        keep = found.keep.clone()
+        keep = totals.keep.clone()
         keep[0, place] = ~keep[0, place]
-        after = {client: rows(shard.x) for client, shard in replace(found, keep=keep).shards(0).items()}
+        after = {client: rows(shard.x) for client, shard in replace(totals, keep=keep).shards(0).items()}
         changed = [sorted(set(before[c]) ^ set(after[c])) for c in before]
         assert [len(rows) for rows in changed].count(1) == 1 and sum(map(len, changed)) == 1
 
@@ -203,31 +203,31 @@ def questions(tmp_path_factory):
 
 
 def test_views_and_challenges_reach_neither_membership_nor_others_data(questions):
-    found = questions.audit.population
-    others = [found.base[c].x for c in range(1, 4)]
-    secrets = [*others, found.keep[:1].float(), found.owner[None].float(), found.candidates.half[None].float()]
+    result = questions.audit.population
+    others = [result.base[c].x for c in range(1, 4)]
+    secrets = [*others, result.keep[:1].float(), result.owner[None].float(), result.candidates.half[None].float()]
     for threat in ("server/1", "client/1", "eavesdropper/1"):
         view = questions.view(threat)
-        assert leaks(view, [*secrets, found.candidates.x]) == []
-        assert bool(leaks(view, [found.base[0].x])) == (threat == "client/1"), "its own data is its own"
+        assert leaks(view, [*secrets, result.candidates.x]) == []
+        assert bool(leaks(view, [result.base[0].x])) == (threat == "client/1"), "its own data is its own"
     tracing, owners = questions.tracing()
-    assert torch.equal(owners, found.owner[found.keep[0]])
+    assert torch.equal(owners, result.owner[result.keep[0]])
     for challenge in (*questions.challenges(), tracing):
         assert leaks(challenge, [*secrets, owners[None].float()]) == []
 
 
 def test_challenges_tell_the_known_half_and_the_references(questions):
-    found, truth = questions.audit.population, questions.candidates
+    result, truth = questions.audit.population, questions.candidates
     for half, challenge in enumerate(questions.challenges()):
-        asked = truth.half == half
-        assert (challenge.known[asked] == -1).all()
-        assert torch.equal(challenge.known[~asked].bool(), truth.member[~asked])
+        unknown = truth.half == half
+        assert (challenge.known[unknown] == -1).all()
+        assert torch.equal(challenge.known[~unknown].bool(), truth.member[~unknown])
         references = challenge.references
-        assert torch.equal(references.keep, found.keep[1:])
+        assert torch.equal(references.keep, result.keep[1:])
         count = len(truth.x)
         assert references.outputs.shape == (4, 2, count, 10) and references.outputs.dtype == torch.float64
-        assert references.population.shape == (4, len(found.others.x), 10)
-        assert references.x.shape[0] == references.labels.shape[0] == len(found.others.x)
+        assert references.population.shape == (4, len(result.others.x), 10)
+        assert references.x.shape[0] == references.labels.shape[0] == len(result.others.x)
 
 
 def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
@@ -299,9 +299,9 @@ def overfit(tmp_path_factory):
 
 def test_an_audit_finds_canaries_of_an_overfit_model_and_none_in_noise(overfit):
     _, result = overfit
-    found = {r.config.defense.id: r for r in result.records}
-    assert sorted(found) == ["full_noise", "none"] and all(r.status == "complete" for r in result.records)
-    none, noise = found["none"], found["full_noise"]
+    records = {r.config.defense.id: r for r in result.records}
+    assert sorted(records) == ["full_noise", "none"] and all(r.status == "complete" for r in result.records)
+    none, noise = records["none"], records["full_noise"]
     assert none.metric("canary_auc").value > 0.7 and none.metric("canary_auc").low > 0.6
     area = noise.metric("canary_auc")
     assert abs(area.value - 0.5) < area.high - area.low, "left once in ten thousand seeds"
@@ -336,5 +336,5 @@ def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypa
         attacks=("mia_loss",), rounds=3, optimizer="sgd", lr=1e30,
     )  # fmt: skip
     result = evaluate(**options, out=tmp_path / "o", workers=1)
-    found = {r.config.defense.id: r.status for r in result.records}
-    assert found == {"none": "failed", "full_noise": "complete", "dp": "diverged"} and not result.reliable
+    records = {r.config.defense.id: r.status for r in result.records}
+    assert records == {"none": "failed", "full_noise": "complete", "dp": "diverged"} and not result.reliable

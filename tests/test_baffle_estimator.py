@@ -55,8 +55,8 @@ def weights_of(plan: Plan, dtype: torch.dtype = torch.float32) -> Params:
 
 def flat_gradient(plan: Plan, params: Params, batch: Batch) -> Tensor:
     with torch.no_grad():
-        found = gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
-    return Layout.of(params).pack(found).double()
+        gradients = gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
+    return Layout.of(params).pack(gradients).double()
 
 
 # -- directions --------------------------------------------------------------------------------------------------------
@@ -114,13 +114,13 @@ def test_stacks_of_models_give_what_a_loop_gives(scheme):
 def test_a_few_examples_at_a_time_give_the_same_and_take_less_memory():
     params, batch = weights_of(LENET), batch_of(LENET, 32)
 
-    def found(examples):
+    def result(examples):
         with torch.no_grad():
             return loss_differences(LENET, params, batch, SEED, 4, 1e-4, "central", 1, examples)
 
-    torch.testing.assert_close(found(5), found(32), rtol=0, atol=1e-7)
-    assert float(found(32).abs().mean()) > 10 * 1e-7
-    whole, few, sized = (peak_bytes(lambda n=n: found(n), torch.device("cpu")) for n in (32, 4, 0))
+    torch.testing.assert_close(result(5), result(32), rtol=0, atol=1e-7)
+    assert float(result(32).abs().mean()) > 10 * 1e-7
+    whole, few, sized = (peak_bytes(lambda n=n: result(n), torch.device("cpu")) for n in (32, 4, 0))
     assert few < whole / 3 and few < sized < whole / 2, "0 sizes to memory"
 
 
@@ -163,8 +163,8 @@ def test_forward_passes_are_counted(scheme, passes, monkeypatch):
     real = Net.__call__
     monkeypatch.setattr(Net, "__call__", lambda net, p, x: (calls.append(len(x)), real(net, p, x))[1])
     defense = central_bare(k=7, scheme=scheme, chunk=1)
-    found = defense.compute(MLP, job_of(MLP))
-    assert calls == [14] * passes and found.shape == (defense.count,) == (7 if scheme == "central" else 14,)
+    result = defense.compute(MLP, job_of(MLP))
+    assert calls == [14] * passes and result.shape == (defense.count,) == (7 if scheme == "central" else 14,)
 
 
 def job_of(plan: Plan, steps: int = 1) -> Job:
@@ -187,12 +187,12 @@ def test_a_client_makes_no_autograd_graph(level, chunk):
     job = job_of(plan, steps=1 if level == "batch" else 2)
     job = replace(job, start={n: p.requires_grad_() for n, p in job.start.items()})
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        found = central_bare(k=5, level=level, chunk=chunk).compute(plan, job)  # type: ignore[arg-type]
+        result = central_bare(k=5, level=level, chunk=chunk).compute(plan, job)  # type: ignore[arg-type]
         assert saved == []
         batch = batch_of(plan)
         plan.objective(job.start, batch.x, batch.y, batch.w)
         assert len(saved) > 5  # the hooks do see a graph where there is one
-    parts = [found] if level == "batch" else list(found.values())
+    parts = [result] if level == "batch" else list(result.values())
     assert all(p.grad_fn is None and not p.requires_grad for p in parts)
 
 

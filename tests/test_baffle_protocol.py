@@ -54,7 +54,7 @@ def probed(run: Federation, threat: str = "server/1", **options: Any) -> tuple[T
     return transcript, transcript.view(threat)
 
 
-def asked(transcript: Transcript) -> Evaluate:
+def server_message(transcript: Transcript) -> Evaluate:
     return next(e.message for e in transcript.mail if e.sender == SERVER)  # type: ignore[no-any-return]
 
 
@@ -120,7 +120,7 @@ def test_bytes_on_the_wire(options, upload, up):
 def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks, scheme):
     run = federation(central_bare(k=300, masks=masks, scheme=scheme))
     transcript, view = probed(run)
-    message, uploads = asked(transcript), sent(transcript)
+    message, uploads = server_message(transcript), sent(transcript)
     hidden = {c: computed(run, message, c) for c in uploads}
     mean = sum((SIZES[c] / sum(SIZES) * h for c, h in hidden.items()), torch.zeros(()))
     unit = [some[0] for some in answers_by_slot(view).values()]
@@ -160,17 +160,17 @@ def test_all_but_one_client_take_its_mask_off(options, upload):
     clear = federation(central_bare(k=200, **options), upload)
     _, view = probed(masked, "collusion/1")
     _, open_view = probed(clear, "collusion/1")
-    found = masked.defense.evidence(view)
-    assert [e.unit for e in found] == [(Slot(0, 0),)]
+    evidence = masked.defense.evidence(view)
+    assert [e.unit for e in evidence] == [(Slot(0, 0),)]
     plain = next(e for e in clear.defense.evidence(open_view) if e.unit == (Slot(0, 0),))
-    torch.testing.assert_close(flat(found[0].observed), flat(plain.observed), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(flat(evidence[0].observed), flat(plain.observed), rtol=1e-4, atol=1e-6)
     exchange = next(e for e in view.exchanges() if e.slot.client == 0)
     parts = leaves(exchange.answer)
     numbers = torch.cat([p.flatten() for p in parts])
     fewer = replace(view, states=tuple(s for s in view.states if s.party != 3))
     assert unmasked_answer(view, exchange, numbers, "ring64") is not None
     assert unmasked_answer(fewer, exchange, numbers, "ring64") is None
-    assert leaks((view, found), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
+    assert leaks((view, evidence), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
 
 
 def test_ring32_says_what_it_cannot_hold():
@@ -189,10 +189,10 @@ class Liar(Baffle):
     name: ClassVar[str] = "liar"
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        found = super().upload(ctx, me, result)
+        message = super().upload(ctx, me, result)
         if ctx.party != 2 or ctx.round < 2:
-            return found
-        value = leaves(found)[0]
+            return message
+        value = leaves(message)[0]
         lies: dict[str, Any] = {
             "short": Differences(value[:-1]),
             "twice": Differences(torch.stack([value, value])),
@@ -201,9 +201,9 @@ class Liar(Baffle):
             "double": Differences(value.double()),
             "update": Update(initial(SPEC, 0)),
             "differences": Differences(value.flatten()),
-            "shape": Update({n: p[None] for n, p in found.params.items()} if isinstance(found, Update) else {}),
-            "name": Update({f"x{n}": p for n, p in found.params.items()} if isinstance(found, Update) else {}),
-            "holes": Update({n: p / 0 for n, p in found.params.items()} if isinstance(found, Update) else {}),
+            "shape": Update({n: p[None] for n, p in message.params.items()} if isinstance(message, Update) else {}),
+            "name": Update({f"x{n}": p for n, p in message.params.items()} if isinstance(message, Update) else {}),
+            "holes": Update({n: p / 0 for n, p in message.params.items()} if isinstance(message, Update) else {}),
         }
         return lies[self.lie]
 
@@ -255,12 +255,12 @@ def test_plans_that_do_not_fit_are_refused():
 def test_it_learns_less_than_backpropagation_and_more_with_more_directions(digits):
     """Over ten seeds .13 to .33 with 5 directions, .51 to .69 with 100, .78 to .84 by backpropagation."""
     test = Data(digits.x[800:], digits.y[800:])
-    found = {}
+    results = {}
     for defense in (NoDefense(), central_bare(k=5), central_bare(k=100, scheme="twice")):
         run = federation(defense)
         assert run.run(40)
-        found[getattr(defense, "k", 0)] = run.accuracy(test)
-    assert found[5] + 0.2 < found[100] < found[0] - 0.05 and found[100] > 0.45
+        results[getattr(defense, "k", 0)] = run.accuracy(test)
+    assert results[5] + 0.2 < results[100] < results[0] - 0.05 and results[100] > 0.45
 
 
 def test_one_local_step_is_the_batch_level_round():
@@ -328,9 +328,9 @@ def test_the_sketch_is_the_gradient_along_public_directions():
 def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, units, kind):
     run = federation(central_bare(k=400, scheme="twice", **options), upload, Opt("sgd", 0.01))
     transcript, view = probed(run, kind=kind)
-    found = run.defense.evidence(view)
-    assert len(found) == units and sorted(s for e in found for s in e.unit) == sorted(victims(run))
-    for evidence in found:
+    pieces = run.defense.evidence(view)
+    assert len(pieces) == units and sorted(s for e in pieces for s in e.unit) == sorted(victims(run))
+    for evidence in pieces:
         g, estimate = true_gradient(evidence, run), flat(evidence.observed)
         assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
         assert units == 1 or same_tensors(next(view.exchanges()).request.params, evidence.params)

@@ -27,21 +27,21 @@ from ppbench.testing.worlds import Duel, seeded
 QUESTION = BatchMembers()
 
 
-def found(defense, batch=4, count=24):
+def decisions(defense, batch=4, count=24):
     duel = Duel(UploadMembers(), defense)
     return {m.name: m for m in QUESTION.metrics(_batch_scores(duel, duel.probe(count, batch)), Terms(10, 0))}
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_an_undefended_upload_loses_by_far(batch):
-    told = found(NoDefense(), batch)
-    assert set(told) == {"batch_asr", "batch_auc"}
-    assert told["batch_asr"].low > 0.7 and told["batch_auc"].value > 0.95 and told["batch_asr"].chance == 0.5
+    right = decisions(NoDefense(), batch)
+    assert set(right) == {"batch_asr", "batch_auc"}
+    assert right["batch_asr"].low > 0.7 and right["batch_auc"].value > 0.95 and right["batch_asr"].chance == 0.5
 
 
 def test_noise_hides_them_and_little_noise_does_not():
-    assert found(DP(sigma=1e-4))["batch_auc"].value > 0.95
-    assert found(DP(sigma=1.0))["batch_asr"].low < 0.5
+    assert decisions(DP(sigma=1e-4))["batch_auc"].value > 0.95
+    assert decisions(DP(sigma=1.0))["batch_asr"].low < 0.5
 
 
 def test_the_ridge_is_chosen_by_the_known_half_alone():
@@ -51,8 +51,8 @@ def test_the_ridge_is_chosen_by_the_known_half_alone():
     signal = torch.rand(200, len(RIDGES), generator=g, dtype=torch.float64)
     signal[100:, 1] += member[100:]  # of the asked half: must not be chosen for it
     signal[:100, 3] += member[:100]
-    asked = upload.MembershipQuestion(torch.zeros(200, 10, dtype=torch.float64), known)
-    guess = UploadMembers().answer(None, signal, asked, seeded(1))
+    question = upload.MembershipQuestion(torch.zeros(200, 10, dtype=torch.float64), known)
+    guess = UploadMembers().answer(None, signal, question, seeded(1))
     assert torch.equal(guess.score, signal[:, 3])
 
 
@@ -123,7 +123,7 @@ def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
         fabricate("full_noise", None, "dlg", "reconstruction", 6.0),
         fabricate("dp", 0.1, "dlg", "reconstruction", 8.0, control="sigma"),
     ]
-    asked = [
+    records = [
         fabricate(name, value, "mia_upload", "batch_membership", scores=scores(share), batch=batch, **about)
         for name, value, share, batch, about in (
             ("none", None, 1.0, 1, {}),
@@ -131,6 +131,6 @@ def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
             ("dp", 0.1, 1.0, 8, {"control": "sigma"}),
         )
     ]  # fmt: skip
-    (table,) = answer_of([*images, *asked], Check("harness", True, "")).tables
+    (table,) = answer_of([*images, *records], Check("harness", True, "")).tables
     shares = {row.value.entry.defense.id: row.value.batch.metric("batch_asr").value for row in table.rows}
     assert table.has_column("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"

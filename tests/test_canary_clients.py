@@ -103,12 +103,12 @@ def test_its_gradient_is_its_direction_in_batches_of_any_kind(tmp_path):
     direction = {name: torch.randn_like(value) for name, value in params.items()}
     x, y = torch.rand(3, *plan.spec.shape), torch.zeros(3, 10)
     straight = Straight.of(plan, direction)
-    found = torch.func.grad(lambda p: straight.objective(p, x, y, torch.tensor([1.0, 1.0, 0.0])))(params)
+    result = torch.func.grad(lambda p: straight.objective(p, x, y, torch.tensor([1.0, 1.0, 0.0])))(params)
     clipped = load("defenses", "dp_sgd")(noise_multiplier=0.0)
     total = clipped.clipped_sum(straight, params, SimpleNamespace(x=x, y=y, w=torch.ones(3)))
     norm = Layout.of(params).pack(direction).norm()
     for name, value in direction.items():
-        assert torch.allclose(found[name], value) and torch.allclose(total[name], 3 * value / norm, atol=1e-5)
+        assert torch.allclose(result[name], value) and torch.allclose(total[name], 3 * value / norm, atol=1e-5)
 
 
 def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
@@ -126,10 +126,10 @@ def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
 def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
     """Of ROUNDS rounds with noise multiplier z: a Gaussian mechanism of sensitivity over noise sqrt(ROUNDS) / z."""
     for multiplier, luck in ((1.0, 2.8), (4.0, 1.8)):
-        found = figures(tmp_path, ServerNoise(multiplier), canary_clients=100)
-        estimate, true = found["client_epsilon"], gdp_epsilon(ROUNDS**0.5 / multiplier, DELTA)
+        result = figures(tmp_path, ServerNoise(multiplier), canary_clients=100)
+        estimate, true = result["client_epsilon"], gdp_epsilon(ROUNDS**0.5 / multiplier, DELTA)
         assert abs(estimate.value - true) < luck and estimate.low <= estimate.value <= estimate.high
-        assert found["client_epsilon_null"].value < 1.6
+        assert result["client_epsilon_null"].value < 1.6
 
 
 def test_pure_noise_gives_about_nothing_and_no_defense_much(tmp_path):
@@ -147,9 +147,11 @@ def evaluated(out, **options):
 def test_one_seed_one_result_and_the_sentence_claims_no_bound(tmp_path):
     once, again = (evaluated(tmp_path / folder, rounds=2, canary_clients=20).records for folder in "ab")
     assert [r.model_dump_json() for r in once] == [r.model_dump_json() for r in again] and len(once) == 2
-    found = {r.config.defense.id: r for r in once}
-    assert found["none"].metric("client_epsilon").value > 10 > found["full_noise"].metric("client_epsilon").value
-    assert found["none"].config.audit.canary_clients == 20 and "canary_clients" in {f.code for f in found["none"].flags}
+    records = {r.config.defense.id: r for r in once}
+    assert records["none"].metric("client_epsilon").value > 10 > records["full_noise"].metric("client_epsilon").value
+    assert records["none"].config.audit.canary_clients == 20 and "canary_clients" in {
+        f.code for f in records["none"].flags
+    }
     (sentence,) = Clients().sentences("none", once)
     assert "An estimate, no bound." in sentence and "absent canaries give" in sentence
 
@@ -169,23 +171,23 @@ def test_an_audit_without_them_is_what_it_was(tmp_path):
 
 def test_other_clients_compute_what_they_did(tmp_path):
     """The first round's uploads of the clients that hold data are bit for bit those of the audit without canaries."""
-    found = []
+    results = []
     for count in (0, 12):
         options = dict(canary_clients=count, attacks=("mia_loss",))
         fed = audit(tmp_path, NoDefense(), **options).start(0)
         fed.wire.keep = True
         assert fed.run(1)
-        found.append([m.message for m in fed.wire.mail if m.round == 1 and 0 <= m.sender < 4])
-    for alone, beside in zip(*found, strict=True):
+        results.append([m.message for m in fed.wire.mail if m.round == 1 and 0 <= m.sender < 4])
+    for alone, beside in zip(*results, strict=True):
         assert all(torch.equal(value, beside.params[name]) for name, value in alone.params.items())
 
 
 def test_the_attack_needs_directions(tmp_path):
     one = audit(tmp_path, NoDefense())
-    view, asked = one.start(0).release().view("client/1"), one.clients.challenge()
-    (guess,) = CanaryClientAudit().run(view, [asked], torch.Generator())
+    view, words = one.start(0).release().view("client/1"), one.clients.challenge()
+    (guess,) = CanaryClientAudit().run(view, [words], torch.Generator())
     assert torch.equal(guess.score, torch.zeros(120, dtype=torch.float64)), "the model has not moved yet"
     with pytest.raises(UsageError, match="needs directions"):
-        CanaryClientAudit().run(view, [replace(asked, extra={})], torch.Generator())
+        CanaryClientAudit().run(view, [replace(words, extra={})], torch.Generator())
     with pytest.raises(ValueError, match="finite score"):
         score_clients(one.clients.inside, replace(guess, score=guess.score * torch.nan))

@@ -50,9 +50,9 @@ def precisions(observed: Params, kind: str, g: torch.Generator) -> Params | None
     if kind == "none":
         return None
     shapes = {n: v.shape if kind == "entries" else () for n, v in observed.items()}
-    found = {n: torch.rand(shape, generator=g, dtype=torch.float64).round(decimals=1) for n, shape in shapes.items()}
-    hidden = next(iter(found))
-    return {n: torch.zeros_like(v) if n == hidden and kind == "tensors" else v for n, v in found.items()}
+    results = {n: torch.rand(shape, generator=g, dtype=torch.float64).round(decimals=1) for n, shape in shapes.items()}
+    hidden = next(iter(results))
+    return {n: torch.zeros_like(v) if n == hidden and kind == "tensors" else v for n, v in results.items()}
 
 
 def check(
@@ -139,9 +139,9 @@ def test_a_gradient_of_nothing_explains_nothing_by_the_cosine():
     y = torch.eye(CLASSES, dtype=torch.float64)[:1].expand(2, 1, -1)
     observed = [{n: v.detach() for n, v in simulate(x[i : i + 1], y[:1]).items()} for i in range(2)]
     evidence = [Evidence((Slot(i, 0),), o, simulate, params, measure="cosine") for i, o in enumerate(observed)]
-    for found in (objective(evidence, plan, 1, torch.float64), SimulatedObjective(evidence)):
+    for pieces in (objective(evidence, plan, 1, torch.float64), SimulatedObjective(evidence)):
         rows = x[[0, 1, 0, 1]], y[[0] * 4], x.new_zeros(4, 0), torch.tensor([0, 0, 1, 1])
-        assert found(*rows)[0].tolist() == pytest.approx([0, 1, 1, 1], abs=1e-12)
+        assert pieces(*rows)[0].tolist() == pytest.approx([0, 1, 1, 1], abs=1e-12)
 
 
 @pytest.mark.parametrize("measure", ["cosine", "squares"])
@@ -165,11 +165,11 @@ def test_every_way_back_is_the_one_of_autograd(kernel, stride, padding, size):
     x = torch.rand(2, 2, *size, generator=seeded(), dtype=torch.float64, requires_grad=True)
     z = module(x)
     cotangent = torch.rand(z.shape, generator=seeded(1), dtype=torch.float64)
-    (wanted,) = torch.autograd.grad(z, x, cotangent)
+    (expected,) = torch.autograd.grad(z, x, cotangent)
     layer = Convolution(module, "layer", module.weight.detach(), None, False, size)
     for way in (Compact(layer.form, x), Summed(layer.form), Summed(layer.form, sliced=0), Gathered(layer.form, x)):
         weight = Full(layer.weight.rows, way.columns(layer.weight.rows))
-        assert torch.allclose(way.fold(way.drop(weight, way.cut(cotangent))), wanted, atol=1e-12)
+        assert torch.allclose(way.fold(way.drop(weight, way.cut(cotangent))), expected, atol=1e-12)
 
 
 LAYERS = {
@@ -206,10 +206,10 @@ def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(
         mine = ChainObjective(compile_chain(plan, params, dtype), plan.loss, observed, weights, 2, measure)
         x = torch.rand(2, 2, 2, 11, 12, generator=g, dtype=dtype)
         y, index = torch.rand(2, 2, CLASSES, generator=g, dtype=dtype), torch.tensor([seed % 3, (seed + 1) % 3])
-        found = mine(x, y, x.new_zeros(2, 0), index)[:3]
+        result = mine(x, y, x.new_zeros(2, 0), index)[:3]
         with torch.inference_mode():
-            wanted = mine.slopes(x, y, index, *mine.tensors)
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+            expected = mine.slopes(x, y, index, *mine.tensors)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
     assert len(chain.TRACES.kept) == len(cases)
 
 

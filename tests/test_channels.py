@@ -99,10 +99,10 @@ ZOO: dict[str, tuple[Callable[[], tuple[Net, Params]], Norms, int]] = {
 each_net = pytest.mark.parametrize("name", ZOO)
 
 
-def scaled(params: Params, found: Channels, seed: int = 0) -> tuple[Params, Tensor, Params]:
+def scaled(params: Params, result: Channels, seed: int = 0) -> tuple[Params, Tensor, Params]:
     """Perturbed weights, the scales with the fixed 1 in front, and the multipliers."""
-    scales = 0.5 + 1.5 * rand(found.count, seed=seed)
-    multiplier = found.multipliers(scales)
+    scales = 0.5 + 1.5 * rand(result.count, seed=seed)
+    multiplier = result.multipliers(scales)
     return multiply(params, multiplier, torch.float64), torch.cat([torch.ones(1).double(), scales]), multiplier
 
 
@@ -127,8 +127,8 @@ class Recorder(fx.Interpreter):
 def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_channel(name):
     make, norms, _ = ZOO[name]
     net, params = make()
-    found = walk(net, norms)
-    perturbed, scales, _ = scaled(params, found)
+    result = walk(net, norms)
+    perturbed, scales, _ = scaled(params, result)
     x = rand(6, *net.spec.shape, seed=1)
     clean, hidden = Recorder(net, params), Recorder(net, perturbed)
     with torch.no_grad():
@@ -145,8 +145,8 @@ def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_chan
         assert bool((r > 0).all()), node.name
         error = (b - r[:, None] * a).norm(dim=1) / (r * weight.sqrt()).clamp(min=1e-300)
         assert float(error.max()) < 1e-12, (node.name, float(error.max()))
-        if node.op == "call_module" and f"features.{node.target}.weight" in found.factors:
-            factor = found.factors[f"features.{node.target}.weight"]
+        if node.op == "call_module" and f"features.{node.target}.weight" in result.factors:
+            factor = result.factors[f"features.{node.target}.weight"]
             expected = scales[torch.from_numpy(factor.out)]
             live = weight > 0
             torch.testing.assert_close(r[live], expected[live], rtol=1e-12, atol=0)
@@ -159,9 +159,9 @@ def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_chan
 def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
     make, norms, count = ZOO[name]
     net, params = make()
-    found = walk(net, norms)
-    assert found.count == count
-    perturbed, _, _ = scaled(params, found)
+    result = walk(net, norms)
+    assert result.count == count
+    perturbed, _, _ = scaled(params, result)
     r = 10 * (rand(CLASSES, seed=4) - 0.5)
     x = rand(6, *net.spec.shape, seed=1)
     true = net(params, x)
@@ -178,8 +178,8 @@ def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
 def test_multipliers_of_a_perceptron_are_those_of_the_paper():
     """Eq. 6-8: rows by r of this layer, columns by 1/r of the last; biases by r; the head by 1/r alone."""
     net, params = registered("mlp", hidden="4,3")
-    found = walk(net)
-    _, scales, multiplier = scaled(params, found)
+    result = walk(net)
+    _, scales, multiplier = scaled(params, result)
     first, second = scales[1:5], scales[5:8]
     torch.testing.assert_close(multiplier["features.1.weight"], first[:, None].expand(4, 192))
     torch.testing.assert_close(multiplier["features.3.weight"], second[:, None] / first)
@@ -274,13 +274,13 @@ def test_random_chains_of_commuting_steps_are_exact(steps, seed):
     sent = mask(perturbed, r, True)
     x, y = rand(3, 2, 6, 6, seed=seed + 1), rand(3, CLASSES, seed=seed + 2)
     with torch.no_grad():
-        found = surrogates(net, sent, Batch(x, y, torch.ones(3).double()), r[None], True)
-        recovered = unscale(combine(found, torch.ones(1).double(), r @ r), multiplier, params)
+        result = surrogates(net, sent, Batch(x, y, torch.ones(3).double()), r[None], True)
+        recovered = unscale(combine(result, torch.ones(1).double(), r @ r), multiplier, params)
         true = gradient(lambda p: squared(net(p, x), y).mean(), params)
         logits, again = net(params, x), net(perturbed, x)
     assert any(n.startswith("features") for n in true)
     for name in true:
-        size = found.g[name].abs() + found.sigma[name][0].abs() + (r @ r) * found.beta[name].abs()
+        size = result.g[name].abs() + result.sigma[name][0].abs() + (r @ r) * result.beta[name].abs()
         worst = (multiplier.get(name, torch.ones(())) * size).max()  # what cancels sets the rounding error
         assert float((recovered[name] - true[name]).abs().max()) <= 1e-12 * float(worst + 1), name
     torch.testing.assert_close(again, logits, rtol=1e-11, atol=1e-11 * float(logits.abs().max() + 1))

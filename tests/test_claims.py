@@ -36,54 +36,54 @@ CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
 
 
 def one(claim, records, *benchmarks):
-    (found,) = check_claims({"pbpfl": [claim]}, records, benchmarks)
-    return found
+    (verdict,) = check_claims({"pbpfl": [claim]}, records, benchmarks)
+    return verdict
 
 
-def told(claim, records, *benchmarks):
+def judged(claim, records, *benchmarks):
     """Return the verdict in words, or why there is none."""
-    found = one(claim, records, *benchmarks)
-    if isinstance(found, Unchecked):
-        return f"unchecked: {found.reason}"
-    return f"{found.finding.verdict} {found.finding.to}: {found.finding.reason}"
+    verdict = one(claim, records, *benchmarks)
+    if isinstance(verdict, Unchecked):
+        return f"unchecked: {verdict.reason}"
+    return f"{verdict.finding.verdict} {verdict.finding.to}: {verdict.finding.reason}"
 
 
 def members(make, knowing=0.71, plain=0.5, none=0.71):
-    found = [make("full_noise", None, "mia_loss", "membership", 0.5, stage=s) for s in ("iterate", "final")]
-    found += [make("none", None, "mia_loss", "membership", none, stage=s) for s in ("iterate", "final")]
-    found.append(make("pbpfl", 10.0, "mia_loss", "membership", plain, stage="iterate"))
-    found.append(make("pbpfl", 10.0, "mia_loss", "membership", none, stage="final"))
+    records = [make("full_noise", None, "mia_loss", "membership", 0.5, stage=s) for s in ("iterate", "final")]
+    records += [make("none", None, "mia_loss", "membership", none, stage=s) for s in ("iterate", "final")]
+    records.append(make("pbpfl", 10.0, "mia_loss", "membership", plain, stage="iterate"))
+    records.append(make("pbpfl", 10.0, "mia_loss", "membership", none, stage="final"))
     if knowing is not None:
-        found.append(make("pbpfl", 10.0, "unmask", "membership", knowing, adaptive=True, stage="iterate"))
-    return found
+        records.append(make("pbpfl", 10.0, "unmask", "membership", knowing, adaptive=True, stage="iterate"))
+    return records
 
 
 def pixels(make, plain, knowing, none=35.0, blind=11.0):
     made = partial(make, kind="reconstruction", blind=blind)
-    found = [made("none", None, "dlg", share=none, error=0.01), made("full_noise", None, "dlg", share=5.0, error=0.6)]
-    found.append(made("pbpfl", 10.0, "dlg", share=plain))
+    records = [made("none", None, "dlg", share=none, error=0.01), made("full_noise", None, "dlg", share=5.0, error=0.6)]
+    records.append(made("pbpfl", 10.0, "dlg", share=plain))
     if knowing is not None:
-        found.append(made("pbpfl", 10.0, "adaptive", share=knowing, adaptive=True))
-    return found
+        records.append(made("pbpfl", 10.0, "adaptive", share=knowing, adaptive=True))
+    return records
 
 
 def outputs(make, plain, knowing, stage="iterate"):
-    found = [make("none", None, "query", "extraction", 1.0, error=0.0, stage=stage)]
-    found.append(make("pbpfl", 10.0, "query", "extraction", plain, error=98.0, stage=stage))
+    records = [make("none", None, "query", "extraction", 1.0, error=0.0, stage=stage)]
+    records.append(make("pbpfl", 10.0, "query", "extraction", plain, error=98.0, stage=stage))
     if knowing is not None:
-        found.append(make("pbpfl", 10.0, "unmask", "extraction", knowing, error=0.012, adaptive=True, stage=stage))
-    return found
+        records.append(make("pbpfl", 10.0, "unmask", "extraction", knowing, error=0.012, adaptive=True, stage=stage))
+    return records
 
 
 def pair(make, none, mine, value=10.0, **both):
     """Return the undefended cell and the defense's; fields of their utility and cost are put in afterwards."""
-    found = []
+    results = []
     for name, control, own in (("none", None, none), ("pbpfl", value, mine)):
         made = make(name, control, "mia_loss", "membership", **both)
         parts = {part: getattr(made, part) for part in ("utility", "cost")}
         parts = {n: p.model_copy(update={k: v for k, v in own.items() if hasattr(p, k)}) for n, p in parts.items()}
-        found.append(made.model_copy(update=parts))
-    return found
+        results.append(made.model_copy(update=parts))
+    return results
 
 
 def share(name, value):
@@ -220,42 +220,44 @@ def guarded(make, value=3.0, **about):
     ],
 )
 def test_a_claim_is_judged_by_its_rule(claim, make, about, verdict, fabricate):
-    assert told(claim, make(fabricate, *about)).startswith(verdict)
+    assert judged(claim, make(fabricate, *about)).startswith(verdict)
 
 
 def test_what_is_not_there_is_no_comparison(fabricate):
     none, mine = costing(fabricate)
-    assert told(SAVING, [mine]).startswith("unchecked: there are no undefended bytes")
-    assert told(UPLOAD, [none]) == "unchecked: no record of pbpfl"
+    assert judged(SAVING, [mine]).startswith("unchecked: there are no undefended bytes")
+    assert judged(UPLOAD, [none]) == "unchecked: no record of pbpfl"
     none, good = numbers(fabricate, 0.06)
     lost = numbers(fabricate, None)[1].model_copy(update={"cell_id": "f" * 32})
-    assert told(ERROR, [none, good, lost]).startswith("falls to no model"), "one control value diverged"
+    assert judged(ERROR, [none, good, lost]).startswith("falls to no model"), "one control value diverged"
 
 
 def test_a_finding_on_members_names_its_figures_and_cells(fabricate):
     records = members(fabricate)
-    found = one(ASR, records).finding
-    assert found.plain == "50.0% [45.0, 55.0] (mia_loss)" and found.worst == "71.0% [66.3, 75.4] (unmask)"
-    assert "the delivered model, which nothing masks: 71.0% [66.3, 75.4]" in found.reason
-    assert len(found.cells) == 4 and set(found.cells) <= {r.cell_id for r in records}
+    finding = one(ASR, records).finding
+    assert finding.plain == "50.0% [45.0, 55.0] (mia_loss)" and finding.worst == "71.0% [66.3, 75.4] (unmask)"
+    assert "the delivered model, which nothing masks: 71.0% [66.3, 75.4]" in finding.reason
+    assert len(finding.cells) == 4 and set(finding.cells) <= {r.cell_id for r in records}
 
 
 def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabricate):
     final = ("pbpfl", "final")
     records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
-    assert told(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
+    assert (
+        judged(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
+    )
     quiet = [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.5, stage="final")]
-    assert told(ASR, quiet).startswith("inconclusive : the delivered model is not shown to give members away either")
+    assert judged(ASR, quiet).startswith("inconclusive : the delivered model is not shown to give members away either")
 
 
 def test_a_control_that_fails_takes_the_verdict_away(fabricate):
     alarm = fabricate("full_noise", None, "mia_nn", "membership", 0.8, stage="final")
-    assert "inconclusive : a control speaks against the attacks" in told(ASR, [*members(fabricate), alarm])
+    assert "inconclusive : a control speaks against the attacks" in judged(ASR, [*members(fabricate), alarm])
     failed = fabricate("pbpfl", 10.0, "unmask", "membership", adaptive=True, stage="iterate", status="failed")
-    quiet = told(ASR, [*members(fabricate, knowing=None), failed])
+    quiet = judged(ASR, [*members(fabricate, knowing=None), failed])
     assert quiet.startswith("inconclusive : no attack that knows"), "cells that failed say nothing"
     without = [r for r in members(fabricate, knowing=0.5) if r.config.defense.id != "full_noise"]
-    assert told(ASR, without).startswith("inconclusive : a control speaks against the attacks: No attack ran on")
+    assert judged(ASR, without).startswith("inconclusive : a control speaks against the attacks: No attack ran on")
 
 
 def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
@@ -263,25 +265,25 @@ def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
     for kappa in (1.0, 10.0):
         records.append(fabricate("pbpfl", kappa, "dlg", "reconstruction", 8.0, error=0.6))
         records.append(fabricate("pbpfl", kappa, "strong", "reconstruction", 30.0, error=0.05, adaptive=True))
-    found = one(CAP, records).finding
-    assert (found.verdict, found.to) == ("falls", "to 0.05") and found.worst.startswith("0.05 [")
-    assert found.plain.startswith("0.57 [") and "(dlg)" in found.plain
+    finding = one(CAP, records).finding
+    assert (finding.verdict, finding.to) == ("falls", "to 0.05") and finding.worst.startswith("0.05 [")
+    assert finding.plain.startswith("0.57 [") and "(dlg)" in finding.plain
     weak = [r for r in records if r.config.attack.id != "strong"]
     weak += [fabricate("pbpfl", kappa, "strong", "reconstruction", error=0.4, adaptive=True) for kappa in (1.0, 10.0)]
-    assert told(replace(CAP, value=0.36), weak).startswith("holds")
-    assert told(replace(CAP, batch=8), records).startswith("unchecked: no record at batch 8")
-    assert told(replace(CAP, model="dlnet"), records).startswith("outside the premise : mlp, not dlnet; mean over")
+    assert judged(replace(CAP, value=0.36), weak).startswith("holds")
+    assert judged(replace(CAP, batch=8), records).startswith("unchecked: no record at batch 8")
+    assert judged(replace(CAP, model="dlnet"), records).startswith("outside the premise : mlp, not dlnet; mean over")
 
 
 def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fabricate):
     """An optimizer that diverges is a thousand times as far off as the one of the paper that stalled."""
 
     def records(dlg, strong=0.05, seen="dlg"):
-        found = [r for r in pixels(fabricate, 8.0, None) if r.config.defense.id != "pbpfl"]
+        kept_records = [r for r in pixels(fabricate, 8.0, None) if r.config.defense.id != "pbpfl"]
         for kappa in (1.0, 10.0):
-            found.append(fabricate("pbpfl", kappa, seen, "reconstruction", 8.0, error=dlg))
-            found.append(fabricate("pbpfl", kappa, "strong", "reconstruction", error=strong, adaptive=True))
-        return found
+            kept_records.append(fabricate("pbpfl", kappa, seen, "reconstruction", 8.0, error=dlg))
+            kept_records.append(fabricate("pbpfl", kappa, "strong", "reconstruction", error=strong, adaptive=True))
+        return kept_records
 
     assert one(CAP, records(0.84)).finding.verdict == "falls", "0.798, where twice the claim is 0.8"
     for strong in (0.05, 0.9):
@@ -296,12 +298,12 @@ def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fa
 
 def on_grid(make, errors):
     """Return the controls and a CAP's cells of pbpfl, whose paper's grid is .1, 1, 10, 100, 1000: errors by kappa."""
-    found = [r for r in pixels(make, 8.0, None) if r.config.defense.id != "pbpfl"]
+    records = [r for r in pixels(make, 8.0, None) if r.config.defense.id != "pbpfl"]
     for kappa, error in errors.items():
         status = "failed" if error is None else "complete"
         made = partial(make, "pbpfl", kappa, kind="reconstruction", share=8.0, status=status)
-        found += [made(attack="dlg", error=error or 0.5), made(attack="strong", error=0.9, adaptive=True)]
-    return found
+        records += [made(attack="dlg", error=error or 0.5), made(attack="strong", error=0.9, adaptive=True)]
+    return records
 
 
 def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
@@ -313,7 +315,7 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     assert finding.plain.startswith("0.57 [") and len(finding.cells) == 3
     ours = [r for r in with_off if r.config.defense.id == "pbpfl" and not r.config.attack.adaptive]
     unasked = [r for r in strict if not r.config.attack.adaptive]
-    assert told(CAP, unasked).startswith("inconclusive : no attack that knows the defense was run")
+    assert judged(CAP, unasked).startswith("inconclusive : no attack that knows the defense was run")
     assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
 
 
@@ -321,7 +323,7 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
     """A cell of other data at the claim's control value does not make one of its own data look failed."""
     records = pair(fabricate, {}, {}, dataset="parquet:cifar10", model="resnet20")
     records.append(fabricate("pbpfl", 3.0, "dlg", "reconstruction", dataset="digits"))
-    assert told(replace(ACCURACY, when=(("kappa", 3.0),)), records) == "unchecked: no record at kappa=3"
+    assert judged(replace(ACCURACY, when=(("kappa", 3.0),)), records) == "unchecked: no record at kappa=3"
 
 
 @pytest.mark.parametrize(
@@ -329,16 +331,16 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
 )
 def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, count, fabricate):
     reason = f"{count} of 5 values of the paper's grid were run; a CAP needs two"
-    assert told(CAP, on_grid(fabricate, errors)) == f"inconclusive : {reason}"
+    assert judged(CAP, on_grid(fabricate, errors)) == f"inconclusive : {reason}"
 
 
 def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
-    assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"inconclusive : {reason}"
+    assert judged(CAP, [*on_grid(fabricate, {}), *bare]) == f"inconclusive : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
-    (found,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
-    assert (found.finding.verdict, found.finding.reason) == ("inconclusive", "the paper's grid is not known")
+    (verdict,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
+    assert (verdict.finding.verdict, verdict.finding.reason) == ("inconclusive", "the paper's grid is not known")
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]
@@ -365,12 +367,12 @@ def test_an_accuracy_compares_only_in_the_papers_setting(change, reason, fabrica
     for parameter in ("", ":0.35"):  # a partition is named with or without its parameter
         fed = records[0].config.federation.model_copy(update={"partition": f"iid{parameter}"})
         some = [r.model_copy(update={"config": r.config.model_copy(update={"federation": fed})}) for r in records]
-        found = told(replace(ACCURACY, **change), some)
+        verdict = judged(replace(ACCURACY, **change), some)
         if reason is None or not reason.startswith("no record"):
             expected = "holds" if reason is None else f"outside the premise : {reason.format(parameter)}; 0.0 points"
-            assert found.startswith(expected), found
+            assert verdict.startswith(expected), verdict
         else:
-            assert found == f"unchecked: {reason}"
+            assert verdict == f"unchecked: {reason}"
 
 
 def test_times_come_from_benchmarks(fabricate, tmp_path):
@@ -382,19 +384,19 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
     figures = {f"pbpfl resnet56 {name}": figure for name, figure in named.items()}
     file.write_text(json.dumps(figures | {"pbpfl resnet20 float32": mixed, "spn x": entry}))
     benchmarks = read_figures([file])
-    found = one(TIME, records, *benchmarks)
-    assert found.finding.verdict == "holds" and found.setting == "benchmark, x86_64, 2026-11-21"
-    assert found.finding.worst == (
+    verdict = one(TIME, records, *benchmarks)
+    assert verdict.finding.verdict == "holds" and verdict.setting == "benchmark, x86_64, 2026-11-21"
+    assert verdict.finding.worst == (
         "3.10 (resnet56 float32), 22.00 (resnet56 float64 beside float32), 2.90 (resnet56 float64 beside float64)"
     )
-    assert found.finding.reason.endswith("a ratio of two precisions judges nothing")
-    assert told(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
+    assert verdict.finding.reason.endswith("a ratio of two precisions judges nothing")
+    assert judged(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
     unequal = [b for b in benchmarks if b.about.endswith("64 beside float32")]
-    assert told(TIME, records, *unequal) == (
+    assert judged(TIME, records, *unequal) == (
         "unchecked: no benchmark compares in one precision, only 22.00 (resnet56 float64 beside float32)"
     )
     missing = "unchecked: no benchmark gives backward_ratio of pbpfl resnet56 (--figures)"
-    assert told(TIME, records) == told(TIME, records, *(b for b in benchmarks if "resnet20" in b.about)) == missing
+    assert judged(TIME, records) == judged(TIME, records, *(b for b in benchmarks if "resnet20" in b.about)) == missing
 
 
 def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(fabricate):
@@ -406,8 +408,10 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     faster = replace(server, metric="client_cost_ratio", than=Rival("tp_smc"))
 
     def judged(claim, *benchmarks):
-        (found,) = check_claims({"mpdp": [claim]}, records, benchmarks)
-        return found.reason if isinstance(found, Unchecked) else f"{found.finding.verdict} {found.finding.worst}"
+        (verdict,) = check_claims({"mpdp": [claim]}, records, benchmarks)
+        return (
+            verdict.reason if isinstance(verdict, Unchecked) else f"{verdict.finding.verdict} {verdict.finding.worst}"
+        )
 
     assert judged(server, *figures).startswith("falls 30.00")
     assert judged(replace(server, value=30.0), *figures).startswith("holds")
@@ -447,9 +451,9 @@ def test_the_closest_setting_counts_and_of_equals_the_worst(fabricate):
 
     near, far = at("parquet:cifar10", 0.5), at("mnist", 0.71)
     anywhere = replace(ASR, dataset="cifar10", needs=())
-    found = one(anywhere, far + near)
-    assert found.finding.verdict == "holds" and found.setting.startswith("parquet:cifar10")
-    assert found.differs == () and found.evaluations == 1
+    verdict = one(anywhere, far + near)
+    assert verdict.finding.verdict == "holds" and verdict.setting.startswith("parquet:cifar10")
+    assert verdict.differs == () and verdict.evaluations == 1
     both = one(anywhere, near + at("parquet:cifar10", 0.71, seed=1))
     assert both.finding.verdict == "falls" and both.evaluations == 2 and "seed 1" in both.setting
     assert one(replace(anywhere, model="resnet20"), far).differs == ("data set", "model")
@@ -461,8 +465,10 @@ def test_a_farther_evaluation_with_figures_counts_before_a_closer_one_without(fa
     near = costing(fabricate, dataset="parquet:cifar10", model="resnet20")
     claim = replace(PSNR, dataset="", model="resnet20")
     assert one(claim, near).reason.startswith("no reconstruction of images")
-    found = one(claim, near + far).finding
-    assert found.verdict == "outside the premise" and found.reason.startswith("mlp, not resnet20; images are rebuilt")
+    finding = one(claim, near + far).finding
+    assert finding.verdict == "outside the premise" and finding.reason.startswith(
+        "mlp, not resnet20; images are rebuilt"
+    )
 
 
 def test_of_trainings_that_are_too_short_the_longest_counts(fabricate):
@@ -472,18 +478,19 @@ def test_of_trainings_that_are_too_short_the_longest_counts(fabricate):
 
     short, long = trained(0.60, 1000), trained(0.83, 500)
     for records in (short + long, long + short):
-        found = one(replace(ACCURACY, epochs=300), records)
+        verdict = one(replace(ACCURACY, epochs=300), records)
         assert (
-            found.finding.verdict == "outside the premise" and "12.8 of 300 epochs; 1.0 points" in found.finding.reason
+            verdict.finding.verdict == "outside the premise"
+            and "12.8 of 300 epochs; 1.0 points" in verdict.finding.reason
         )
-        assert found.evaluations == 1
+        assert verdict.evaluations == 1
     assert one(replace(ACCURACY, epochs=3), short + long).evaluations == 2  # both are as long as the paper's
 
 
 def test_of_several_trainings_the_one_in_the_middle_counts(fabricate):
     made = [kept(fabricate, ours, 0.84, seed=seed) for seed, ours in enumerate((0.60, 0.83, 0.835))]
-    found = one(ACCURACY, [*made[0], *made[1], *made[2]])
-    assert found.finding.verdict == "holds" and found.evaluations == 3
+    verdict = one(ACCURACY, [*made[0], *made[1], *made[2]])
+    assert verdict.finding.verdict == "holds" and verdict.evaluations == 3
     assert one(ACCURACY, made[0] + kept(fabricate, 0.60, 0.84, seed=1) + made[2]).finding.verdict == "falls"
 
 
@@ -514,10 +521,10 @@ def test_of_evaluations_with_one_verdict_the_worst_figure_counts_whatever_the_se
     verdicts = set()
     for order in permutations((mild, middle, harsh)):
         records = [r for seed, about in enumerate(order) for r in reseeded(make(fabricate, *about), seed)]
-        found = one(claim, records)
-        finding = found.finding
+        verdict = one(claim, records)
+        finding = verdict.finding
         assert counts in f"{finding.verdict} {finding.to} {finding.reason} {finding.worst}", finding
-        assert found.evaluations == 3
+        assert verdict.evaluations == 3
         verdicts.add(finding.verdict)
     assert len(verdicts) == 1
 
@@ -539,8 +546,8 @@ def test_of_trainings_that_are_identities_the_one_in_the_middle_is_told(claim, m
                 r.model_copy(update={"utility": r.utility.model_copy(update={"curve": [(0, 0.5), *curve]})})
                 for r in some
             ]
-        found = one(claim, records)
-        assert found.finding.verdict == "identity" and f"seed {order.index(figures[1])}" in found.setting
+        verdict = one(claim, records)
+        assert verdict.finding.verdict == "identity" and f"seed {order.index(figures[1])}" in verdict.setting
 
 
 def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabricate):
@@ -549,8 +556,8 @@ def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabri
     short = reseeded(on_grid(fabricate, {0.1: 0.6}), 1)
     off = [Claim("accuracy", 0.2, "digits", "mlp", None, "Table 8", when=(("kappa", k),)) for k in (0.1, 1.0)]
     for some in (strange[0] + short, short + strange[1]):
-        found = check_claims({"pbpfl": [CAP, *off]}, some, [])[0]
-        assert found.finding.worst.startswith("0.57 ["), found.finding
+        verdict = check_claims({"pbpfl": [CAP, *off]}, some, [])[0]
+        assert verdict.finding.worst.startswith("0.57 ["), verdict.finding
 
 
 def test_every_claim_of_an_installed_defense_has_words_and_a_rule():

@@ -24,8 +24,8 @@ FOUND = {"reconstruction": (60.0, 5.0), "label": (1.0, 0.1), "tracing": (1.0, 0.
 
 def claims():
     known = load_all("defenses")
-    found = [(name, claim) for name, f in known.items() for claim in f.claimed if claim.metric in KINDS]
-    return dict.fromkeys((n, c) for n, c in found if c.than is None or c.than.defense in known)
+    results = [(name, claim) for name, f in known.items() for claim in f.claimed if claim.metric in KINDS]
+    return dict.fromkeys((n, c) for n, c in results if c.than is None or c.than.defense in known)
 
 
 def planted(make, name, claim, at, noise=0.0):
@@ -56,10 +56,10 @@ def planted(make, name, claim, at, noise=0.0):
             for stage in stages
         ]  # fmt: skip
 
-    found = cell("none", None, "dlg", 1.0)
-    found += cell("full_noise", None, "dlg", 0.0) if kind != "extraction" else []
+    result = cell("none", None, "dlg", 1.0)
+    result += cell("full_noise", None, "dlg", 0.0) if kind != "extraction" else []
     if kind == "tracing":  # its controls are those of the reconstructions that it goes by
-        found += [
+        result += [
             make(d, None, "dlg", "reconstruction", db, **about) for d, db in (("none", 60.0), ("full_noise", 5.0))
         ]
     sides = [(name, claim.when, at)] + ([(claim.than.defense, claim.than.when, noise)] if claim.than else [])
@@ -73,30 +73,30 @@ def planted(make, name, claim, at, noise=0.0):
             values = [None]
         for value in values:
             more = {"parameters": fixed, "control": control}
-            found += cell(defense, value, "dlg", level, **more)
-            found += cell(defense, value, "knowing", level, adaptive=True, **more)
-    return found
+            result += cell(defense, value, "dlg", level, **more)
+            result += cell(defense, value, "knowing", level, adaptive=True, **more)
+    return result
 
 
 def verdict(name, claim, records):
-    (found,) = check_claims({name: [claim]}, records, [])
-    assert isinstance(found, Checked), found
-    assert found.finding.verdict != "outside the premise", found.finding
-    return found.finding
+    (judgment,) = check_claims({name: [claim]}, records, [])
+    assert isinstance(judgment, Checked), judgment
+    assert judgment.finding.verdict != "outside the premise", judgment.finding
+    return judgment.finding
 
 
 @pytest.mark.parametrize("at", [0.0, 1.0])
 def test_no_registered_claim_falls_where_all_attacks_fail_nor_holds_where_all_leaks(at, fabricate):
     """Replacing every attack by total failure leaves no "falls", and by total success no "holds"."""
-    told = {"falls": 0, "holds": 0, "inconclusive": 0}
+    fields = {"falls": 0, "holds": 0, "inconclusive": 0}
     every = claims()
     for name, claim in every:
-        found = verdict(name, claim, planted(fabricate, name, claim, at))
-        assert found.least and found.most, (name, claim)
-        told[found.verdict] += 1
-    assert sum(told.values()) == len(every) >= 100
-    assert told["holds" if at else "falls"] == 0, told
-    assert told["falls" if at else "holds"] > 0, "and verdicts are still given"
+        judgment = verdict(name, claim, planted(fabricate, name, claim, at))
+        assert judgment.least and judgment.most, (name, claim)
+        fields[judgment.verdict] += 1
+    assert sum(fields.values()) == len(every) >= 100
+    assert fields["holds" if at else "falls"] == 0, fields
+    assert fields["falls" if at else "holds"] > 0, "and verdicts are still given"
 
 
 CAP = Claim("cap_reconstruction", 0.5, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))
@@ -117,11 +117,11 @@ LEVELS = (0.0, 0.1, 0.11, 0.12, 0.2, 0.3, 0.5, 1.0)
 @pytest.mark.parametrize("metric", [m for m in RULES if m in KINDS])
 def test_each_rule_goes_one_way_from_end_to_end_and_the_ends_are_as_they_must_be(metric, fabricate):
     """Cells in which more leaks never make a verdict better; a CAP, a bracket, is told or not by its ends alone."""
-    told = [verdict("pbpfl", ONE[metric], planted(fabricate, "pbpfl", ONE[metric], at)) for at in LEVELS]
-    places = [WORSE.index(found.verdict) for found in told]
-    assert places == sorted(places) and (places[0], places[-1]) == (0, 2), told
+    values = [verdict("pbpfl", ONE[metric], planted(fabricate, "pbpfl", ONE[metric], at)) for at in LEVELS]
+    places = [WORSE.index(value.verdict) for value in values]
+    assert places == sorted(places) and (places[0], places[-1]) == (0, 2), values
     assert 1 in places or metric.startswith("cap_") or metric == "asr"
-    assert len({(found.least, found.most) for found in told}) == 1, "the ends do not depend on what was found"
+    assert len({(value.least, value.most) for value in values}) == 1, "the ends do not depend on what was found"
 
 
 @pytest.mark.parametrize("metric", ["cap_reconstruction", "cap_label", "cap_tracing"])
@@ -136,9 +136,9 @@ def test_each_rule_goes_one_way_from_end_to_end_and_the_ends_are_as_they_must_be
 )
 def test_a_claim_beyond_what_could_have_come_out_cannot_be_told_and_both_ends_are(metric, value, at, words, fabricate):
     claim = replace(ONE[metric], value=value)
-    found = verdict("pbpfl", claim, planted(fabricate, "pbpfl", claim, at))
-    assert found.verdict == "inconclusive" and found.reason.startswith(words) and not found.to
-    assert found.least.startswith("0.0") and float(found.most[:4]) > 0.7
+    judgment = verdict("pbpfl", claim, planted(fabricate, "pbpfl", claim, at))
+    assert judgment.verdict == "inconclusive" and judgment.reason.startswith(words) and not judgment.to
+    assert judgment.least.startswith("0.0") and float(judgment.most[:4]) > 0.7
 
 
 def test_without_the_controls_nothing_says_what_could_have_come_out(fabricate):
@@ -147,8 +147,8 @@ def test_without_the_controls_nothing_says_what_could_have_come_out(fabricate):
         some = [r for r in records if r.config.defense.id != gone]
         assert verdict("pbpfl", CAP, some).verdict == "inconclusive", gone
     other = [fabricate("full_noise", None, "dlg", "reconstruction", 5.0, batch=8)]
-    found = verdict("pbpfl", CAP, [r for r in records if r.config.defense.id != "full_noise"] + other)
-    assert found.most == "not known", "of another batch of victims they say nothing"
+    judgment = verdict("pbpfl", CAP, [r for r in records if r.config.defense.id != "full_noise"] + other)
+    assert judgment.most == "not known", "of another batch of victims they say nothing"
 
 
 def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabricate):
@@ -157,9 +157,9 @@ def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabri
         replace(CAP, metric="accuracy", value=accuracy, when=(("kappa", kappa),))
         for kappa, accuracy in ((1.0, 0.60), (10.0, 0.70), (5.0, 0.95))
     ]
-    (found, *_) = check_claims({"pbpfl": [CAP, *printed]}, records, [])
-    assert found.finding.verdict == "inconclusive"
-    assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
+    (judgment, *_) = check_claims({"pbpfl": [CAP, *printed]}, records, [])
+    assert judgment.finding.verdict == "inconclusive"
+    assert judgment.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
     near = [replace(claim, value=0.93) for claim in printed]
     assert check_claims({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
 
@@ -176,9 +176,9 @@ def test_of_three_seeds_the_one_that_leaks_most_is_told_whatever_its_place(claim
     made = [planted(fabricate, "pbpfl", claim, level, **noise) for level in levels]
     alone = verdict("pbpfl", claim, made[-1])
     for order in permutations(range(3)):
-        found = verdict("pbpfl", claim, [r for seed, place in enumerate(order) for r in reseeded(made[place], seed)])
-        assert (found.verdict, found.to) == (alone.verdict, alone.to), order
-        assert found.worst.partition(" (")[0] == alone.worst.partition(" (")[0], "but for which of equal cells"
+        judgment = verdict("pbpfl", claim, [r for seed, place in enumerate(order) for r in reseeded(made[place], seed)])
+        assert (judgment.verdict, judgment.to) == (alone.verdict, alone.to), order
+        assert judgment.worst.partition(" (")[0] == alone.worst.partition(" (")[0], "but for which of equal cells"
 
 
 @pytest.mark.parametrize("metric", [m for m in RIVALS if m in KINDS])

@@ -19,10 +19,10 @@ LABEL = Claim("cap_label", 0.4, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))
 GRID = (1.0, 10.0)
 
 
-def told(claim, records, name="pbpfl"):
-    (found,) = check_claims({name: [claim]}, records, [])
-    assert isinstance(found, Checked), found
-    return found
+def judge(claim, records, name="pbpfl"):
+    (verdict,) = check_claims({name: [claim]}, records, [])
+    assert isinstance(verdict, Checked), verdict
+    return verdict
 
 
 def images(make, defense, value, attack, hits, n=12, raw=None, db=5.0, **more):
@@ -35,25 +35,25 @@ def images(make, defense, value, attack, hits, n=12, raw=None, db=5.0, **more):
 def labels(make, mine=1, named=1, rival=1, rivals=1):
     """Return controls and grids of two defenses: right ones of 12 labels, by attacks on labels and of images."""
     of_kind = partial(make, kind="label")
-    found = [
+    recovered = [
         of_kind("none", None, "label_recovery", share=1.0),
         of_kind("full_noise", None, "label_recovery", share=0.0),
     ]
-    found += [make("none", None, "dlg", "reconstruction", 60.0), images(make, "full_noise", None, "dlg", 3)]
+    recovered += [make("none", None, "dlg", "reconstruction", 60.0), images(make, "full_noise", None, "dlg", 3)]
     sides = (("pbpfl", "kappa", GRID, mine, named), ("dp", "sigma", (0.1, 0.01), rival, rivals))
     for defense, control, values, alone, beside in sides:
         for value in values:
-            found.append(of_kind(defense, value, "label_recovery", share=alone / 12, control=control))
-            found.append(images(make, defense, value, "knowing", beside, adaptive=True, control=control))
-    return found
+            recovered.append(of_kind(defense, value, "label_recovery", share=alone / 12, control=control))
+            recovered.append(images(make, defense, value, "knowing", beside, adaptive=True, control=control))
+    return recovered
 
 
 def test_labels_that_come_with_images_are_read_too(fabricate):
     """Who tries all attacks has the labels of an image search that knows the defense, whatever label attacks find."""
-    assert told(LABEL, labels(fabricate, mine=1, named=1)).finding.verdict == "holds"
-    found = told(LABEL, labels(fabricate, mine=1, named=12)).finding
-    assert (found.verdict, found.to[:7]) == ("falls", "to 0.00") and "knowing" in found.worst
-    assert told(LABEL, labels(fabricate, mine=12, named=1)).finding.verdict == "falls"
+    assert judge(LABEL, labels(fabricate, mine=1, named=1)).finding.verdict == "holds"
+    recovered = judge(LABEL, labels(fabricate, mine=1, named=12)).finding
+    assert (recovered.verdict, recovered.to[:7]) == ("falls", "to 0.00") and "knowing" in recovered.worst
+    assert judge(LABEL, labels(fabricate, mine=12, named=1)).finding.verdict == "falls"
 
 
 def test_two_defenses_whose_labels_are_all_read_by_some_attack_are_no_farther_from_the_truth_than_one_another(
@@ -61,17 +61,17 @@ def test_two_defenses_whose_labels_are_all_read_by_some_attack_are_no_farther_fr
 ):
     better = replace(LABEL, than=Rival("dp", 0.3))
     artefact = labels(fabricate, mine=12, named=1, rival=1, rivals=12)
-    found = told(better, artefact).finding
-    assert found.verdict == "inconclusive" and "difference +0.00 [+0.00, +0.00]" in found.reason
-    assert told(better, labels(fabricate, 12, 1, 1, 1)).finding.verdict == "falls"
-    assert told(better, labels(fabricate, 1, 1, 1, 12)).finding.verdict == "holds"
+    finding = judge(better, artefact).finding
+    assert finding.verdict == "inconclusive" and "difference +0.00 [+0.00, +0.00]" in finding.reason
+    assert judge(better, labels(fabricate, 12, 1, 1, 1)).finding.verdict == "falls"
+    assert judge(better, labels(fabricate, 1, 1, 1, 12)).finding.verdict == "holds"
 
 
 def test_the_end_at_which_nothing_leaks_is_chance_and_not_the_luck_of_a_few_victims(fabricate):
     """Noise lost no label of twelve by luck: .95 accuracy times .9, not 1, is what a claim could have reached."""
-    found = told(replace(LABEL, value=0.9), labels(fabricate, mine=12)).finding
-    assert found.most.startswith("0.85") or found.most.startswith("0.86")
-    assert found.verdict == "inconclusive" and found.reason.startswith("it would fall even if nothing leaked")
+    recovered = judge(replace(LABEL, value=0.9), labels(fabricate, mine=12)).finding
+    assert recovered.most.startswith("0.85") or recovered.most.startswith("0.86")
+    assert recovered.verdict == "inconclusive" and recovered.reason.startswith("it would fall even if nothing leaked")
 
 
 def test_a_cap_of_images_is_of_errors_that_nothing_clips_each_victims_smallest(fabricate):
@@ -93,7 +93,7 @@ def test_that_a_model_is_better_is_said_of_trainings_as_long_as_the_papers(epoch
     data = dict(train=6400 // epochs, test=1000, name="digits", sha256="0" * 64)
     made = partial(fabricate, attack="dlg", kind="reconstruction", data=data)
     records = [made(d, v, accuracy=a) for d, v, a in (("none", None, 0.95), ("pbpfl", 1.0, 0.9), ("dp", 1.0, 0.6))]
-    assert told(better, records).finding.verdict == verdict
+    assert judge(better, records).finding.verdict == verdict
 
 
 def test_images_of_one_batch_are_traced_by_one_reconstruction_and_drawn_together(fabricate):
@@ -115,7 +115,7 @@ def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_
     base = [made("none", None, "dlg", share=60.0), made("full_noise", None, "dlg", share=5.0)]
     for db, verdict in ((50.0, "falls"), (5.0, "holds")):
         mine = [made("spn", 0.5, "dlg", share=5.0), made("spn", 0.5, "adaptive_spn", share=db, adaptive=True)]
-        assert told(claim, base + mine, "spn").finding.verdict == verdict
+        assert judge(claim, base + mine, "spn").finding.verdict == verdict
     few = [made("spn", 0.1, "dlg", share=50.0)]
     assert not isinstance(check_claims({"spn": [claim]}, base + few, [])[0], Checked), (
         "smaller perturbations are another claim"
@@ -132,15 +132,15 @@ def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
         records += [seen("none", None, "dlg", share=60.0), seen("full_noise", None, "dlg", share=5.0)]
         records += [seen("pbpfl", 10.0, "dlg", share=5.0), seen("pbpfl", 10.0, "knowing", share=db, adaptive=True)]
     claim = Claim("psnr_median", None, "digits", "mlp", None, "Appendix D", note="hidden")
-    assert told(claim, records).finding.verdict == "holds"
-    found = told(replace(claim, views=("server/1", "collusion/1")), records).finding
-    assert found.verdict == "falls" and found.reason.endswith("seen by collusion/1")
+    assert judge(claim, records).finding.verdict == "holds"
+    result = judge(replace(claim, views=("server/1", "collusion/1")), records).finding
+    assert result.verdict == "falls" and result.reason.endswith("seen by collusion/1")
     alone = [r for r in records if r.config.threat_model.id == "server/1"]
     unseen = check_claims({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
     assert unseen.reason == "no reconstruction of images was run of what collusion/1 sees"
     less = replace(claim, views=("server/1", "collusion/1"), than=Rival("none"))
-    assert told(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
-    assert "seen by collusion/1" in told(less, records).finding.reason
+    assert judge(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
+    assert "seen by collusion/1" in judge(less, records).finding.reason
 
 
 def searched(make, defense, value, attack, decibels):
@@ -160,7 +160,7 @@ def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricat
     records += [searched(fabricate, "pbpfl", 1.0, f"search_{i}", some + step) for i, some in enumerate(mine)]
     records += [searched(fabricate, "dp", 0.1, f"search_{i}", some) for i, some in enumerate(theirs)]
     claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
-    finding = told(claim, records).finding
+    finding = judge(claim, records).finding
     assert finding.verdict == verdict and finding.reason.startswith("difference"), finding
     if step == 0:
         one, other = (
@@ -176,10 +176,10 @@ def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_th
     records = [searched(fabricate, end, None, "ig", [db] * 25) for end, db in (("none", 60.0), ("full_noise", 5.0))]
     records += [searched(fabricate, "pbpfl", 1.0, "ig", [7.0] * 24), searched(fabricate, "dp", 0.1, "ig", [20.0] * 25)]
     claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
-    found = told(claim, records).finding
-    assert found.verdict == "holds" and found.reason.endswith("on the 24 that both share"), found
+    finding = judge(claim, records).finding
+    assert finding.verdict == "holds" and finding.reason.endswith("on the 24 that both share"), finding
     others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
-    strangers = told(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
+    strangers = judge(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
     assert strangers.verdict == "inconclusive" and "different victims" in strangers.reason, strangers
 
 
@@ -193,13 +193,13 @@ def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_o
     server = Claim("server_cost_ratio", 1.3, "", "resnet56", None, "Table 1", clients=100, than=Rival("tp_smc", 30.0))
 
     def judged(claim, *benchmarks):
-        (found,) = check_claims({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
-        return found.finding
+        (verdict,) = check_claims({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
+        return verdict.finding
 
     assert judged(server, *light).verdict == "holds"
-    found = judged(server, *light, heavy)
-    assert (found.verdict, found.worst) == ("inconclusive", "3 to 3 beside 50 to 50")
-    assert found.reason.endswith("resnet56 vector was not timed with 100 clients")
+    verdict = judged(server, *light, heavy)
+    assert (verdict.verdict, verdict.worst) == ("inconclusive", "3 to 3 beside 50 to 50")
+    assert verdict.reason.endswith("resnet56 vector was not timed with 100 clients")
     client = judged(replace(server, metric="client_cost_ratio"), *light, heavy)
     assert (client.verdict, client.worst) == ("inconclusive", "3 to 60 beside 50 to 50"), "one client's are of any"
     assert client.reason.endswith("it depends on what is timed: resnet56 scalar, resnet56 vector beside resnet56")
@@ -218,4 +218,4 @@ def test_an_untaught_model_errs_as_one_that_noise_trained_not_as_training_was_fi
     for record, last in zip(records, (0.06, 0.061, 0.14), strict=True):
         curve = [(20, 0.14 if last == 0.14 else 0.1), (40, last)]
         object.__setattr__(record, "utility", record.utility.model_copy(update={"curve": curve}))
-    assert told(error, records).finding.least.startswith("0.1400")
+    assert judge(error, records).finding.least.startswith("0.1400")

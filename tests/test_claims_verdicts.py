@@ -36,9 +36,9 @@ GAIN, TOP5 = replace(ACCURACY, metric="accuracy_gain", value=0.02), replace(ACCU
 def measured(make, ours, none, within=0.005, name="accuracy"):
     """Return two trainings whose figures are known to `within` on either side."""
     prefix = "" if name == "accuracy" else f"{name}_"
-    found = kept(make, ours, none, name)
+    result = kept(make, ours, none, name)
     ends = [{f"{prefix}low": value - within, f"{prefix}high": value + within} for value in (none, ours)]
-    pairs = zip(found, ends, strict=True)
+    pairs = zip(result, ends, strict=True)
     return [record.model_copy(update={"utility": record.utility.model_copy(update=end)}) for record, end in pairs]
 
 
@@ -76,10 +76,10 @@ def test_every_rule_has_records_of_which_a_claim_falls_holds_and_cannot_be_told(
         made = [planted(fabricate, "pbpfl", claim, share) for share in (1.0, 0.0, 0.0)]
         made[2] = [r for r in made[2] if not r.config.attack.adaptive]
     else:
-        claim, maker, *told = TRAINED[metric]
-        made = [maker(fabricate, *words) for words in told]
-    found = [verdict("pbpfl", claim, records).verdict for records in made]
-    assert tuple(found) == VERDICTS[: 2 if metric in COUNTED else 3]
+        claim, maker, *result = TRAINED[metric]
+        made = [maker(fabricate, *words) for words in result]
+    results = [verdict("pbpfl", claim, records).verdict for records in made]
+    assert tuple(results) == VERDICTS[: 2 if metric in COUNTED else 3]
 
 
 @pytest.mark.parametrize("metric", RIVALS)
@@ -91,6 +91,6 @@ def test_every_rule_of_rivals_has_records_of_which_a_claim_falls_holds_and_canno
         claim = replace(TRAINED[metric][0], than=RIVAL)
         worse, better = {"mse": (0.09, 0.061), "bytes_saving": (900.0, 300.0)}.get(metric, (0.6, 0.8))
         made = [beside(fabricate, metric, *pair) for pair in ((worse, better), (better, worse), (better, better))]
-    found = [verdict("pbpfl", claim, records).verdict for records in made]
-    assert tuple(found[:2]) == VERDICTS[:2]
-    assert found[2] == ("falls" if metric == "bytes_saving" else "inconclusive"), "as many bytes are not fewer"
+    results = [verdict("pbpfl", claim, records).verdict for records in made]
+    assert tuple(results[:2]) == VERDICTS[:2]
+    assert results[2] == ("falls" if metric == "bytes_saving" else "inconclusive"), "as many bytes are not fewer"

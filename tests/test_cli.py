@@ -143,8 +143,8 @@ def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ou
 
 def test_a_checkout_that_shadows_an_installed_ppbench_still_has_its_plugins(tmp_path):
     """`python -c "import ppbench"` in a clone finds the folder ppbench/ first: it must be the whole package."""
-    asked = "ppbench.defenses.spn", "ppbench.attacks.reconstruction.dlg"
-    code = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {asked}))"
+    words = "ppbench.defenses.spn", "ppbench.attacks.reconstruction.dlg"
+    code = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {words}))"
     ran = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(ROOT), *sys.path[1:]]!r}; {code}"],
         capture_output=True, text=True, cwd=tmp_path,
@@ -167,8 +167,8 @@ def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(forke
     monkeypatch.setenv("PPBENCH_PLANTED_LOG", str(tmp_path / "log"))
 
     def command():
-        with (tmp_path / "said").open("w") as said:
-            sys.stdout = sys.stderr = said
+        with (tmp_path / "said").open("w") as log:
+            sys.stdout = sys.stderr = log
             signal.signal(signal.SIGINT, signal.default_int_handler)
             cli.main()
 
@@ -179,9 +179,9 @@ def test_an_interrupt_ends_soon_with_a_sentence_and_keeps_what_is_finished(forke
     os.kill(process.pid, signal.SIGINT)
     process.join(120)
     process.kill()
-    said = (tmp_path / "said").read_text()
-    assert process.exitcode == 130, said
-    assert "the same command goes on from there" in said and "Traceback" not in said
+    log = (tmp_path / "said").read_text()
+    assert process.exitcode == 130, log
+    assert "the same command goes on from there" in log and "Traceback" not in log
     assert {r.config.attack.id for r in Store(tmp_path / "o").load_all()} == {"label_recovery"}
 
 

@@ -71,37 +71,37 @@ def test_other_seeds_change_the_training_and_nothing_that_is_attacked():
 
 def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
     one = experiment(lr=1e6, optimizer="sgd")  # saturated at once: one class, always
-    _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert found.utility.collapsed == TRAININGS and found.utility.retrained is None
-    assert found.utility.is_collapsed and found.utility.collapse == "collapsed in 3 of 3 trainings"
+    _, result = train(one, point_of(one, "dp"), tmp_path / "cache")
+    assert result.utility.collapsed == TRAININGS and result.utility.retrained is None
+    assert result.utility.is_collapsed and result.utility.collapse == "collapsed in 3 of 3 trainings"
     fed, again = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert again == found and fed.seeds == one.task.seeds, "it is found, not trained once more"
+    assert again == result and fed.seeds == one.task.seeds, "it is found, not trained once more"
 
 
 @pytest.mark.parametrize(("defense", "lr", "times"), [("none", 1e6, 1), ("full_noise", 1e6, 1), ("dp", 5e-3, 1)])
 def test_controls_and_healthy_trainings_are_never_retried(tmp_path, monkeypatch, defense, lr, times):
-    asked, own = [], training._train_once
-    monkeypatch.setattr(training, "_train_once", lambda *words: asked.append(words[2]) or own(*words))
+    calls, own = [], training._train_once
+    monkeypatch.setattr(training, "_train_once", lambda *words: calls.append(words[2]) or own(*words))
     one = experiment(lr=lr, rounds=4 if lr > 1 else 8, optimizer="sgd" if lr > 1 else "adam")
-    _, found = train(one, point_of(one, defense), tmp_path / "cache")
-    assert len(asked) == times
-    told = found.utility.model_dump(mode="json")
-    assert "collapsed" not in told and "retrained" not in told, "records that stay as they were"
+    _, result = train(one, point_of(one, defense), tmp_path / "cache")
+    assert len(calls) == times
+    fields = result.utility.model_dump(mode="json")
+    assert "collapsed" not in fields and "retrained" not in fields, "records that stay as they were"
 
 
 def test_one_that_learns_with_another_seed_stands_with_that_seed(tmp_path, monkeypatch):
     one, own = experiment(rounds=8, lr=5e-3), training.at_chance
-    told = iter([True, False])
-    monkeypatch.setattr(training, "at_chance", lambda *_: next(told))
-    fed, found = train(one, point_of(one, "dp"), tmp_path / "cache")
+    values = iter([True, False])
+    monkeypatch.setattr(training, "at_chance", lambda *_: next(values))
+    fed, result = train(one, point_of(one, "dp"), tmp_path / "cache")
     seeds = task_of_attempt(one.task, 1).seeds
-    assert (found.utility.collapsed, found.utility.retrained) == (1, seeds.master) and fed.seeds == seeds
-    assert found.utility.collapse == "collapsed in 1 of 2 trainings" and not found.utility.is_collapsed
+    assert (result.utility.collapsed, result.utility.retrained) == (1, seeds.master) and fed.seeds == seeds
+    assert result.utility.collapse == "collapsed in 1 of 2 trainings" and not result.utility.is_collapsed
     monkeypatch.setattr(training, "at_chance", own)
     kept, same = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert same == found and attempt_number(found.utility) == 1
-    assert kept.seeds == seeds and kept.accuracy(one.task.test) == found.utility.accuracy
-    assert Utility.model_validate_json(json.dumps(found.utility.model_dump(mode="json"))) == found.utility
+    assert same == result and attempt_number(result.utility) == 1
+    assert kept.seeds == seeds and kept.accuracy(one.task.test) == result.utility.accuracy
+    assert Utility.model_validate_json(json.dumps(result.utility.model_dump(mode="json"))) == result.utility
 
 
 def test_claims_judge_nothing_from_a_training_that_collapsed(fabricate):
@@ -133,17 +133,17 @@ def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_pa
     jumped = utility([0.1, top + 0.1, 0.1, 0.1])
     assert not at_chance(jumped, task) and not ends_above_chance(jumped, task)
     first = utility([0.1] * MIN_EVALUATIONS)
-    asked = []
+    calls = []
 
     def trained(experiment, point, attempt, *more):
         fed, result = own(experiment, point, attempt, *more)
-        asked.append(attempt)
+        calls.append(attempt)
         return fed, result.model_copy(update={"utility": jumped if attempt else first})
 
     own = training._train_once
     monkeypatch.setattr(training, "_train_once", trained)
-    _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert asked == [0, 1, 2] and found.utility.is_collapsed and found.utility.curve == first.curve
+    _, outcome = train(one, point_of(one, "dp"), tmp_path / "cache")
+    assert calls == [0, 1, 2] and outcome.utility.is_collapsed and outcome.utility.curve == first.curve
 
 
 def marked(record, **changes):
@@ -170,9 +170,9 @@ def test_boards_mark_what_never_learnt_and_what_learnt_with_another_seed(fabrica
     assert next(e for e in board.entries if e.key.value == 0.3).rank == ""
     cap = caps([none, *mine])[mine[0].cell_id].main
     assert (cap.n, cap.collapsed) == (3, 1)
-    told = {row["control_value"]: row for row in table_rows([none, *mine], lambda _: "", [board])}
-    assert [told[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
-    assert told[0.2]["retrained"] == 77 and told[0.1]["cap_collapsed"] == 1
+    fields = {row["control_value"]: row for row in table_rows([none, *mine], lambda _: "", [board])}
+    assert [fields[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
+    assert fields[0.2]["retrained"] == 77 and fields[0.1]["cap_collapsed"] == 1
 
 
 def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricate):
@@ -194,15 +194,15 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
     claim = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8", grid=(0.1, 0.2))
 
     def seed(number, accuracy):
-        found = [fabricate("none", None, "dlg", "reconstruction", 60.0, error=0.01, seed=number)]
-        found.append(fabricate("full_noise", None, "dlg", "reconstruction", 5.0, error=0.9, seed=number))
+        verdict = [fabricate("none", None, "dlg", "reconstruction", 60.0, error=0.01, seed=number)]
+        verdict.append(fabricate("full_noise", None, "dlg", "reconstruction", 5.0, error=0.9, seed=number))
         for sigma in (0.1, 0.2):
             learnt = accuracy if sigma == 0.1 else 0.95
             for attack in ("dlg", "strong"):
                 made = fabricate("dp", sigma, attack, "reconstruction", 8.0, error=0.5, seed=number, accuracy=learnt,
                                  adaptive=attack == "strong")  # fmt: skip
-                found.append(made)
-        return found
+                verdict.append(made)
+        return verdict
 
     records = [record for number, accuracy in enumerate((0.94, 0.3, 0.95)) for record in seed(number, accuracy)]
     mine = [r for r in records if r.config.defense.id == "dp"]
@@ -219,8 +219,8 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
         assert list(mark.get_ydata()) == [0.3]
     [alone] = check_claims({"dp": (claim,)}, seed(0, 0.3), [])
     assert alone.finding.verdict == "falls", "one seed says nothing of others"
-    [found] = check_claims({"dp": (claim,)}, records, [])
-    assert (found.finding.verdict, found.evaluations) == ("holds", 2)
+    [verdict] = check_claims({"dp": (claim,)}, records, [])
+    assert (verdict.finding.verdict, verdict.evaluations) == ("holds", 2)
 
 
 def test_top5_is_the_share_of_the_five_likeliest_and_kept_of_more_than_ten_classes():
@@ -231,9 +231,9 @@ def test_top5_is_the_share_of_the_five_likeliest_and_kept_of_more_than_ten_class
     assert share == 0.5 and (ends.low, ends.high) == (clopper_pearson(2, 4).low, clopper_pearson(2, 4).high)
     plain = utility([0.9])
     assert "accuracy_top5" not in plain.model_dump(mode="json"), "records of ten classes stay as they were"
-    found = plain.model_copy(update={"accuracy_top5": 0.5, "accuracy_top5_low": 0.1, "accuracy_top5_high": 0.9})
-    assert Utility.model_validate_json(json.dumps(found.model_dump(mode="json"))) == found
-    assert found.figure("accuracy_top5") == (0.5, 0.1, 0.9)
+    result = plain.model_copy(update={"accuracy_top5": 0.5, "accuracy_top5_low": 0.1, "accuracy_top5_high": 0.9})
+    assert Utility.model_validate_json(json.dumps(result.model_dump(mode="json"))) == result
+    assert result.figure("accuracy_top5") == (0.5, 0.1, 0.9)
 
 
 def test_a_claim_of_top5_is_judged_by_top5(fabricate):
@@ -242,8 +242,8 @@ def test_a_claim_of_top5_is_judged_by_top5(fabricate):
     worse = {"accuracy_top5": 0.5, "accuracy_top5_low": 0.48, "accuracy_top5_high": 0.52}
     claim = Claim("accuracy_top5", 0.9, "", "", None, "Table 1", undefended=0.9)
 
-    def judged(given):
-        return check_claims({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
+    def judged(values):
+        return check_claims({"dp": (claim,)}, [marked(none, **five), marked(mine, **values)], [])[0]
 
     assert judged(worse).finding.verdict == "falls" != judged(five).finding.verdict
     assert isinstance(judged({}), Unchecked), "a record of before says nothing of five"

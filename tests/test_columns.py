@@ -79,8 +79,8 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     for name in ("leaderboard.csv", "worst_case.csv"):
         head = next(csv.reader(io.StringIO(files.read(name).decode())))
         assert head and not set(head) - explained(), name
-    told = {metric.name for record in open_results(part).load_all() for metric in record.metrics}
-    assert not {name for name in told if not name.startswith("auc_")} - set(METRICS)
+    values = {metric.name for record in open_results(part).load_all() for metric in record.metrics}
+    assert not {name for name in values if not name.startswith("auc_")} - set(METRICS)
 
 
 @pytest.mark.skipif(not WORSTS, reason="the committed boards are not here")
@@ -133,11 +133,11 @@ def altered(config, names):
         "role": {"role": "pilot"}, "kind": {"attack": {"kind": "membership"}},
     }  # fmt: skip
     assert set(changes) == set(ROW), "a field of the key that no column is asked about"
-    found = config.model_dump(by_alias=True)
+    result = config.model_dump(by_alias=True)
     for name in names:
         for field, value in changes[name].items():
-            found[field] = merged(found.get(field), value)
-    return CellConfig.model_validate(found)
+            result[field] = merged(result.get(field), value)
+    return CellConfig.model_validate(result)
 
 
 def merged(old, new):
@@ -148,8 +148,8 @@ def merged(old, new):
 
 def keys_of(records):
     """Return the key columns of the boards' rows as they are written, those of every question."""
-    found = boards_of(records, no_claims)
-    rows = [row for board in found for row in worst_rows([board])]
+    ranked = boards_of(records, no_claims)
+    rows = [row for board in ranked for row in worst_rows([board])]
     return [tuple(json.dumps(row[name]) for name in KEYS) for row in rows]
 
 
@@ -174,8 +174,8 @@ def test_no_two_rows_have_equal_key_columns(one, shared, each):
     records = [of(one, altered(one.config, names)) for names in (shared, *(shared ^ {name} for name in each))]
     records = [*{record.cell_id: record for record in records}.values()]
     rows = frame_of(records).by(ROW)
-    found = keys_of(records)
-    assert len(found) == len(rows) == len(set(found))
+    result = keys_of(records)
+    assert len(result) == len(rows) == len(set(result))
 
 
 @pytest.mark.parametrize("name", ROW)
@@ -195,12 +195,12 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
     records += [
         make("ppdl", 0.1, share=db, parameters={"theta": t}) for t, db in ((0.3, 12.0), (0.5, 12.0), (0.7, 19.0))
     ]
-    found = boards_of(records, no_claims)
-    rows = [row for row in table(worst_csv(found)) if row["defense"] == "ppdl"]
+    ranked = boards_of(records, no_claims)
+    rows = [row for row in table(worst_csv(ranked)) if row["defense"] == "ppdl"]
     assert {(row["control"], row["control_value"]) for row in rows} == {("sigma", "0.1")}
     ranks = {json.loads(row["parameters"])["theta"]: (row["rank_low"], row["rank_high"]) for row in rows}
     assert ranks == {0.3: ("1", "2"), 0.5: ("1", "2"), 0.7: ("3", "3")}
-    cells = {row["cell_id"]: row for row in table(csv_text(records, no_claims, found))}
+    cells = {row["cell_id"]: row for row in table(csv_text(records, no_claims, ranked))}
     for record in records:
         row, own = cells[record.cell_id], record.config.defense.parameters
         assert json.loads(row["parameters"]) == own and row["kind"] == "reconstruction"
@@ -211,8 +211,8 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
     result = SimpleNamespace(**about, answer=answer_of(records, harness))
     for cell in as_json(result)["cells"]:
         row = cells[cell["cell_id"]]
-        told = [row[name] for name in ("kind", "dataset", "role", "probe", "stage")]
-        assert [cell[name] for name in ("kind", "dataset", "role", "probe", "stage")] == told
+        values = [row[name] for name in ("kind", "dataset", "role", "probe", "stage")]
+        assert [cell[name] for name in ("kind", "dataset", "role", "probe", "stage")] == values
         assert cell["parameters"] == json.loads(row["parameters"])
         assert ["" if cell[end] is None else str(cell[end]) for end in ("rank_low", "rank_high")] == [
             row["rank_low"],
@@ -223,8 +223,8 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
 
 
 def test_columns_that_would_be_empty_are_left_out_and_a_table_without_rows_has_all(fabricate):
-    found = boards_of([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
-    (row,) = table(worst_csv(found))
+    ranked = boards_of([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
+    (row,) = table(worst_csv(ranked))
     assert {"role", "references", "worst_lpips_mean", "rank_low"} & set(row) == set() and row["reliable"] == "false"
     assert next(csv.reader(io.StringIO(worst_csv([])))) == [column.name for column in WORST]
     full = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", role="pilot")

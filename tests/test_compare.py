@@ -58,39 +58,39 @@ def half_noise(run):
     """The same defense at the same parameters, whose code adds half the noise."""
     whole = DP.local_gradient
 
-    def halved(self, *given):
-        return whole(dataclasses.replace(self, sigma=self.sigma / 2), *given)
+    def halved(self, *values):
+        return whole(dataclasses.replace(self, sigma=self.sigma / 2), *values)
 
     return run((DP, "local_gradient", halved))
 
 
 def test_half_the_noise_is_a_regression_and_in_the_worst_case_too(baseline, half_noise):
-    found = compare(baseline, half_noise)
-    assert found.exit_code == 1 and "REGRESSION" in found.verdict and "dp" in found.verdict
-    worse = {row.where.attack: row for row in found.regressions if row.metric == "psnr_median"}
+    comparison = compare(baseline, half_noise)
+    assert comparison.exit_code == 1 and "REGRESSION" in comparison.verdict and "dp" in comparison.verdict
+    worse = {row.where.attack: row for row in comparison.regressions if row.metric == "psnr_median"}
     assert {"analytic", "worst case of 2 attacks"} <= set(worse)
     gained = worse["analytic"].change
     assert gained is not None and 4 < gained.low <= gained.worse <= gained.high < 9, "half the noise is 6 dB"
-    assert all(row.status == "ok" for row in found.rows if row.where.defense in ("none", "full_noise"))
+    assert all(row.status == "ok" for row in comparison.rows if row.where.defense in ("none", "full_noise"))
     back = compare(half_noise, baseline)
     assert {row.metric for row in back.regressions} <= {"accuracy"}, "twice the noise may well cost some"
     assert any(row.metric == "psnr_median" for row in back.of("improved"))
 
 
 def test_an_identical_rerun_has_nothing_to_report(baseline, run):
-    found = compare(baseline, run())
-    assert found.exit_code == 0 and not found.faults and {row.status for row in found.rows} == {"ok"}
-    assert {row.where.defense for row in found.rows} == {"none", "full_noise", "dp"}
+    comparison = compare(baseline, run())
+    assert comparison.exit_code == 0 and not comparison.faults and {row.status for row in comparison.rows} == {"ok"}
+    assert {row.where.defense for row in comparison.rows} == {"none", "full_noise", "dp"}
 
 
 def test_an_attack_that_got_weaker_is_a_harness_fault_and_no_verdict_on_the_defense(baseline, run):
     """The same attack at the same version and parameters, whose code stops after one step."""
     whole = DLG.run
-    weak = run((DLG, "run", lambda self, *given: whole(dataclasses.replace(self, budget=1), *given)))
-    found = compare(baseline, weak)
-    assert found.exit_code == 3 and any("weaker" in fault and "dlg" in fault for fault in found.faults)
-    assert not found.regressions and not [r for r in found.of("improved", "ok") if r.where.defense == "dp"]
-    assert "nothing is concluded" in found.verdict
+    weak = run((DLG, "run", lambda self, *values: whole(dataclasses.replace(self, budget=1), *values)))
+    comparison = compare(baseline, weak)
+    assert comparison.exit_code == 3 and any("weaker" in fault and "dlg" in fault for fault in comparison.faults)
+    assert not comparison.regressions and not [r for r in comparison.of("improved", "ok") if r.where.defense == "dp"]
+    assert "nothing is concluded" in comparison.verdict
     assert any("stronger" in note for note in compare(weak, baseline).notes)
 
 
@@ -128,8 +128,11 @@ def versus(controls, tmp_path):
 def test_a_dropped_mask_is_found(cell, versus):
     """A server that reads sums alone, and the same protocol when its masks are gone."""
     base, new = (cell("pbpfl_ext", 10.0, share, error=error) for share, error in ((7.0, 0.9), (35.0, 0.02)))
-    found = versus([base], [new])
-    assert found.exit_code == 1 and {row.metric for row in found.regressions} == {"psnr_median", "share_above_20db"}
+    comparison = versus([base], [new])
+    assert comparison.exit_code == 1 and {row.metric for row in comparison.regressions} == {
+        "psnr_median",
+        "share_above_20db",
+    }
 
 
 def drawn_anew(record):
@@ -156,16 +159,16 @@ CHANGED = {
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_what_differs_makes_a_row_incomparable_and_is_named(cell, versus, key):
-    found = versus([cell()], [CHANGED[key](cell())])
-    row = next(row for row in found.rows if row.where.defense == "dp")
-    assert found.exit_code == 3 and row.status == "incomparable" and key in row.note, row.note
+    comparison = versus([cell()], [CHANGED[key](cell())])
+    row = next(row for row in comparison.rows if row.where.defense == "dp")
+    assert comparison.exit_code == 3 and row.status == "incomparable" and key in row.note, row.note
 
 
 def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell, versus):
     later = configured(cell(), "defense", version="2")
-    found = versus([cell()], [later])
-    rows = [row for row in found.rows if row.where.defense == "dp"]
-    assert found.exit_code == 0 and rows and all("version 1 -> 2" in row.note for row in rows)
+    comparison = versus([cell()], [later])
+    rows = [row for row in comparison.rows if row.where.defense == "dp"]
+    assert comparison.exit_code == 0 and rows and all("version 1 -> 2" in row.note for row in rows)
     with pytest.raises(UsageError, match=r"NEW holds 'dp' in versions '(1|2)' and '(1|2)'"):
         join([cell()], [cell(), later])
 
@@ -181,8 +184,8 @@ def test_what_is_left_over_meets_the_cell_that_differs_least_and_no_oracle(cell)
 
 def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(cell, versus):
     good, bad = cell(), cell(status="failed")
-    found = versus([good], [bad])
-    assert found.exit_code == 4 and "failed in NEW: it broke" in found.of("missing")[0].note
+    comparison = versus([good], [bad])
+    assert comparison.exit_code == 4 and "failed in NEW: it broke" in comparison.of("missing")[0].note
     back = versus([bad], [good])
     assert back.exit_code == 3 and back.of("unjudged")[0].note == "failed in BASELINE"
     assert "UNDECIDABLE: dp: none of its 1 rows was judged" in back.verdict and "1 unjudged" in back.verdict
@@ -191,22 +194,24 @@ def test_cells_that_failed_are_missing_and_those_that_had_failed_are_not_judged(
 def test_a_baseline_in_which_nothing_can_be_judged_is_never_green(cell, controls, versus):
     alone = versus([], [])
     assert alone.exit_code == 3 and "Nothing was judged" in alone.verdict
-    found = versus([cell("none", None, status="failed"), controls[1], cell()], [*controls, cell()], controlled=False)
-    assert found.exit_code == 3 and "none: none of its 1 rows was judged" in found.verdict
+    comparison = versus(
+        [cell("none", None, status="failed"), controls[1], cell()], [*controls, cell()], controlled=False
+    )
+    assert comparison.exit_code == 3 and "none: none of its 1 rows was judged" in comparison.verdict
     half = versus([cell(), cell(value=0.2, status="failed")], [cell()])
     assert half.exit_code == 0 and "1 unjudged" in half.verdict, "the other point was judged; the verdict counts this"
 
 
-def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, asked):
+def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, rescored):
     base = [cell(seed=seed) for seed in (0, 1, 2)]
     joined = join(base, base)
     assert len(joined.pairs) == 1 and joined.pairs[0].seeds == (0, 1, 2)
     assert "seed 2 is not in NEW" in join(base, base[:2]).left[0].reason
     extra = join(base[:2], base)
     assert extra.pairs[0].seeds == (0, 1) and extra.left[0].status == "new"
-    shifted = [asked(r, victims=[v.model_copy(update={"psnr": v.psnr + 3}) for v in r.victims]) for r in base]
-    found = change(base, shifted, ALL_RULES[0], "key")
-    assert found.worse == pytest.approx(3) and found.n == 72 and "3 seeds" in found.method
+    shifted = [rescored(r, victims=[v.model_copy(update={"psnr": v.psnr + 3}) for v in r.victims]) for r in base]
+    result = change(base, shifted, ALL_RULES[0], "key")
+    assert result.worse == pytest.approx(3) and result.n == 72 and "3 seeds" in result.method
     attacks = [cell(seed=seed, attack=attack) for seed in (0, 1) for attack in ("dlg", "ig")]
     lost = [*attacks, cell(seed=2, status="failed")]
     assert next(p for p in join(lost, attacks).pairs if p.where.attack == "dlg").seeds == (0, 1)
@@ -218,9 +223,9 @@ def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, asked):
 def test_a_missing_cell_is_named_and_a_new_one_listed_which_is_no_regression_however_strong_the_attack(cell, versus):
     base = [cell(), cell(attack="ig", share=11.0)]
     more = [*base, cell(attack="gifd", share=40.0)]
-    found = versus(base, more)
-    assert found.exit_code == 0 and [row.where.attack for row in found.of("new")] == ["gifd"]
-    assert any(row.where.attack == "worst case of 2 attacks" for row in found.rows)
+    comparison = versus(base, more)
+    assert comparison.exit_code == 0 and [row.where.attack for row in comparison.of("new")] == ["gifd"]
+    assert any(row.where.attack == "worst case of 2 attacks" for row in comparison.rows)
     lost = versus(more, base)
     assert lost.exit_code == 4 and [row.where.attack for row in lost.of("missing")] == ["gifd"]
     assert "MISSING" in lost.verdict and "not in NEW" in report.row_summary(lost.of("missing")[0])
@@ -228,8 +233,8 @@ def test_a_missing_cell_is_named_and_a_new_one_listed_which_is_no_regression_how
 
 def test_noise_that_can_be_read_is_a_harness_fault(cell, controls, versus):
     loud = [controls[0], cell("full_noise", None, 40.0), cell()]
-    found = versus([*controls, cell()], loud, controlled=False)
-    assert found.exit_code == 3 and any("full_noise" in fault for fault in found.faults)
+    comparison = versus([*controls, cell()], loud, controlled=False)
+    assert comparison.exit_code == 3 and any("full_noise" in fault for fault in comparison.faults)
     alone = versus([cell()], [cell()], controlled=False)
     assert alone.exit_code == 3 and alone.faults, "without controls nothing is vouched for"
 
@@ -243,8 +248,8 @@ def trained(record, accuracy, n=10_000):
 
 def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_undefended_model(cell, controls, versus):
     base = [trained(r, 0.95) for r in (*controls, cell())]
-    found = versus(base, [*base[:2], trained(base[2], 0.90)], controlled=False)
-    assert found.exit_code == 1 and [row.metric for row in found.regressions] == ["accuracy"]
+    comparison = versus(base, [*base[:2], trained(base[2], 0.90)], controlled=False)
+    assert comparison.exit_code == 1 and [row.metric for row in comparison.regressions] == ["accuracy"]
     fault = versus(base, [trained(base[0], 0.90), *base[1:]], controlled=False)
     assert fault.exit_code == 3 and "Training of the undefended model got worse" in fault.faults[0]
 
@@ -254,10 +259,10 @@ def test_the_claimed_epsilon_is_compared_as_stated(cell, versus):
         return cell("dp_sgd", 1.0, 9.0, epsilon=epsilon)
 
     for epsilon, code in ((2.2, 0), (2.3, 1), (1.0, 0), (None, 1)):
-        found = versus([at(2.0)], [at(epsilon)])
-        assert found.exit_code == code, epsilon
-        assert [row.metric for row in found.regressions] == ["epsilon_claimed"] * code
-    assert "no guarantee in NEW" in found.regressions[0].note
+        comparison = versus([at(2.0)], [at(epsilon)])
+        assert comparison.exit_code == code, epsilon
+        assert [row.metric for row in comparison.regressions] == ["epsilon_claimed"] * code
+    assert "no guarantee in NEW" in comparison.regressions[0].note
 
 
 def test_cap_is_that_of_the_board_and_falls_with_the_distance(cell, controls, versus):
@@ -265,8 +270,8 @@ def test_cap_is_that_of_the_board_and_falls_with_the_distance(cell, controls, ve
     row = next(row for row in versus(base, new).rows if row.metric == "cap")
     assert row.where.value is None and row.change is not None and row.status == "regression"
     for level, records in ((row.change.base, base), (row.change.new, new)):
-        told = [cap.main.value for cap in caps([*controls, *records]).values() if cap.main.value is not None]
-        assert told and told == pytest.approx([level] * len(told))
+        values = [cap.main.value for cap in caps([*controls, *records]).values() if cap.main.value is not None]
+        assert values and values == pytest.approx([level] * len(values))
     assert not [r for r in rows_of(join(base, new[:-1])) if r.metric == "cap"], "half a grid has no CAP"
 
 
@@ -304,15 +309,15 @@ def test_markdown_shows_names_as_they_are_and_links_nothing(text):
         assert linked not in page, "GitHub would make a link or a mention of it"
 
 
-@pytest.mark.parametrize(("content", "told"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0)])
-def test_cells_of_several_states_of_the_code_are_told(cell, controls, tmp_path, content, told):
+@pytest.mark.parametrize(("content", "message"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0)])
+def test_cells_of_several_states_of_the_code_are_told(cell, controls, tmp_path, content, message):
     base, new = (written(tmp_path / name, *controls, cell()) for name in ("base", "new"))
     (new / SOURCES_FILE).write_text(content)
-    found = compare(base, new)
-    assert found.exit_code == 0 and len(found.warnings) == told
-    lines = [line for line in machine.workflow_commands(found) if line.startswith("::warning ")]
-    assert len(lines) == told and all("several states of the code" in line for line in lines)
-    assert ("several states of the code" in report.markdown(found)) == bool(told)
+    comparison = compare(base, new)
+    assert comparison.exit_code == 0 and len(comparison.warnings) == message
+    lines = [line for line in machine.workflow_commands(comparison) if line.startswith("::warning ")]
+    assert len(lines) == message and all("several states of the code" in line for line in lines)
+    assert ("several states of the code" in report.markdown(comparison)) == bool(message)
 
 
 def test_the_command_writes_what_is_asked_for(baseline, half_noise, tmp_path, capsys, monkeypatch):
@@ -329,8 +334,8 @@ def test_the_command_writes_what_is_asked_for(baseline, half_noise, tmp_path, ca
     assert int(suite.get("failures", 0)) == len(compare(baseline, half_noise).regressions)
     with pytest.raises(typer.Exit):
         command(baseline, half_noise, json_=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["exit_code"] == 1 and {row["status"] for row in told["rows"]} >= {"ok", "regression"}
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == 1 and {row["status"] for row in document["rows"]} >= {"ok", "regression"}
     command(baseline, baseline)
     assert "No regression was found" in capsys.readouterr().out
     with pytest.raises(UsageError, match="give one of them"):
@@ -354,11 +359,13 @@ def test_folders_that_cannot_be_compared_are_refused(cell, tmp_path):
 
 def test_too_few_victims_are_never_green_where_they_look_worse(cell, gained, versus):
     base = cell(n=4)
-    found = versus([base], [gained(base, 9.0)])
-    row = next(row for row in found.rows if row.blind)
-    assert found.exit_code == 3 and not found.faults and row.status == "inconclusive" and row.needed is not None
-    assert "4 victims are too few" in found.verdict and f"it takes {row.needed}" in found.verdict
-    assert "too few victims for 2 rows" in report.row_summary(row) and "undecidable" in report.markdown(found)
+    comparison = versus([base], [gained(base, 9.0)])
+    row = next(row for row in comparison.rows if row.blind)
+    assert (
+        comparison.exit_code == 3 and not comparison.faults and row.status == "inconclusive" and row.needed is not None
+    )
+    assert "4 victims are too few" in comparison.verdict and f"it takes {row.needed}" in comparison.verdict
+    assert "too few victims for 2 rows" in report.row_summary(row) and "undecidable" in report.markdown(comparison)
     for n, code in ((row.needed - 1, 3), (row.needed, 1)):
         base = cell(n=n)
         assert versus([base], [gained(base, 9.0)]).exit_code == code, "as many as it says are enough, one less not"

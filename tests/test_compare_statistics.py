@@ -44,16 +44,16 @@ def test_mcnemar_and_holm_give_the_published_figures():
     assert mid_p(1, 7) == pytest.approx(0.0391, abs=5e-5) and mid_p(0, 0) == 1 and mid_p(3, 3) == pytest.approx(0.84375)
     base, new = np.zeros(21), np.zeros(21)
     base[:1], new[1:8] = 1, 1
-    found, mirrored = (mcnemar(plain_sample(base, new), safer) for safer in (False, True))
-    assert (found.worse, found.low, found.high) == (pytest.approx(6 / 21), pytest.approx(0.0134, abs=1e-4),
+    result, mirrored = (mcnemar(plain_sample(base, new), safer) for safer in (False, True))
+    assert (result.worse, result.low, result.high) == (pytest.approx(6 / 21), pytest.approx(0.0134, abs=1e-4),
                                                    pytest.approx(0.5084, abs=1e-4))  # fmt: skip
-    assert (mirrored.worse, mirrored.low, mirrored.high) == (-found.worse, -found.high, -found.low)
+    assert (mirrored.worse, mirrored.low, mirrored.high) == (-result.worse, -result.high, -result.low)
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == [] and holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
 
 
 def members(generator, shift, canaries=False, n=600):
-    found = []
+    results = []
     for index in range(n):
         member = index % 2 == 0
         score = round(float(generator.normal(shift * member)), 1)  # ties
@@ -61,28 +61,30 @@ def members(generator, shift, canaries=False, n=600):
         silent = canaries and abs(score) < 0.5
         half = index // 2 % 2 if index < n - 40 else 0  # halves of unequal size
         decision = None if silent else score > shift / 2
-        found.append(MemberScore(index=index, half=half, member=member, score=score, decision=decision, family=family))
-    return found
+        results.append(
+            MemberScore(index=index, half=half, member=member, score=score, decision=decision, family=family)
+        )
+    return results
 
 
 @pytest.mark.parametrize("canaries", [False, True])
-def test_membership_statistics_are_those_of_the_records(cell, asked, canaries):
+def test_membership_statistics_are_those_of_the_records(cell, rescored, canaries):
     generator = np.random.default_rng(3)
     shape = cell(kind="membership", share=0.5, n=None)
-    base, new = (asked(shape, victims=members(generator, shift, canaries)) for shift in (0.5, 1.5))
-    told = [one for one in rules_for(base) if (m := base.metric(one.metric)) is not None and m.value is not None]
-    for one in told:
-        found = change([base], [new], one, "key")
+    base, new = (rescored(shape, victims=members(generator, shift, canaries)) for shift in (0.5, 1.5))
+    values = [one for one in rules_for(base) if (m := base.metric(one.metric)) is not None and m.value is not None]
+    for one in values:
+        outcome = change([base], [new], one, "key")
         levels = [record.metric(one.metric).value for record in (base, new)]
-        assert [found.base, found.new] == pytest.approx(levels), one
-        assert found.low <= found.worse <= found.high or found.worse == pytest.approx(found.high)
+        assert [outcome.base, outcome.new] == pytest.approx(levels), one
+        assert outcome.low <= outcome.worse <= outcome.high or outcome.worse == pytest.approx(outcome.high)
     plain, audit = {"asr", "auc", "tpr_at_1pct_fpr"}, {"auc", "tpr_at_1pct_fpr", "canary_auc", "epsilon_lower"}
-    assert {one.metric for one in told} - {"canary_tpr_at_1pct_fpr"} == (audit if canaries else plain)
+    assert {one.metric for one in values} - {"canary_tpr_at_1pct_fpr"} == (audit if canaries else plain)
 
 
-def test_resamples_keep_strata_and_are_those_of_numpy(cell, asked):
+def test_resamples_keep_strata_and_are_those_of_numpy(cell, rescored):
     generator = np.random.default_rng(0)
-    record = asked(cell(kind="membership", share=0.5, n=None), victims=members(generator, 1.0))
+    record = rescored(cell(kind="membership", share=0.5, n=None), victims=members(generator, 1.0))
     sample = sample_of(record, record, rule("auc"))
     drawn = resampling_counts(sample, 50, np.random.default_rng(1))
     assert (drawn[0] == 1).all() and drawn.shape == (51, 600)
@@ -90,56 +92,58 @@ def test_resamples_keep_strata_and_are_those_of_numpy(cell, asked):
         places = sample.stratum == stratum
         assert (drawn[:, places].sum(axis=1) == places.sum()).all()
     values = generator.normal(size=600)
-    wanted = [np.median(np.repeat(values, row.astype(int))) for row in drawn]
-    np.testing.assert_allclose(resampled_statistic(sample, values, "median", drawn), wanted)
+    expected = [np.median(np.repeat(values, row.astype(int))) for row in drawn]
+    np.testing.assert_allclose(resampled_statistic(sample, values, "median", drawn), expected)
 
 
-def test_victims_of_one_batch_are_drawn_together(cell, asked):
+def test_victims_of_one_batch_are_drawn_together(cell, rescored):
     def labels(hits):
         return [LabelScore(probe=i // 8, client=0, index=i % 8, label=i < hits) for i in range(96)]
 
-    base, new = (asked(cell(kind="label", share=0.5), victims=labels(hits)) for hits in (16, 48))
+    base, new = (rescored(cell(kind="label", share=0.5), victims=labels(hits)) for hits in (16, 48))
     together = change([base], [new], rule("label_accuracy"), "key")
     assert "units" in together.method and together.worse == pytest.approx(1 / 3)
-    alone = [asked(r, victims=[v.model_copy(update={"probe": v.probe * 8 + v.index, "index": 0}) for v in r.victims])
-             for r in (base, new)]  # fmt: skip
+    places = [
+        [v.model_copy(update={"probe": v.probe * 8 + v.index, "index": 0}) for v in r.victims] for r in (base, new)
+    ]
+    alone = [rescored(r, victims=victims) for r, victims in zip((base, new), places, strict=True)]
     apart = change(alone[:1], alone[1:], rule("label_accuracy"), "key")
     assert "McNemar" in apart.method and apart.high - apart.low < 0.6 * (together.high - together.low)
 
 
-def test_a_row_is_resampled_by_what_it_is_about_alone(cell, asked):
+def test_a_row_is_resampled_by_what_it_is_about_alone(cell, rescored):
     generator = np.random.default_rng(5)
     record = cell(n=30)
     moved = [v.model_copy(update={"psnr": v.psnr + float(generator.normal())}) for v in record.victims]
-    new = asked(record, victims=moved)
+    new = rescored(record, victims=moved)
     one, two, other = (change([record], [new], ALL_RULES[0], key) for key in ("a", "a", "b"))
     assert one == two and one.worse == other.worse and (one.low, one.high) != (other.low, other.high)
-    backward = asked(record, victims=moved[::-1])
+    backward = rescored(record, victims=moved[::-1])
     assert change([record], [backward], ALL_RULES[0], "a") == one, "victims are lined up by what they are, not by place"
-    other_client = asked(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])
+    other_client = rescored(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])
     with pytest.raises(ValueError, match="other victims"):
         sample_of(record, other_client, ALL_RULES[0])
 
 
-def test_few_victims_cannot_be_significant_beyond_an_exact_test(cell, asked):
+def test_few_victims_cannot_be_significant_beyond_an_exact_test(cell, rescored):
     record = cell(n=4)
-    new = asked(record, victims=[v.model_copy(update={"psnr": v.psnr + 9}) for v in record.victims])
-    found = change([record], [new], ALL_RULES[0], "key")
-    assert found.worse == found.low == found.high == 9 and found.p == 2.0**-3
+    new = rescored(record, victims=[v.model_copy(update={"psnr": v.psnr + 9}) for v in record.victims])
+    outcome = change([record], [new], ALL_RULES[0], "key")
+    assert outcome.worse == outcome.low == outcome.high == 9 and outcome.p == 2.0**-3
     base, new = (cell("none", None, share) for share in (90.0, 61.0))
     assert change([base], [new], ALL_RULES[0], "key").certain, "exact copies are alike whatever their decibels"
 
 
 def test_independent_intervals_add_in_quadrature():
     base, new = [ModelFigure(0.9, 0.88, 0.92, 500)], [ModelFigure(0.8, 0.77, 0.83, 500)]
-    found = unpaired(base, new, safer=True)
+    outcome = unpaired(base, new, safer=True)
     low, high = 0.1 - (0.02**2 + 0.03**2) ** 0.5, 0.1 + 1300**0.5 / 1000
-    assert [found.worse, found.low, found.high] == pytest.approx([0.1, low, high])
-    assert found.p < 0.001 and unpaired(base, base, safer=True).p == 1
+    assert [outcome.worse, outcome.low, outcome.high] == pytest.approx([0.1, low, high])
+    assert outcome.p < 0.001 and unpaired(base, base, safer=True).p == 1
     assert unpaired(base, new, safer=False).worse == pytest.approx(-0.1)
 
 
-def test_two_trainings_of_one_defense_differ_too(cell, asked):
+def test_two_trainings_of_one_defense_differ_too(cell, rescored):
     """What a model's victims share is no evidence about the defense, however many they are; seeds are."""
 
     def pair(n, stage):
@@ -165,10 +169,10 @@ def test_the_number_that_would_decide_does(cell):
 
     def verdict(n):
         base = generator.normal(15, 4, size=n)
-        found = bootstrapped([plain_sample(base, base + generator.normal(0, 2, size=n))], ALL_RULES[0], "key")
-        return judged_rows([ComparedRow(where_of(record.config), "psnr_median", "all", "ok", found, 0.5, "", record)])[
-            0
-        ]
+        outcome = bootstrapped([plain_sample(base, base + generator.normal(0, 2, size=n))], ALL_RULES[0], "key")
+        return judged_rows(
+            [ComparedRow(where_of(record.config), "psnr_median", "all", "ok", outcome, 0.5, "", record)]
+        )[0]
 
     few = [verdict(20) for _ in range(20)]
     asking = sorted(row.needed for row in few if row.status == "inconclusive" and row.needed)

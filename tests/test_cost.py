@@ -33,10 +33,10 @@ class Hoarder(Defense):
     name: ClassVar[str] = "hoarder"
 
     def compute(self, plan, job):
-        held = []
+        blocks = []
         for _ in range(self.megabytes):
-            held = [*held, torch.zeros(MEGA // 4)] if self.at_once else [torch.zeros(MEGA // 4)]
-        return {name: value * 0 + sum(h[0] for h in held) for name, value in job.start.items()}
+            blocks = [*blocks, torch.zeros(MEGA // 4)] if self.at_once else [torch.zeros(MEGA // 4)]
+        return {name: value * 0 + sum(h[0] for h in blocks) for name, value in job.start.items()}
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Counted(Defense):
     name: ClassVar[str] = "counted"
     did: ClassVar[list[str]] = []
 
-    def prepare(self, *given):
+    def prepare(self, *args):
         self.did.append("prepare")
-        return super().prepare(*given)
+        return super().prepare(*args)
 
-    def compute(self, *given):
+    def compute(self, *args):
         self.did.append("compute")
-        return super().compute(*given)
+        return super().compute(*args)
 
-    def upload(self, *given):
+    def upload(self, *args):
         self.did.append("upload")
-        return super().upload(*given)
+        return super().upload(*args)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -69,10 +69,10 @@ def test_the_peak_is_what_is_held_at_a_time_to_the_byte():
         del first
         return torch.zeros(500)
 
-    held = torch.zeros(10_000)
+    blocks = torch.zeros(10_000)
     assert cost.peak_bytes(together, CPU) == 8000
     assert cost.peak_bytes(in_turn, CPU) == 4000
-    assert cost.peak_bytes(lambda: held[:5], CPU) == 0, "what was there before does not count, nor does a view of it"
+    assert cost.peak_bytes(lambda: blocks[:5], CPU) == 0, "what was there before does not count, nor does a view of it"
 
 
 def test_garbage_in_cycles_of_before_is_not_freed_into_the_count():
@@ -102,10 +102,10 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name, federate, p
     if name == "pbpfl":
         plan = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}))
     fed = federate(make_defense(name, {"k": 20} if name == "baffle" else {}), plan=plan)
-    found = [cost.peak_memory(cost.measured_client(fed)) for _ in range(2)]
-    assert found[0] == found[1] > 0
+    results = [cost.peak_memory(cost.measured_client(fed)) for _ in range(2)]
+    assert results[0] == results[1] > 0
     client = cost.measured_client(fed)
-    assert cost.peak_memory(client) == cost.peak_memory(client, steps=3) == found[0]
+    assert cost.peak_memory(client) == cost.peak_memory(client, steps=3) == results[0]
 
 
 def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate, plan):
@@ -145,7 +145,7 @@ def test_of_two_steps_a_round_both_are_replayed(federate):
 
 
 def test_a_round_that_cannot_be_sent_costs_nothing_that_can_be_told(federate, plan, monkeypatch):
-    def upload(self, *given):
+    def upload(self, *args):
         raise Overflow("too large")
 
     monkeypatch.setattr(Counted, "upload", upload)
@@ -170,23 +170,23 @@ def test_the_ratio_is_the_median_over_pairs_in_turn(federate, monkeypatch):
     monkeypatch.setattr(cost, "ENOUGH_S", 0.0)
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     acted = clock(monkeypatch, 4.0, 2.0, 9.0, 3.0, 60.0, 20.0)
-    found = cost.relative_time(client, beside)
+    ratio = cost.relative_time(client, beside)
     assert [c is client for c in acted] == [True, False] * 10
-    assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 9, 2.0, 3.0)
-    assert (found.seconds, found.undefended_seconds) == (9.0, 3.0)
+    assert (ratio.ratio, ratio.pairs, ratio.low, ratio.high) == (3.0, 9, 2.0, 3.0)
+    assert (ratio.seconds, ratio.undefended_seconds) == (9.0, 3.0)
     monkeypatch.setattr(cost, "BUDGET_S", 0.0)  # one pair is measured whatever it takes, and has no interval
     clock(monkeypatch, 6.0, 2.0)
-    found = cost.relative_time(client, beside)
-    assert (found.ratio, found.pairs, found.low, found.high) == (3.0, 1, None, None)
+    ratio = cost.relative_time(client, beside)
+    assert (ratio.ratio, ratio.pairs, ratio.low, ratio.high) == (3.0, 1, None, None)
 
 
 def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(federate, monkeypatch):
     client, beside = cost.measured_client(federate(Counted())), cost.measured_client(federate(Defense()))
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     Counted.did.clear()
-    found = cost.relative_time(client, beside)
-    assert Counted.did == ["prepare", "compute", "upload"] * (found.pairs + 1)
-    assert found.ratio > 0 and found.machine and found.threads == torch.get_num_threads()
+    ratio = cost.relative_time(client, beside)
+    assert Counted.did == ["prepare", "compute", "upload"] * (ratio.pairs + 1)
+    assert ratio.ratio > 0 and ratio.machine and ratio.threads == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(("count", "bounds"), [(1, None), (5, None), (6, (0, 5)), (9, (1, 7)), (100, (39, 60))])
@@ -235,11 +235,11 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     elsewhere = fabricate("none", None, "dlg", "reconstruction", bytes_up=1.0, clients=3)
     mine = spent(fabricate("pbpfl", 10.0, "dlg", "reconstruction", bytes_up=500.0), memory_peak=10)
     lone = fabricate("pbpfl", 10.0, "dlg", "reconstruction", seed=1)
-    found = relative_costs([elsewhere, none, mine, lone])
-    of = found[mine.cell_id]
+    result = relative_costs([elsewhere, none, mine, lone])
+    of = result[mine.cell_id]
     assert (of.up, of.down, of.memory) == (0.25, 1.0, 0.2)
-    assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
-    assert found[lone.cell_id].up is None
+    assert result[none.cell_id].up == result[none.cell_id].memory == 1.0
+    assert result[lone.cell_id].up is None
     some, silent = (Cost(bytes_up=up, bytes_down=1, bytes_setup=0) for up in (1, 0))
     assert cost_ratios(some, silent).up is None
 
@@ -248,8 +248,8 @@ def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):
     none = spent(fabricate("none", None, "dlg", "reconstruction", bytes_up=1000.0), memory_peak=100)
     mine = spent(fabricate("pbpfl", 1.0, "dlg", "reconstruction", bytes_up=310.0), memory_peak=20)
     more = spent(fabricate("pbpfl", 2.0, "dlg", "reconstruction", bytes_up=400.0), memory_peak=20)
-    said = cost_sentence("pbpfl", [none, mine], lambda record: TIME)
-    assert said == "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)"
+    printed = cost_sentence("pbpfl", [none, mine], lambda record: TIME)
+    assert printed == "costs: up 0.31 of none's bytes, down 1.00; memory 0.20 of none's; time 12x (11-13x)"
     both = cost_sentence("pbpfl", [none, mine, more])
     assert both == "costs: up 0.31-0.40 of none's bytes, down 1.00; memory 0.20 of none's"
     assert cost_sentence("pbpfl", [none, spent(mine, memory_peak=None)]).endswith("down 1.00")

@@ -39,16 +39,16 @@ def image(probe, psnr, evaluations, path=()):
 
 def members(gap, seed, canary=None, silent=False):
     """Return 200 average candidates, and 3 x 70 canaries whose members lie `canary` higher."""
-    rng, found = np.random.default_rng(seed), []
+    rng, result = np.random.default_rng(seed), []
     families = [("average", gap, 200)] + [(name, canary or 0.0, 70) for name in ("blank", "noise", "wrong") if canary]
     for family, shift, count in families:
         for i in range(count):
-            index, member = len(found), i % 2 == 0
+            index, member = len(result), i % 2 == 0
             score = float(rng.normal() + shift * member)
             decision = None if silent and abs(score - 1) < 1.2 else score > 1
-            told = dict(score=score, decision=decision, family=family)
-            found.append(MemberScore(index=index, half=i // 2 % 2, member=member, **told))
-    return found
+            outcome = dict(score=score, decision=decision, family=family)
+            result.append(MemberScore(index=index, half=i // 2 % 2, member=member, **outcome))
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -66,19 +66,19 @@ def audited(fabricate):
 @pytest.fixture(scope="module")
 def searched(searching):
     """none and full_noise under two attacks, pbpfl at two control values under one."""
-    found = []
+    results = []
     for defense, value in (("none", None), ("full_noise", None), ("pbpfl", 10.0), ("pbpfl", 100.0)):
         top, path = (30.0, [(10, 8.0), (100, 22.0)]) if defense == "none" else (10.0, [(10, 8.0)])
-        found.append(searching(defense, value, "ig", scores=[image(i, top + i, 500, path) for i in range(4)]))
+        results.append(searching(defense, value, "ig", scores=[image(i, top + i, 500, path) for i in range(4)]))
         if value is None:
             some = [image(i, top, 100 * (i + 1)) for i in range(4)]
-            found.append(searching(defense, value, "dlg", scores=some))
-    return found
+            results.append(searching(defense, value, "dlg", scores=some))
+    return results
 
 
 @pytest.fixture(scope="module")
 def guessed(audited):
-    found = []
+    results = []
     for number, (defense, value) in enumerate((("none", None), ("full_noise", None), ("dp", 1.0), ("dp", 2.0))):
         gap, epsilon = 2.0 if defense == "none" else 0.0, 0.5 if defense == "dp" else None
         by = {
@@ -86,8 +86,8 @@ def guessed(audited):
             "mia_lira": members(gap / 2, 9 + number, canary=gap + 3),
             "audit_one_run": members(gap, 20 + number, canary=6.0, silent=True),
         }
-        found += [audited(defense, value, a, scores=v, control="sigma", epsilon=epsilon) for a, v in by.items()]
-    return found
+        results += [audited(defense, value, a, scores=v, control="sigma", epsilon=epsilon) for a, v in by.items()]
+    return results
 
 
 def only(records, kind):
@@ -119,8 +119,8 @@ def test_a_board_has_the_undefended_first_and_no_panel_of_full_noise(searched, s
     assert titles[0] == "none" and sorted(titles[1:]) == ["pbpfl kappa = 10", "pbpfl kappa = 100"]
     assert [line.attack for line in budget.panels[0][1]] == ["dlg", "ig"] and budget.title == "Budget, server/1"
     values = [searching("pbpfl", float(v), "ig", scores=[image(0, 10.0, 500)]) for v in range(PANELS + 1)]
-    found = budgets(only([*searched[:1], *values], "reconstruction"), "x")
-    assert [len(b.panels) for b in found] == [PANELS, 2] and found[1].title == "Budget, x, part 2"
+    result = budgets(only([*searched[:1], *values], "reconstruction"), "x")
+    assert [len(b.panels) for b in result] == [PANELS, 2] and result[1].title == "Budget, x, part 2"
 
 
 def test_rows_of_tables_have_no_decibels_and_no_curves(searching):
@@ -129,23 +129,23 @@ def test_rows_of_tables_have_no_decibels_and_no_curves(searching):
 
 
 def test_the_roc_of_each_row_is_its_strongest_attacks_by_kind_of_record(guessed):
-    (found,) = rocs(only(guessed, "membership"), "client/1")
-    names = {line.name.split(":")[0]: line.name.split(": ")[1] for line in found.canaries}
+    (points,) = rocs(only(guessed, "membership"), "client/1")
+    names = {line.name.split(":")[0]: line.name.split(": ")[1] for line in points.canaries}
     assert set(names) == {"none", "full_noise", "dp sigma = 1", "dp sigma = 2"}
     assert names["none"] == "audit_one_run", "its canaries lie 6 apart"
-    assert {line.members for line in found.average} == {100} and {line.others for line in found.canaries} == {105}
-    for line in (*found.average, *found.canaries):
+    assert {line.members for line in points.average} == {100} and {line.others for line in points.canaries} == {105}
+    for line in (*points.average, *points.canaries):
         assert (line.fpr[0], line.tpr[0], line.fpr[-1], line.tpr[-1]) == (0, 0, 1, 1)
         assert list(line.fpr) == sorted(line.fpr) and list(line.tpr) == sorted(line.tpr)
 
 
 def test_a_board_of_canaries_alone_draws_them_as_canaries(audited, fabricate):
     canaries = [v for v in members(0, 0, canary=2.0) if v.family != "average"]
-    (found,) = rocs(only([audited("none", None, "mia_loss", scores=canaries)], "membership"), "x")
-    assert not found.average and len(found.canaries) == 1
+    (points,) = rocs(only([audited("none", None, "mia_loss", scores=canaries)], "membership"), "x")
+    assert not points.average and len(points.canaries) == 1
     plain = fabricate("none", None, "mia_loss", "membership", scores=members(1.0, 0))
-    (found,) = rocs(only([plain], "membership"), "x")
-    assert not found.canaries and len(found.average) == 1
+    (points,) = rocs(only([plain], "membership"), "x")
+    assert not points.canaries and len(points.average) == 1
 
 
 def test_an_roc_is_drawn_in_steps_and_one_without_false_alarms_from_the_left_edge():

@@ -84,8 +84,8 @@ def expected(name: str, question: str) -> str:
 def test_the_battery_finds_what_is_right(name, question):
     off = OFF.get(name)
     trial = FewClients(make(name), None if off is None else tuple(off.items()))
-    found: Finding = ask(question, DEFENSE_PROPERTIES[question], trial)
-    assert found.outcome == expected(name, question), found.sentence
+    result: Finding = ask(question, DEFENSE_PROPERTIES[question], trial)
+    assert result.outcome == expected(name, question), result.sentence
 
 
 @pytest.mark.parametrize("name", sorted(UNFIT))
@@ -108,16 +108,16 @@ def test_what_a_search_minimizes_is_what_the_evidence_compares(name, measure):
     run = federate(make(name))
     victims = scene_victims(run)
     view = run.probe(victims.data).view("server/1")
-    for found in view.defense.evidence(view):
-        asked = found if found.measure == "hinge" else replace(found, measure=measure)
+    for evidence in view.defense.evidence(view):
+        question = evidence if evidence.measure == "hinge" else replace(evidence, measure=measure)
         data = torch.Generator().manual_seed(0)
-        slots, count, classes = len(asked.unit), victims.batch, run.plan.spec.classes
+        slots, count, classes = len(question.unit), victims.batch, run.plan.spec.classes
         x = torch.rand(1, slots * count, *run.plan.spec.shape, generator=data, dtype=torch.float64)
         y = one_hot(torch.randint(classes, (1, slots * count), generator=data), classes).double()
-        extra = torch.zeros(1, sum(math.prod(shape) for shape in asked.nuisance.values())).double()
-        search, only = objective([asked], run.plan, slots * count, torch.float64), torch.zeros(1, dtype=torch.int64)
-        told = discrepancy(asked, x[0], y[0], extra[0])
-        torch.testing.assert_close(search(x, y, extra, only)[0][0], told, rtol=1e-6, atol=1e-9)
+        extra = torch.zeros(1, sum(math.prod(shape) for shape in question.nuisance.values())).double()
+        search, only = objective([question], run.plan, slots * count, torch.float64), torch.zeros(1, dtype=torch.int64)
+        result = discrepancy(question, x[0], y[0], extra[0])
+        torch.testing.assert_close(search(x, y, extra, only)[0][0], result, rtol=1e-6, atol=1e-9)
 
 
 KEY = 32

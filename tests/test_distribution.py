@@ -59,15 +59,17 @@ TABLE = re.compile(r"^\[(?:project\.optional-dependencies|dependency-groups)\]\n
 def fetches(name, text):
     """Return what in the text of a file could make somebody's pip fetch the other package, as found."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    found = [match[0] for match in (*SAID.finditer(joined), *NEEDS.finditer(joined))]
+    results = [match[0] for match in (*SAID.finditer(joined), *NEEDS.finditer(joined))]
     for match in TOOL.finditer(joined):
         words = re.sub(r"""\\n|["',\\]""", " ", match["words"].partition("\n")[0]).split(";")[0].split()
-        found += [match[0].strip() for word in words if re.fullmatch(rf"{OTHER}(?:[\[=<>!~@].*)?", word, re.IGNORECASE)]
+        results += [
+            match[0].strip() for word in words if re.fullmatch(rf"{OTHER}(?:[\[=<>!~@].*)?", word, re.IGNORECASE)
+        ]
     for table in TABLE.finditer(joined):
-        found += re.findall(QUOTED, table[0])
+        results += re.findall(QUOTED, table[0])
     if Path(name).name.startswith(("requirements", "constraints")):
-        found += re.findall(rf"^\s*{BARE}.*$", joined, re.MULTILINE | re.IGNORECASE)
-    return found
+        results += re.findall(rf"^\s*{BARE}.*$", joined, re.MULTILINE | re.IGNORECASE)
+    return results
 
 
 def files():
@@ -168,9 +170,9 @@ def test_nothing_of_ours_makes_pip_fetch_the_other_package():
     assert {"README.md", "pyproject.toml", "action.yml", ".ci/run", "examples/my_attack/pyproject.toml"} <= names
     assert {"examples/ci/github-workflow.yml", "ppbench/run/executors/ray.py", "docs/tutorial-defense.md"} <= names
     wrong = [
-        f"{path.relative_to(ROOT)}: {found}"
+        f"{path.relative_to(ROOT)}: {value}"
         for path in every
-        for found in fetches(path.name, path.read_text(encoding="utf-8", errors="replace"))
+        for value in fetches(path.name, path.read_text(encoding="utf-8", errors="replace"))
     ]
     assert not wrong, f"write {registry.DISTRIBUTION}; {OTHER} is somebody else's on the package index:\n" + "\n".join(
         wrong
@@ -231,14 +233,14 @@ def installed(monkeypatch):
 def test_an_installation_under_the_former_name_that_stayed_behind_counts_for_nothing(installed, turned):
     """Whoever installed the program before it was renamed has both: pip replaces only what has the same name."""
     both = {"ppbench_fl": {"a": "new:A", "b": "same:B"}, "ppbench": {"a": "old:A", "b": "same:B", "gone": "old:Gone"}}
-    found = installed(**dict(reversed(both.items())) if turned else both, stranger={"own": "own:Own"})
+    result = installed(**dict(reversed(both.items())) if turned else both, stranger={"own": "own:Own"})
     ours = {"a": ("new:A", "ppbench-fl", True), "b": ("same:B", "ppbench-fl", True)}
-    assert found == {**ours, "own": ("own:Own", "stranger", False)}
+    assert result == {**ours, "own": ("own:Own", "stranger", False)}
 
 
 def test_a_checkout_that_was_updated_and_not_installed_anew_still_has_its_plugins(installed):
-    found = installed(ppbench={"a": "here:A"}, stranger={"b": "there:B"})
-    assert found == {"a": ("here:A", "ppbench-fl", True), "b": ("there:B", "stranger", False)}
+    result = installed(ppbench={"a": "here:A"}, stranger={"b": "there:B"})
+    assert result == {"a": ("here:A", "ppbench-fl", True), "b": ("there:B", "stranger", False)}
 
 
 # -- what the package index and those who cite are told ---------------------------------------------------------------
@@ -257,7 +259,7 @@ PERSON = ENTITY - {"name", "location", "date-end", "date-start"} | {
 }
 
 
-def told(citation):
+def schema_errors(citation):
     """Return what is wrong with the content of a CITATION.cff by the rules of the schema that it can break."""
     if not isinstance(citation, dict):
         return ["it is no mapping"]
@@ -284,7 +286,7 @@ def told(citation):
 
 def test_the_citation_is_one_and_says_what_the_package_says():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert told(citation) == []
+    assert schema_errors(citation) == []
     assert citation["version"] == __version__ and citation["license"] == PROJECT["license"]
     assert citation["repository-code"] == PROJECT["urls"]["Source"]
     assert citation["url"] == PROJECT["urls"]["Documentation"] and citation["keywords"] == PROJECT["keywords"]
@@ -293,9 +295,11 @@ def test_the_citation_is_one_and_says_what_the_package_says():
     ]
     assert names == [author["name"] for author in PROJECT["authors"]]
     for key, value in (("title", None), ("authors", []), ("cff-version", "1.3.0"), ("year", 2026), ("version", 0.1)):
-        assert told({**citation, key: value}), key
-    assert told({key: value for key, value in citation.items() if key != "message"}) == ["message is missing"]
-    assert told({**citation, "authors": [{"name": "x", "family-names": "y"}]}) and told([]) == ["it is no mapping"]
+        assert schema_errors({**citation, key: value}), key
+    assert schema_errors({key: value for key, value in citation.items() if key != "message"}) == ["message is missing"]
+    assert schema_errors({**citation, "authors": [{"name": "x", "family-names": "y"}]}) and schema_errors([]) == [
+        "it is no mapping"
+    ]
 
 
 def test_the_index_is_told_where_everything_is():

@@ -61,9 +61,9 @@ def grey(y: Tensor) -> Starts:
     return Starts(0.5 + 0.02 * torch.randn(*y.shape[:2], 1, 8, 8, generator=seeded()), y, joint=False)
 
 
-def match(found: list[Evidence], starts: Starts, budget: int, stop: float = 1e-10, **options: object) -> Matches:
-    each = torch.full((len(found),), stop, dtype=torch.float64)
-    return match_gradients(found, starts, PLAN, budget=torch.full((len(found),), budget), stop=each, **options)
+def match(result: list[Evidence], starts: Starts, budget: int, stop: float = 1e-10, **options: object) -> Matches:
+    each = torch.full((len(result),), stop, dtype=torch.float64)
+    return match_gradients(result, starts, PLAN, budget=torch.full((len(result),), budget), stop=each, **options)
 
 
 @pytest.mark.parametrize("attack", [DLG(), IDLG(), DLG(dtype="float64"), DLG(start="normal", restarts=4, hopeless=0.0)])
@@ -112,9 +112,9 @@ def test_the_sum_of_two_clients_is_attacked_as_one_batch(digits):
     observed = {n: g.detach() for n, g in SIMULATE(x.transpose(0, 1), y.transpose(0, 1)).items()}
     exact = Evidence((Slot(0, 0), Slot(0, 1)), observed, SIMULATE, PARAMS)
     for one in (exact, replace(exact, params=None)):  # by the chain, by autograd
-        found = match([one], grey(y), 800, 1e-9)
-        assert float(found.mismatch) < 1e-7
-        assert all(psnr(found.ends.x[0, b], x[0, b]) > 25 for b in range(2))
+        matched = match([one], grey(y), 800, 1e-9)
+        assert float(matched.mismatch) < 1e-7
+        assert all(psnr(matched.ends.x[0, b], x[0, b]) > 25 for b in range(2))
 
 
 def test_entries_without_weight_are_not_matched(digits):
@@ -144,9 +144,9 @@ def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits, monkeypatc
     monkeypatch.setattr(dlg, "draw", lambda *_: Starts(next(images), y, joint=False))
     victim = Victim(evidence(gradients(x, y))[0], ask(1)[0], PLAN, seeded())
     attack = DLG(budget=600, restarts=1, hopeless=0.0)
-    found = attack.matched([victim], torch.full((1,), 1e-10, dtype=torch.float64))
-    assert psnr(found.ends.x[0, 0], x[0, 0]) > 30
-    assert int(found.evaluations) <= 600
+    matched = attack.matched([victim], torch.full((1,), 1e-10, dtype=torch.float64))
+    assert psnr(matched.ends.x[0, 0], x[0, 0]) > 30
+    assert int(matched.evaluations) <= 600
     assert next(images, None) is None
 
 
@@ -183,9 +183,9 @@ def test_start_labels_are_inferred(digits, loss, options, batch):
     plan = plan_of("mlp", options, loss)
     for first in range(0, 30, batch):
         x, y = digits.x[first : first + batch], digits.y[first : first + batch]
-        found = victim(plan, x, y).labels("inferred")
-        assert found.dtype == torch.float32
-        assert sorted(found.argmax(1).tolist()) == sorted(y.argmax(1).tolist())
+        labels = victim(plan, x, y).labels("inferred")
+        assert labels.dtype == torch.float32
+        assert sorted(labels.argmax(1).tolist()) == sorted(y.argmax(1).tolist())
         assert victim(plan, x, y).labels("joint") is None
 
 
@@ -193,8 +193,8 @@ def test_start_labels_are_inferred(digits, loss, options, batch):
 def test_an_update_at_unknown_weights_tells_one_label_under_cross_entropy_only(digits, options):
     plan = plan_of("mlp", options, "cross_entropy")
     for i in range(10):
-        found = victim(plan, digits.x[i : i + 1], digits.y[i : i + 1], known=False).labels("inferred")
-        assert found is not None and torch.equal(found, digits.y[i : i + 1])
+        labels = victim(plan, digits.x[i : i + 1], digits.y[i : i + 1], known=False).labels("inferred")
+        assert labels is not None and torch.equal(labels, digits.y[i : i + 1])
     assert victim(plan, digits.x[:3], digits.y[:3], known=False).labels("inferred") is None
     plan = plan_of("mlp", options, "squared")
     assert victim(plan, digits.x[:1], digits.y[:1], known=False).labels("inferred") is None
@@ -209,9 +209,9 @@ def test_a_hidden_head_tells_nothing(digits):
 
 def test_the_target_of_a_regression_is_not_taken_for_a_class(digits):
     plan = plan_of("mlp", {}, "squared", classes=1)
-    asked = victim(plan, digits.x[:1], torch.full((1, 1), 0.3))
-    assert asked.labels("inferred") is None
-    granted = replace(asked, challenge=ask(1, 1, torch.full((1, 1, 1), 0.3))[0])
+    question = victim(plan, digits.x[:1], torch.full((1, 1), 0.3))
+    assert question.labels("inferred") is None
+    granted = replace(question, challenge=ask(1, 1, torch.full((1, 1, 1), 0.3))[0])
     assert granted.labels("inferred").tolist() == [[pytest.approx(0.3)]]
 
 
@@ -240,9 +240,9 @@ def test_nuisance_unknowns_are_found_with_the_image(digits):
     moved = {**observed, "head.bias": observed["head.bias"] + 0.7}
     secret = Evidence((Slot(0, 0),), moved, shifted, nuisance={"shift": (1,)})
     starts = Starts(torch.full((1, 1, 1, 8, 8), 0.5), y, joint=False, nuisance=torch.zeros(1, 1))
-    found = match([secret], starts, 400)
-    assert float(found.ends.extra[0, 0]) == pytest.approx(0.7, abs=0.01)
-    assert psnr(found.ends.x[0, 0], x[0, 0]) > 25
+    matched = match([secret], starts, 400)
+    assert float(matched.ends.extra[0, 0]) == pytest.approx(0.7, abs=0.01)
+    assert psnr(matched.ends.x[0, 0], x[0, 0]) > 25
 
 
 # -- local training, simulated ----------------------------------------------------------------------------------------
@@ -297,16 +297,16 @@ def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, 
 def test_images_that_several_steps_hide_from_dlg_are_found(probed, opt, epochs):
     view, victims = probed(Local("delta", epochs=epochs, batch=16, opt=opt), count=2)
     blind, _ = reached((view, victims), IDLG(restarts=0, budget=100))
-    found, guesses = reached((view, victims), FedAvgInversion())
-    assert max(blind) < 12 < 30 < min(found) and labels_found(victims, guesses)
+    decibels, guesses = reached((view, victims), FedAvgInversion())
+    assert max(blind) < 12 < 30 < min(decibels) and labels_found(victims, guesses)
     assert all(g.confidence is not None and g.confidence < 1e-8 for g in guesses)
 
 
 def test_images_in_an_unknown_order_are_found_where_one_order_is_not_enough(probed):
     """At this rate the wrong order leaves 1e-5 to 5e-2; at rates of .1 and more half the searches end in it."""
     view, victims = probed(Local("delta", epochs=1, batch=1, opt=Opt("sgd", lr=0.03)), batch=2, count=2)
-    found, guesses = reached((view, victims), FedAvgInversion(budget=200, restarts=0))
-    assert min(found) > 25
+    decibels, guesses = reached((view, victims), FedAvgInversion(budget=200, restarts=0))
+    assert min(decibels) > 25
     assert all(g.evaluations <= 208 for g in guesses)
 
 
@@ -336,21 +336,21 @@ def test_of_adam_only_signs_are_matched(probed):
         assert evidence.measure == "hinge"
         assert {float(v) for o in evidence.observed.values() for v in o.unique()} <= {-1.0, 0.0, 1.0}
         assert at_truth(evidence, data.x[None], data.y[None]) < 1e-6
-    found, guesses = reached((view, victims), FedAvgInversion(budget=50, restarts=0))
-    assert labels_found(victims, guesses) and sum(found) / len(found) > 9
+    decibels, guesses = reached((view, victims), FedAvgInversion(budget=50, restarts=0))
+    assert labels_found(victims, guesses) and sum(decibels) / len(decibels) > 9
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["one model", "models of their own"])
 def test_all_victims_at_once_have_the_same_slopes_as_one_by_one(probed, own):
     view, _ = probed(Local("delta", epochs=2, batch=2, opt=MOMENTUM), batch=3, count=6)
-    found = [replace(e, nuisance={"order": (1, 4, 3)}) for e in trained_evidence(view)]
+    results = [replace(e, nuisance={"order": (1, 4, 3)}) for e in trained_evidence(view)]
     if own:
-        params = [{n: v * (1 + 0.1 * i) for n, v in e.simulate.params.items()} for i, e in enumerate(found)]
-        found = [replace(e, simulate=replace(e.simulate, params=p)) for e, p in zip(found, params, strict=True)]
-    assert simulation_groups(found) == [[0, 1]]
+        params = [{n: v * (1 + 0.1 * i) for n, v in e.simulate.params.items()} for i, e in enumerate(results)]
+        results = [replace(e, simulate=replace(e.simulate, params=p)) for e, p in zip(results, params, strict=True)]
+    assert simulation_groups(results) == [[0, 1]]
     x, y = (torch.rand(2, 3, *shape, generator=seeded(1), dtype=torch.float64) for shape in ((1, 8, 8), (10,)))
     order, index = torch.randn(2, 12, generator=seeded(2), dtype=torch.float64), torch.tensor([1, 0])
-    together, alone = (kind(found)(x, y, order, index) for kind in (MappedObjective, SimulatedObjective))
+    together, alone = (kind(results)(x, y, order, index) for kind in (MappedObjective, SimulatedObjective))
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
         assert bool((a != 0).any())
@@ -360,11 +360,11 @@ def test_rounded_orders_put_each_image_in_one_step_of_each_epoch(probed):
     view, _ = probed(Local("delta", epochs=3, batch=2, opt=SGD), batch=5, count=5)
     (evidence,) = trained_evidence(view)[:1]
     logits = torch.randn(2, 1, 9, 5, generator=seeded())
-    found = rounded_order(evidence.simulate, logits) / STEP_LOGIT
-    assert found.shape == logits.shape and set(found.unique().tolist()) == {0.0, 1.0}
-    epochs = found.view(2, 3, 3, 5)
+    pieces = rounded_order(evidence.simulate, logits) / STEP_LOGIT
+    assert pieces.shape == logits.shape and set(pieces.unique().tolist()) == {0.0, 1.0}
+    epochs = pieces.view(2, 3, 3, 5)
     assert bool((epochs.sum(2) == 1).all()) and epochs.sum(3)[0, 0].tolist() == [2, 2, 1]
-    assert torch.equal(rounded_order(evidence.simulate, STEP_LOGIT * found), STEP_LOGIT * found)
+    assert torch.equal(rounded_order(evidence.simulate, STEP_LOGIT * pieces), STEP_LOGIT * pieces)
     x, y = torch.rand(1, 5, 1, 8, 8), torch.eye(10)[None, :5]
     by_hand = LocalTraining.__call__(evidence.simulate, x, y, STEP_LOGIT * torch.eye(5)[[0, 2, 4] * 3][None])
     assert all(bool(v.isfinite().all()) for v in by_hand.values())

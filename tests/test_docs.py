@@ -42,25 +42,25 @@ pytestmark = pytest.mark.skipif(not REPOSITORY, reason="the documents are not he
 
 def blocks(language):
     """Return the fenced blocks in a language: page, the line on which each begins, and its text."""
-    found = []
+    results = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         fences = [match for match in FENCE.finditer(text) if match[1] == language]
-        found += [(page.name, text[: match.start()].count("\n") + 1, match[2]) for match in fences]
-    return found
+        results += [(page.name, text[: match.start()].count("\n") + 1, match[2]) for match in fences]
+    return results
 
 
 def commands():
     """Return every `ppbench ...` that people are told to type, with its place; capitals stand for what they put."""
-    found = []
+    results = []
     for file in [page for page in PAGES if page.name != "cli.md"] + WORKFLOWS:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             place = f"{file.relative_to(ROOT)}:{number}"
             for part in re.split(r" (?:&&|\|\|) ", line.strip()):
                 if match := COMMAND.match(part.strip()):
-                    found.append((place, shlex.split(match["words"], comments=True)))
-            found += [(place, shlex.split(match["words"])) for match in INNER.finditer(line)]
-    return [(place, [word for word in words if word != "..."]) for place, words in found]
+                    results.append((place, shlex.split(match["words"], comments=True)))
+            results += [(place, shlex.split(match["words"])) for match in INNER.finditer(line)]
+    return [(place, [word for word in words if word != "..."]) for place, words in results]
 
 
 def test_the_reference_of_the_command_line_is_the_programs():
@@ -227,12 +227,12 @@ def test_the_plugins_of_the_tutorials_are_plugins(script, tmp_path):
 
 
 def test_every_key_of_a_suite_is_explained():
-    told = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
+    result = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "docs" / "tutorial-choosing.md").read_text()))
     models = [*SECTIONS.values(), SuiteFile, DefensePart, PresetPart]
     keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
     keys -= {"attack", "defense", "preset"}  # tables, named with their brackets
     assert len(keys) > 30
-    assert not sorted(keys - told)
+    assert not sorted(keys - result)
 
 
 def test_every_defense_and_threat_model_stands_in_the_table_of_views():

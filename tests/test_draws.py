@@ -45,8 +45,8 @@ def noisy(name: str) -> Defense:
     return make_defense(name.split()[0], NOISY[name])
 
 
-def all_steps(found: Tree, steps: int) -> Tensor:
-    return torch.stack([draws.at_step(found, t) for t in range(steps)])
+def all_steps(result: Tree, steps: int) -> Tensor:
+    return torch.stack([draws.at_step(result, t) for t in range(steps)])
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,8 +65,8 @@ def test_numbers_are_those_of_one_draw_and_so_is_what_is_drawn_next(
         torch.randn(before, generator=generator)
     right = draws.drawn_at_once(at_once, (steps, count), law)
     states, last = draws._skip_all(later, steps, count, law)
-    found = draws.DeferredNoise(states, last, steps, (count,), law)
-    assert torch.equal(all_steps(found, steps), right)
+    result = draws.DeferredNoise(states, last, steps, (count,), law)
+    assert torch.equal(all_steps(result, steps), right)
     assert torch.equal(torch.randn(33, generator=at_once), torch.randn(33, generator=later))
     part = draws.DeferredNoise(
         states[: steps // 2], last[: steps // 2], steps, (count,), law
@@ -78,10 +78,10 @@ def test_numbers_are_those_of_one_draw_and_so_is_what_is_drawn_next(
 def test_this_torch_draws_so_and_small_parameters_are_drawn_at_once(law: Any) -> None:
     assert draws.draws_by_steps(law)
     assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS - 1,), law), Tensor)
-    found = draws.noise(Generator().manual_seed(1), 3, (2, draws.EAGER_NUMBERS), law)
-    assert isinstance(found, draws.DeferredNoise)
+    result = draws.noise(Generator().manual_seed(1), 3, (2, draws.EAGER_NUMBERS), law)
+    assert isinstance(result, draws.DeferredNoise)
     assert torch.equal(
-        all_steps(found, 3), draws.drawn_at_once(Generator().manual_seed(1), (3, 2, draws.EAGER_NUMBERS), law)
+        all_steps(result, 3), draws.drawn_at_once(Generator().manual_seed(1), (3, 2, draws.EAGER_NUMBERS), law)
     )
 
 
@@ -117,13 +117,13 @@ def federation(
 def test_results_are_those_of_noise_drawn_at_once(
     name: str, backend: Backend, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    results = []
     for few in (draws.NORMAL_BLOCK, 10**9):
         monkeypatch.setattr(draws, "EAGER_NUMBERS", few)
         fed = federation(digits, noisy(name), backend, upload=upload)
         fed.run(2)
-        found.append(leaves(fed.parties.server.params))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results.append(leaves(fed.parties.server.params))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_a_torch_that_draws_otherwise_draws_at_once(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def test_clients_that_compute_at_once_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(defense: str, **options: Any) -> None:
+    def question(defense: str, **options: Any) -> None:
         config = configure(defense=defense, model="mlp", model_options={"hidden": "64"}, **options)
         plan = resolve(configure(**{**config.model_dump(), "clients": 2})).task.plan
         wide = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "4096,2048"}), clients=config.clients)
@@ -172,18 +172,20 @@ def test_clients_that_compute_at_once_are_counted(monkeypatch: pytest.MonkeyPatc
 
     room(monkeypatch, 1.4)
     at_once = {"schedule": "parallel", "clients": 8, "backend": "vmap", "train": 64, "upload": "delta"}
-    asked("none", **at_once)  # 8.7 million parameters, 8 clients, weights, a gradient twice, two moments: 1.3 GiB
-    message = refusal(lambda: asked("dp", **at_once))
+    question("none", **at_once)  # 8.7 million parameters, 8 clients, weights, a gradient twice, two moments: 1.3 GiB
+    message = refusal(lambda: question("dp", **at_once))
     assert message.startswith("8 clients of defense 'dp' with model 'mlp' that compute at once would need 1.6 GiB")
     assert "--schedule round_robin" in message
-    asked("dp", **{**at_once, "schedule": "round_robin"})
-    asked("dp", **{**at_once, "backend": "loop"})
-    assert refusal(lambda: asked("dp_sgd", **at_once)).startswith("8 clients of defense 'dp_sgd'")
+    question("dp", **{**at_once, "schedule": "round_robin"})
+    question("dp", **{**at_once, "backend": "loop"})
+    assert refusal(lambda: question("dp_sgd", **at_once)).startswith("8 clients of defense 'dp_sgd'")
     for handed_on in ("phong", "central", "full_noise"):  # who computes one after the other, or nothing
-        asked(handed_on, **{**at_once, "clients": 40})
-    asked("dp_sgd", **{**at_once, "backend": "loop"})  # one client with a gradient an example: 0.7 GiB
+        question(handed_on, **{**at_once, "clients": 40})
+    question("dp_sgd", **{**at_once, "backend": "loop"})  # one client with a gradient an example: 0.7 GiB
     room(monkeypatch, 0.5)
-    assert refusal(lambda: asked("dp_sgd", **{**at_once, "backend": "loop"})).startswith("A client of defense 'dp_sgd'")
+    assert refusal(lambda: question("dp_sgd", **{**at_once, "backend": "loop"})).startswith(
+        "A client of defense 'dp_sgd'"
+    )
 
 
 def test_an_evaluation_asks_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:

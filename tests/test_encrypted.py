@@ -83,9 +83,9 @@ def test_the_server_decrypts_the_sum_of_what_clients_encrypted_to_the_bit(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_server_sees_whole_cohorts_and_nobody_alone(name):
     _, victims, view = probed(made(name, **(LOUD if name in NOISY else {})))
-    found = view.defense.evidence(view)
-    assert [len(e.unit) for e in found] == [4]
-    assert all(truth(victims, e) < (0.05 if name in NOISY else 1e-12) for e in found)
+    evidence = view.defense.evidence(view)
+    assert [len(e.unit) for e in evidence] == [4]
+    assert all(truth(victims, e) < (0.05 if name in NOISY else 1e-12) for e in evidence)
     assert view.defense.opened(view, ()) and all(len(e.unit) == 4 for e in view.defense.opened(view, ()))
 
 
@@ -180,9 +180,9 @@ def test_a_listener_decrypts_what_clients_decrypt_and_nothing_that_needs_a_key()
 @pytest.mark.parametrize("name", NOISY)
 def test_every_client_reads_the_others_mean_off_two_delivered_models(name):
     _, victims, view = probed(made(name, **LOUD), "client/1")
-    found = view.defense.evidence(view)
-    assert found and all([s.client for s in e.unit] == [1, 2, 3] for e in found)
-    assert all(truth(victims, e) < 0.2 for e in found)
+    evidence = view.defense.evidence(view)
+    assert evidence and all([s.client for s in e.unit] == [1, 2, 3] for e in evidence)
+    assert all(truth(victims, e) < 0.2 for e in evidence)
     own = replace(view, states=())  # a party without keys does not know what it sent
     with pytest.raises(AttributeError):
         own.defense.evidence(own)
@@ -248,13 +248,13 @@ def test_a_longer_modulus_has_more_slots_and_costs_more_bytes():
 
 def test_seconds_scale_with_the_ciphertexts_and_say_what_was_timed():
     one = ciphers.Seconds(encrypt=2.0, partial=1.0, decrypt=5.0, library="a library 1")
-    found = ciphers.round_times(one, paillier(2048, 5, 3, 100))
-    assert (found.client, found.server) == (12.0, 20.0)  # four ciphertexts of 31 numbers
+    result = ciphers.round_times(one, paillier(2048, 5, 3, 100))
+    assert (result.client, result.server) == (12.0, 20.0)  # four ciphertexts of 31 numbers
     twice = ciphers.round_times(one, paillier(2048, 5, 3, 8 * 31))
     assert (twice.client, twice.server) == (24.0, 40.0)
-    sentence = encryption_sentence(found)
+    sentence = encryption_sentence(result)
     assert sentence == "encryption adds 12 s a client and round, 20 s at the server (a library 1)"
-    many = found.model_copy(update={"client": 571.2, "server": 1567.2})
+    many = result.model_copy(update={"client": 571.2, "server": 1567.2})
     assert encryption_sentence(many).startswith("encryption adds 571 s a client and round, 1,570 s at the server (")
 
 
@@ -265,18 +265,18 @@ def test_without_the_libraries_the_cost_says_what_to_install_and_all_else_works(
     monkeypatch.setattr(ciphers, "time_operations", missing)
     monkeypatch.setattr(cost, "BUDGET_S", 0.0)
     run = federation(made("tp_smc"))
-    found = cost.client_cost(run, run.parties.server.params).time
-    assert isinstance(found, ClientTime) and found.seconds > 0
-    assert encryption_sentence(found.encryption) == "encryption not timed: install ppbench-fl[crypto]"
+    result = cost.client_cost(run, run.parties.server.params).time
+    assert isinstance(result, ClientTime) and result.seconds > 0
+    assert encryption_sentence(result.encryption) == "encryption not timed: install ppbench-fl[crypto]"
     assert ciphers.encryption_time(made("none").ciphering(run.plan)) is None and encryption_sentence(None) == ""
 
 
 @pytest.mark.parametrize("form", [paillier(2048, 5, 3, 31), functional("mife", 5, 1)])
 def test_real_libraries_are_timed(form):
     pytest.importorskip("phe" if form.scheme == "paillier" else "mife")
-    found = ciphers.encryption_time(form)
-    assert found.reason == "" and 0 < found.client < 60 and 0 < found.server < 60
-    assert found.library.startswith("phe" if form.scheme == "paillier" else "pymife")
+    result = ciphers.encryption_time(form)
+    assert result.reason == "" and 0 < result.client < 60 and 0 < result.server < 60
+    assert result.library.startswith("phe" if form.scheme == "paillier" else "pymife")
 
 
 # -- the attack ------------------------------------------------------------------------------------------------------

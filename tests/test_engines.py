@@ -78,12 +78,12 @@ def run(out, executor, experiment=None, *others, strict=False):
     """Have everything computed that is missing; return what was heard of it."""
     store, heard = Store(out), Heard()
     store.prepare()
-    asked = plan_cells([experiment or small(), *others])
-    compute(asked, unfinished(asked, store), store, executor, heard, strict=strict)
+    configs = plan_cells([experiment or small(), *others])
+    compute(configs, unfinished(configs, store), store, executor, heard, strict=strict)
     return heard
 
 
-def found(out: Path) -> list[Record]:
+def records(out: Path) -> list[Record]:
     return Store(out).load_all()
 
 
@@ -105,14 +105,14 @@ def test_trainings_come_first_and_once_then_large_batches(tmp_path):
 
 def test_what_is_there_is_not_made_again(tmp_path):
     run(tmp_path, Watched())
-    lost = [r.cell_id for r in found(tmp_path) if r.config.batch_size == 2 and r.config.attack.id == "planted_slow"]
+    lost = [r.cell_id for r in records(tmp_path) if r.config.batch_size == 2 and r.config.attack.id == "planted_slow"]
     for cell in lost:
         (tmp_path / "records" / f"{cell}.json").unlink()
     executor = Watched()
     run(tmp_path, executor)
     assert sorted(cell for job in executor.begun for cell in job.cells) == sorted(lost) and len(lost) == 3
     assert not any(trains(job) for job in executor.begun), "trainings are kept"
-    for record in found(tmp_path):
+    for record in records(tmp_path):
         if record.config.attack.id == "label_recovery":
             (tmp_path / "records" / f"{record.cell_id}.json").unlink()
     again = Watched()
@@ -135,7 +135,7 @@ def test_of_a_group_whose_worker_dies_only_the_cell_that_did_it_fails(tmp_path):
     heard = run(tmp_path, executor)
     tries = [job.cells for job in executor.begun if culprit in job.cells]
     assert [len(cells) for cells in tries] == [2, 1, 1], "with its group, alone, and once more"
-    failed = [r for r in found(tmp_path) if r.status == "failed"]
+    failed = [r for r in records(tmp_path) if r.status == "failed"]
     assert [(r.cell_id, r.reason) for r in failed] == [(culprit, "the cell: WorkerDied: killed")]
     assert heard.statuses == {"complete": CELLS - 1, "failed": 1} and heard.left["attacking"] == 0
     clean = Watched()
@@ -168,7 +168,7 @@ def test_a_training_that_is_lost_fails_its_cells_and_no_others(error, tries, rea
     executor = Watched(lambda job: error if trains(job) and job.point == 1 else None)
     heard = run(tmp_path, executor)
     assert sum(job.point == 1 for job in executor.begun) == tries, "none of its cells is begun"
-    lost = [r for r in found(tmp_path) if r.status == "failed"]
+    lost = [r for r in records(tmp_path) if r.status == "failed"]
     assert {r.reason for r in lost} == {reason} and len(lost) == CELLS // TRAININGS
     assert heard.statuses == {"complete": CELLS - len(lost), "failed": len(lost)} and heard.left["attacking"] == 0
 
@@ -176,7 +176,7 @@ def test_a_training_that_is_lost_fails_its_cells_and_no_others(error, tries, rea
 def test_an_error_outside_of_attacks_fails_the_cells_of_its_job(tmp_path):
     executor = Watched(lambda job: OSError("planted") if job.group and (job.point, job.group.batch) == (0, 2) else None)
     run(tmp_path, executor)
-    assert Counter(r.reason for r in found(tmp_path)) == {None: CELLS - 2, "the cell: OSError: planted": 2}
+    assert Counter(r.reason for r in records(tmp_path)) == {None: CELLS - 2, "the cell: OSError: planted": 2}
 
 
 def test_a_refused_audit_is_told_by_its_cells(tmp_path):
@@ -190,7 +190,7 @@ def test_where_nothing_can_be_written_all_ends(strict, tmp_path):
     executor = Watched(lambda job: Unwritable("No space is left."))
     with pytest.raises(Unwritable, match="No space"):
         run(tmp_path, executor, strict=strict)
-    assert found(tmp_path) == [] and len(executor._jobs) == 0
+    assert records(tmp_path) == [] and len(executor._jobs) == 0
 
 
 def test_a_single_evaluation_ends_with_the_first_error_of_ppbenchs_own(tmp_path):
@@ -204,10 +204,10 @@ def test_a_single_evaluation_ends_with_the_first_error_of_ppbenchs_own(tmp_path)
 def test_what_the_machine_has_no_more_of_fails_cells_with_the_cause_and_the_rest_goes_on(error, tmp_path):
     lost = Watched(lambda job: error if trains(job) and job.point == 0 else None)
     run(tmp_path, lost, strict=True)
-    told = Counter((record.config.defense.id, record.status) for record in found(tmp_path))
-    assert {status for (name, status) in told if name == "none"} == {"failed"}
-    assert {status for (name, status) in told if name != "none"} == {"complete"}
-    assert all(str(error) in record.reason for record in found(tmp_path) if record.status == "failed")
+    result = Counter((record.config.defense.id, record.status) for record in records(tmp_path))
+    assert {status for (name, status) in result if name == "none"} == {"failed"}
+    assert {status for (name, status) in result if name != "none"} == {"complete"}
+    assert all(str(error) in record.reason for record in records(tmp_path) if record.status == "failed")
 
 
 def test_a_worker_without_a_thread_to_lead_it_is_ended_and_told(tmp_path, forked, monkeypatch):
@@ -232,15 +232,15 @@ def raising(error):
 def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path, forked):
     attacks, settings = ("planted_deadly", "label_recovery", "planted_slow"), {"planted_slow.seconds": 300.0}
     experiment = small(defense="none", grid="quick", attacks=attacks, settings=settings)
-    asked = plan_cells([experiment])
+    configs = plan_cells([experiment])
 
     def of(attack, batch):
-        one = next(w for w in asked if w.group.batch == batch)
+        one = next(w for w in configs if w.group.batch == batch)
         cells = tuple(c.id for c in one.cells if c.attack.name == attack)
         return WorkItem(experiment, tmp_path, one.group.point, one.group, cells)
 
     Store(tmp_path).prepare()
-    work(WorkItem(experiment, tmp_path, asked[0].group.point))
+    work(WorkItem(experiment, tmp_path, configs[0].group.point))
     deadly, others = of("planted_deadly", 1), [of("label_recovery", 3), of("planted_deadly", 2)]
     sore = WorkItem(small(defense="planted_sore", grid="quick"), tmp_path, 2)
     with pytest.raises(KeyboardInterrupt), LocalExecutor(2, lambda rounds: None) as executor:
@@ -259,11 +259,11 @@ def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(t
     assert time.monotonic() - began < 60, "the slow one is not waited for"
     assert isinstance(ended[deadly], WorkerDied) and "was killed" in str(ended[deadly])
     assert [ended[job] for job in others] == [None, None] and last.error is None
-    told = f"{type(ended[sore]).__name__}: {ended[sore]}"  # an exception that does not survive pickling
-    assert told.startswith("PluginError: The defense 'planted_sore' of package 'ppbench-planted'")
-    assert "raised SoreError: planted in training (7) (ppbench_planted.py, line" in told
+    message = f"{type(ended[sore]).__name__}: {ended[sore]}"  # an exception that does not survive pickling
+    assert message.startswith("PluginError: The defense 'planted_sore' of package 'ppbench-planted'")
+    assert "raised SoreError: planted in training (7) (ppbench_planted.py, line" in message
     assert "in prepare" in str(getattr(ended[sore], "__cause__", ""))
-    assert {r.cell_id for r in found(tmp_path)} == {job.cells[0] for job in (*others, last.job)}
+    assert {r.cell_id for r in records(tmp_path)} == {job.cells[0] for job in (*others, last.job)}
 
 
 def undisturbed(suite, out):

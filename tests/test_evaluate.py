@@ -32,11 +32,11 @@ SMALL = {**TINY, "attacks": ("label_recovery",), "attack_batch": (1,), "settings
 def results(out: Path) -> dict[str, bytes]:
     """Return every file of a folder but timing and cached trainings, and the page without its cells of times."""
     files = [p for p in out.rglob("*") if p.is_file() and not {"cache", "times"} & {*p.parts}]
-    found = {str(p.relative_to(out)): p.read_bytes() for p in files if ".timing" not in p.name}
+    by_name = {str(p.relative_to(out)): p.read_bytes() for p in files if ".timing" not in p.name}
     cells = re.compile(rb'<td class="n( first)? time".*?</td>', re.DOTALL)
-    found["leaderboard.html"], dropped = cells.subn(b"", found["leaderboard.html"])
+    by_name["leaderboard.html"], dropped = cells.subn(b"", by_name["leaderboard.html"])
     assert dropped == 2 * len(list((out / "times").iterdir())) > 0
-    return found
+    return by_name
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +107,15 @@ def test_a_killed_run_goes_on_with_two_workers_and_gives_the_same_files(first, f
 
 def test_weak_attacks_make_the_evaluation_unreliable(tmp_path):
     weak = {**SMALL, "settings": {"dlg.budget": 1}, "attacks": ("dlg",), "stages": ("init",)}
-    found = evaluate(**weak, out=tmp_path / "weak", workers=1)
-    assert not found.reliable
-    check = {c.control: c for c in found.checks}["none"]
+    evaluation = evaluate(**weak, out=tmp_path / "weak", workers=1)
+    assert not evaluation.reliable
+    check = {c.control: c for c in evaluation.checks}["none"]
     assert check.ok is False and "does NOT break" in check.sentence
-    assert found.answer.trust.state == "failed" and found.answer.headline.words.startswith("Nothing is concluded")
+    assert evaluation.answer.trust.state == "failed" and evaluation.answer.headline.words.startswith(
+        "Nothing is concluded"
+    )
     page = (tmp_path / "weak" / "leaderboard.html").read_text()
-    assert "A control failed" in page and found.answer.headline.words in page
+    assert "A control failed" in page and evaluation.answer.headline.words in page
 
 
 def test_an_attack_that_breaks_pure_noise_raises_the_alarm(first):
@@ -133,28 +135,30 @@ def test_a_crashing_attack_becomes_failed_cells_and_is_tried_again(tmp_path, mon
 
     monkeypatch.setattr(IG, "run", run)
     small = {**SMALL, "attacks": ("ig", "label_recovery"), "stages": ("init",)}
-    found = evaluate(**small, out=tmp_path / "out", workers=1)
-    failed = [r for r in found.records if r.status == "failed"]
+    evaluation = evaluate(**small, out=tmp_path / "out", workers=1)
+    failed = [r for r in evaluation.records if r.status == "failed"]
     assert len(failed) == 3 and all("ZeroDivisionError: planted" in (r.reason or "") for r in failed)
-    assert any(r.status == "complete" for r in found.records)
+    assert any(r.status == "complete" for r in evaluation.records)
     assert "planted" in (tmp_path / "out" / "leaderboard.html").read_text()
     assert evaluate(**small, out=tmp_path / "out", workers=1).computed == 3
 
 
 def test_a_diverging_training_is_a_result(tmp_path):
-    found = evaluate(**SMALL | {"optimizer": "sgd", "lr": 1e38, "model": "mlp"}, out=tmp_path / "out", workers=1)
-    mine = [r for r in found.records if r.config.defense.id == "spn"]
+    evaluation = evaluate(**SMALL | {"optimizer": "sgd", "lr": 1e38, "model": "mlp"}, out=tmp_path / "out", workers=1)
+    mine = [r for r in evaluation.records if r.config.defense.id == "spn"]
     assert {(r.config.stage, r.status) for r in mine} == {("final", "diverged"), ("init", "complete")}
     final = [r for r in mine if r.config.stage == "final"]
     assert all(r.utility.accuracy is None and "not finite" in (r.reason or "") for r in final)
-    assert any("diverged" in sentence for sentence in found.verdict) or not found.verdict[0].startswith("spn at")
+    assert any("diverged" in sentence for sentence in evaluation.verdict) or not evaluation.verdict[0].startswith(
+        "spn at"
+    )
 
 
 def test_a_probe_out_of_range_is_a_result(tmp_path):
     """Training need not leave the range of masked uploads for a probe to do so: random weights come first."""
     options = SMALL | {"defense": "pbpfl_ext", "stages": ("init",), "grid": (1e30,)}
-    found = evaluate(**options, out=tmp_path / "out", workers=1)
-    status = {r.config.defense.id: (r.status, r.reason) for r in found.records}
+    evaluation = evaluate(**options, out=tmp_path / "out", workers=1)
+    status = {r.config.defense.id: (r.status, r.reason) for r in evaluation.records}
     assert status["none"] == ("complete", None)
     assert status["pbpfl_ext"][0] == "diverged" and "fixed point" in status["pbpfl_ext"][1]
     assert verify(tmp_path / "out") == []
@@ -164,8 +168,8 @@ def test_errors_that_are_not_finite_are_a_diverged_training(tmp_path):
     """Weights within float32 can give outputs whose squares are in no range."""
     loud = {"optimizer": "sgd", "lr": 1e20, "rounds": 1, "model": "densenet", "stages": ("init", "final")}
     loud["model_options"] = {"bias": False, "growth": 2, "layers": 3}
-    found = evaluate(**SMALL | loud | {"defense": "mpdp", "grid": (3.0,)}, out=tmp_path / "out", workers=1)
-    mine = [r for r in found.records if r.config.defense.id == "mpdp"]
+    evaluation = evaluate(**SMALL | loud | {"defense": "mpdp", "grid": (3.0,)}, out=tmp_path / "out", workers=1)
+    mine = [r for r in evaluation.records if r.config.defense.id == "mpdp"]
     assert {r.status for r in mine if r.config.stage == "final"} == {"diverged"}
     assert all(r.utility.accuracy is None and r.utility.mse is None for r in mine)
     assert {r.utility.reason for r in mine} == {"the model's errors were not finite after round 1"}
@@ -228,8 +232,8 @@ def test_someone_elses_folder_is_left_alone(tmp_path):
 def test_client_and_eavesdropper_see_what_they_see(tmp_path):
     threats = ("client/1", "eavesdropper/1", "server/1")
     options = {**SMALL, "defense": "none", "grid": "quick", "stages": ("init",), "threats": threats}
-    found = evaluate(**options, out=tmp_path / "out", workers=1)
-    records = {(r.config.defense.id, r.config.threat_model.id): r for r in found.records}
+    evaluation = evaluate(**options, out=tmp_path / "out", workers=1)
+    records = {(r.config.defense.id, r.config.threat_model.id): r for r in evaluation.records}
     server, listener, client = (records["none", threat] for threat in ("server/1", "eavesdropper/1", "client/1"))
     assert [(v.client, v.index) for v in server.victims] == [(v.client, v.index) for v in listener.victims]
     assert len(client.victims) == 4, "two other clients in two probes"

@@ -33,12 +33,14 @@ def site(tmp_path_factory):
     for name in PACKAGES:
         source, built = EXAMPLES / name / "src", shutil.ignore_patterns("*.egg-info")
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
-        told = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
-        info = folder / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
+        project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
+        info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
         groups = [(group, "\n".join(f"{n} = {where}" for n, where in entries.items()))
-                  for group, entries in told["entry-points"].items()]  # fmt: skip
+                  for group, entries in project["entry-points"].items()]  # fmt: skip
         (info / "entry_points.txt").write_text("\n".join(f"[{group}]\n{lines}" for group, lines in groups))
     return folder
 
@@ -68,8 +70,8 @@ def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch,
     words = "--model mlp --grid 5 --clients 2 --rounds 1 --victims 4 --attack-batch 1 --stage init --workers 1"
     monkeypatch.setattr(evaluation, "write_board", lambda store: [])  # `tests/wheel_test.sh` draws it
     words = ["evaluate", "--defense", "sign_sgd", "--attack", "row_ratio", *words.split()]
-    told = CliRunner().invoke(app, [*words, "--full", "--out", str(tmp_path / "out")])
-    assert told.exit_code == 0 and " ".join(told.stdout.split()).count(
+    listing = CliRunner().invoke(app, [*words, "--full", "--out", str(tmp_path / "out")])
+    assert listing.exit_code == 0 and " ".join(listing.stdout.split()).count(
         "The best attack (row_ratio) breaks the undefended model: 100% of images are rebuilt."
     )
 
@@ -85,8 +87,8 @@ def test_the_contracts_are_kept_without_being_installed(monkeypatch):
     for name in PACKAGES:
         monkeypatch.syspath_prepend(EXAMPLES / name / "src")
     assert "sign_sgd" not in registry.plugins("defenses") and "row_ratio" not in registry.plugins("attacks")
-    found = check_defense(importlib.import_module("sign_sgd").SignSGD)
-    assert [one.property for one in found] == list(DEFENSE_PROPERTIES)
+    result = check_defense(importlib.import_module("sign_sgd").SignSGD)
+    assert [one.property for one in result] == list(DEFENSE_PROPERTIES)
     check_attack(importlib.import_module("row_ratio").RowRatio, decibels=60)
     for name in MODULES:
         sys.modules.pop(name, None)

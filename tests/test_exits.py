@@ -69,22 +69,22 @@ def test_an_error_of_our_own_is_70_with_its_traceback_in_a_file(monkeypatch, cap
 
     monkeypatch.setattr("ppbench.report.compare.outcome.compare", lambda *_: broken())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code, told = call(monkeypatch, capsys, "compare", "a", "b c")
+    code, shown = call(monkeypatch, capsys, "compare", "a", "b c")
     [file] = tmp_path.iterdir()
-    assert code == 70 and told.out == ""
-    assert told.err == (
+    assert code == 70 and shown.out == ""
+    assert shown.err == (
         f"ppbench: An error of ppbench's own (ZeroDivisionError: of our own); the traceback is in {file}: report it "
         "with the command.\n"
     )
     kept = file.read_text()
     assert shlex.join(["ppbench", "compare", "a", "b c"]) in kept and "in broken" in kept
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    code, told = call(monkeypatch, capsys, "compare", "a", "b c")
-    assert code == 70 and "in broken" in told.err and told.err.endswith("stands above: report it with the command.\n")
+    code, shown = call(monkeypatch, capsys, "compare", "a", "b c")
+    assert code == 70 and "in broken" in shown.err and shown.err.endswith("stands above: report it with the command.\n")
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "sentence"),
     [
         (SystemExit(0), 70, "SystemExit"),
         (MemoryError(), 2, "This machine has no more memory, files or processes"),
@@ -96,14 +96,19 @@ def test_an_error_of_our_own_is_70_with_its_traceback_in_a_file(monkeypatch, cap
         (BrokenPipeError(32, "Broken pipe"), 141, ""),
     ],
 )
-def test_whatever_is_raised_has_a_code_and_one_sentence(monkeypatch, capsys, tmp_path, error, code, said):
+def test_whatever_is_raised_has_a_code_and_one_sentence(monkeypatch, capsys, tmp_path, error, code, sentence):
     def raised(*_):
         raise error
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("ppbench.report.compare.outcome.compare", raised)
-    found, told = call(monkeypatch, capsys, "compare", "a", "b")
-    assert found == code and said in told.err and told.err.count("\n") == bool(said) and "Traceback" not in told.err
+    ended, shown = call(monkeypatch, capsys, "compare", "a", "b")
+    assert (
+        ended == code
+        and sentence in shown.err
+        and shown.err.count("\n") == bool(sentence)
+        and "Traceback" not in shown.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,30 +154,30 @@ def test_a_signal_while_a_worker_starts_waits_and_is_not_lost():
 
 def children(process):
     """Return the processes of a session, which all that a command starts are of."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(words[3]) == process and words[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
+            results.append(int(path.parent.name))
+    return results
 
 
-def begun(words, said, context):
+def begun(words, log, context):
     """Begin a command in a session of its own, with what it says in a file: forked, so that nothing is imported, or
     as a program. Return its number and what waits for its code."""
     if context is None:
         program = subprocess.Popen(
-            [sys.executable, "-m", "ppbench", *words], stdout=said, stderr=said, start_new_session=True
+            [sys.executable, "-m", "ppbench", *words], stdout=log, stderr=log, start_new_session=True
         )
         return program.pid, lambda: program.wait(20)
 
     def body():
         os.setsid()
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
         sys.argv, sys.stdout, sys.stderr = ["ppbench", *words], open(1, "w"), open(2, "w")  # noqa: SIM115
         cli.main()
 
@@ -210,8 +215,8 @@ def test_a_signal_ends_an_evaluation_soon_and_leaves_no_process_and_no_word_of_p
     """
     out = tmp_path / "o"
     words = ["evaluate", "--defense", "dp", *TINY.split(), "--workers", str(workers), "--out", str(out)]
-    with (tmp_path / "said").open("wb") as said:
-        process, ended = begun(words, said, None if program else forked)
+    with (tmp_path / "said").open("wb") as log:
+        process, ended = begun(words, log, None if program else forked)
         least = 3 if program or workers > 1 else 1  # of a program one child keeps track of what is shared
         assert until(lambda: len(children(process)) >= least and out.exists(), 30)
         time.sleep(0.3)
@@ -226,5 +231,5 @@ def test_a_signal_ends_an_evaluation_soon_and_leaves_no_process_and_no_word_of_p
 
 def test_every_code_is_told_and_every_command_tells_its_own():
     assert set(MEANINGS) == set(Exit)
-    told = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
-    assert all(f"| {code.value} | {meaning} |" in told for code, meaning in MEANINGS.items())
+    page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
+    assert all(f"| {code.value} | {meaning} |" in page for code, meaning in MEANINGS.items())

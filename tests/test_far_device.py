@@ -50,7 +50,7 @@ def expected(defense: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory, pytestconfig):
+def outputs(tmp_path_factory, pytestconfig):
     """Return what is told by a process of its own: a backend is taken up before the first backward pass or never."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no backends of Python's")
@@ -62,19 +62,19 @@ def told(tmp_path_factory, pytestconfig):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else(told):
-    itself = told["itself"]
+def test_the_pretended_accelerator_refuses_what_cuda_refuses_and_nothing_else(outputs):
+    itself = outputs["itself"]
     assert [name for name, message in itself["refused"].items() if message is None] == []
     assert itself["refused"]["generator"] == "Expected a 'far' device type for generator but found 'cpu'"
     assert [name for name, right in itself["let through"].items() if not right] == []
     assert itself["kept"] == len(itself["refused"]) - 1  # numpy is refused by torch itself
 
 
-def test_every_attack_that_applies_ends_with_everything_on_one_device(told):
+def test_every_attack_that_applies_ends_with_everything_on_one_device(outputs):
     assert set(ATTACKS) - UNWIRED == set().union(*map(expected, DEFENSES)), "every attack must end somewhere"
-    assert told["refused"] == []
-    assert len(told["varied"]) == 14 and not any(line.endswith(" 0") for line in told["varied"])
-    seen = [cell for cell in told["cells"] if BLIND not in (cell["reason"] or "")]
+    assert outputs["refused"] == []
+    assert len(outputs["varied"]) == 14 and not any(line.endswith(" 0") for line in outputs["varied"])
+    seen = [cell for cell in outputs["cells"] if BLIND not in (cell["reason"] or "")]
     assert [cell for cell in seen if cell["status"] != "complete"] == []
     for defense in DEFENSES:
         done = {cell["attack"] for cell in seen if cell["defense"] == defense}

@@ -43,8 +43,8 @@ def test_epsilon_of_a_gaussian_mechanism_is_where_the_curves_meet(mu, delta):
     """delta(epsilon) is the largest p - e^epsilon f(p): the least probability of an event whose likelier one is p."""
     epsilon = gdp_epsilon(mu, delta)
     p = special.ndtr(np.linspace(-9, 9, 200_001))
-    found = float((p - math.exp(epsilon) * special.ndtr(special.ndtri(p) - mu)).max())
-    assert found == pytest.approx(delta, rel=1e-3) and gdp_epsilon(0.0, delta) == 0
+    result = float((p - math.exp(epsilon) * special.ndtr(special.ndtri(p) - mu)).max())
+    assert result == pytest.approx(delta, rel=1e-3) and gdp_epsilon(0.0, delta) == 0
 
 
 def test_guesses_by_chance_refute_nothing_and_bad_counts_are_refused():
@@ -85,6 +85,6 @@ def test_level_on_a_gaussian_mechanism_with_guesses_on_the_surest():
 
 def test_figures_of_an_audit_say_which_bound_they_are():
     member = np.arange(100) % 2 == 0
-    found = {g: epsilon_bound(member, member, np.ones(100, dtype=bool), 1e-5, g) for g in (False, True)}
-    assert found[True].value > found[False].value and "Gaussian" in found[True].interval.method
-    assert "Gaussian" not in found[False].interval.method
+    results = {g: epsilon_bound(member, member, np.ones(100, dtype=bool), 1e-5, g) for g in (False, True)}
+    assert results[True].value > results[False].value and "Gaussian" in results[True].interval.method
+    assert "Gaussian" not in results[False].interval.method

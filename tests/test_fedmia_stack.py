@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import CHANCE, deviations, letters, seeded, told
+from observations import CHANCE, deviations, fedsgd_mail, half_known, seeded
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -13,12 +13,11 @@ from ppbench.attacks.membership.base import MembershipQuestion
 from ppbench.attacks.membership.fedmia import FedMIA, against_others
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.update_cosine import UpdateCosine
-from ppbench.base.autodiff import gradient
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import net_spec
 from ppbench.testing.worlds import POISONS, with_changed_mail
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
@@ -32,17 +31,11 @@ def seen(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
     member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    mail = []
-    for number in range(1, ROUNDS + 1):
-        params = initial(SPEC, 10 * seed + number)
-        for client in range(CLIENTS):
-            own = torch.cat([(member & (owner == client)).nonzero()[:, 0], COUNT + 20 * client + torch.arange(20)])
-            update = gradient(lambda p, o=own: PLAN.objective(p, x[o], y[o], torch.ones(len(o))), params)
-            norm = torch.cat([v.flatten() for v in update.values()]).norm() / PLAN.net.parameter_count**0.5
-            update = {n: (v + size * norm * torch.randn(v.shape, generator=g)).detach() for n, v in update.items()}
-            mail += letters(number, client, params, update)
-    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
-    return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT], known=told(member)), member
+    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
+    owned = [torch.cat([(member & (owner == client)).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
+    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
+    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
+    return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT], known=half_known(member)), member
 
 
 def score(view: View, challenge: Challenge, attack: FedMIA | Stack | UpdateCosine, seed: int = 0) -> Tensor:
@@ -61,27 +54,27 @@ def test_planted_leak_and_the_joint_regression_is_what_finds_them():
 @pytest.mark.parametrize("attack", [FedMIA(), Stack()], ids=["fedmia", "stack"])
 def test_null_noise_tells_nothing(attack):
     view, challenge, member = seen(1e4)
-    asked = challenge.known == -1
-    assert abs(deviations(member[asked], score(view, challenge, attack)[asked])) < CHANCE
+    challenges = challenge.known == -1
+    assert abs(deviations(member[challenges], score(view, challenge, attack)[challenges])) < CHANCE
 
 
 def test_a_statistic_is_judged_by_the_other_clients_alone():
     """A hand-made round: shifts and scales that all share do not matter, the judged client is no part of its null."""
     g = seeded(0)
-    found = torch.randn(1, 8, 50, generator=g, dtype=torch.float64)
-    found[0, 3, 7] += 10
-    told_ = against_others(found)
-    assert told_.shape == found.shape and float(told_[0, 3, 7]) > 0.999 and float(told_[0, 2, 7]) < 0.6
-    assert torch.allclose(against_others(5 * found - 2), told_)
+    result = torch.randn(1, 8, 50, generator=g, dtype=torch.float64)
+    result[0, 3, 7] += 10
+    told_ = against_others(result)
+    assert told_.shape == result.shape and float(told_[0, 3, 7]) > 0.999 and float(told_[0, 2, 7]) < 0.6
+    assert torch.allclose(against_others(5 * result - 2), told_)
     assert abs(float(told_.mean()) - 0.5) < 0.03
 
 
 def test_too_few_others_or_a_sum_of_all_say_nothing():
-    found = torch.randn(2, 3, 5, generator=seeded(1), dtype=torch.float64)
-    broken = found.clone()
+    result = torch.randn(2, 3, 5, generator=seeded(1), dtype=torch.float64)
+    broken = result.clone()
     broken[0, 0] = torch.nan
     assert against_others(broken)[0].isnan().all() and against_others(broken)[1].isfinite().all()
-    assert against_others(found[:, :1].expand(2, 3, 5)).isnan().all()
+    assert against_others(result[:, :1].expand(2, 3, 5)).isnan().all()
 
 
 @pytest.mark.parametrize("poison", ["nan", "no mail"])
@@ -94,9 +87,9 @@ def test_where_nothing_can_be_read_decisions_are_coins(poison):
 
 def test_stacking_is_as_good_as_its_best_part_and_one_seed_gives_one_guess():
     view, challenge, member = seen(0.5)
-    asked = challenge.known == -1
-    stacked, best = (score(view, challenge, a)[asked] for a in (Stack(), UpdateCosine()))
-    assert roc_auc_score(member[asked], stacked) > roc_auc_score(member[asked], best) - 0.1
+    challenges = challenge.known == -1
+    stacked, best = (score(view, challenge, a)[challenges] for a in (Stack(), UpdateCosine()))
+    assert roc_auc_score(member[challenges], stacked) > roc_auc_score(member[challenges], best) - 0.1
     assert torch.equal(score(view, challenge, Stack()), score(view, challenge, Stack(), seed=5))
 
 
@@ -106,13 +99,13 @@ def test_two_weak_columns_are_stronger_together_and_the_asked_half_is_not_looked
     signal = torch.randn(400, 3, generator=g, dtype=torch.float64)
     signal[:, :2] += member[:, None].double()
     signal[:, 2] = torch.nan
-    asked = MembershipQuestion(torch.zeros(400, 10, dtype=torch.float64), known)
-    guess = Stack().answer(PLAN, signal, asked, seeded())
+    question = MembershipQuestion(torch.zeros(400, 10, dtype=torch.float64), known)
+    guess = Stack().answer(PLAN, signal, question, seeded())
     alone = max(roc_auc_score(member[200:], signal[200:, c]) for c in (0, 1))
     assert roc_auc_score(member[200:], guess.score[200:]) > alone + 0.02
     moved = signal.clone()
     moved[200:] += 3  # what is asked about moves no coefficient
     order = guess.score[:200].argsort()
-    assert torch.equal(Stack().answer(PLAN, moved, asked, seeded()).score[:200].argsort(), order)
-    nothing = Stack().answer(PLAN, torch.full((400, 2), torch.nan), asked, seeded())
+    assert torch.equal(Stack().answer(PLAN, moved, question, seeded()).score[:200].argsort(), order)
+    nothing = Stack().answer(PLAN, torch.full((400, 2), torch.nan), question, seeded())
     assert not nothing.score.any() and 120 < int(nothing.decision.sum()) < 280

@@ -39,8 +39,8 @@ def build(deal):
 
 # -- what parties can tell -------------------------------------------------------------------------------------------
 def probed(run: Federation, kind: str = "gradient", rounds: int = 1, batch: int = 1, threat: str = "server/1"):
-    found = choose_victims(run.shards, threat, batch, 2 * batch, Seeds(3), roles=2)
-    return found, run.probe(found.data, kind, rounds)
+    victims = choose_victims(run.shards, threat, batch, 2 * batch, Seeds(3), roles=2)
+    return victims, run.probe(victims.data, kind, rounds)
 
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "collusion/1"])
@@ -52,13 +52,13 @@ def test_ternaries_tell_the_exact_signs_of_what_their_sender_does_not_send(build
     for exchange in command_answers(view):
         place = exchange.slot.probe, exchange.round, exchange.step, exchange.slot.client
         (state,) = [s.state for s in transcript.states if (s.probe, s.round, s.step, s.party) == place]
-        told = step_signs(view, exchange)
-        if told is None:  # a listener has not heard the broadcast before its first round
+        signs_ = step_signs(view, exchange)
+        if signs_ is None:  # a listener has not heard the broadcast before its first round
             assert threat == "eavesdropper/1" and exchange.round == 3
             continue
         true = flat(state.last) - flat(state.trained)
-        known = flat(told) != 0
-        assert torch.equal(flat(told)[known], true.sign()[known])
+        known = flat(signs_) != 0
+        assert torch.equal(flat(signs_)[known], true.sign()[known])
         seen += int(known.sum()) if isinstance(exchange.answer, Ternary) else 0
     assert seen > 300
 
@@ -69,40 +69,40 @@ def test_in_round_1_a_ternary_tells_the_sign_itself(build):
     truth = trained(run.observe())
     start = flat(run.parties.server.params)
     for exchange in command_answers(view):
-        told, true = flat(step_signs(view, exchange)), start - flat(truth[exchange.slot.client])
-        assert torch.equal(told[told != 0], true.sign()[told != 0])
+        result, true = flat(step_signs(view, exchange)), start - flat(truth[exchange.slot.client])
+        assert torch.equal(result[result != 0], true.sign()[result != 0])
         if isinstance(exchange.answer, Ternary):
-            assert torch.equal(told != 0, true.abs() > 0.05)
+            assert torch.equal(result != 0, true.abs() > 0.05)
 
 
 def test_a_plain_attacker_holds_the_exact_gradient_of_a_pilot_whose_rate_is_public(build):
     run = build(FedPC(rates="1"))
     run.run(2)
-    found, transcript = probed(run)
+    result, transcript = probed(run)
     roles = transcript.roles()
     pieces = {e.unit[0]: e for e in run.defense.evidence(transcript.view("server/1"))}
-    assert set(pieces) == set(found.data) and set(roles.values()) == {"pilot", "ternary"}
+    assert set(pieces) == set(result.data) and set(roles.values()) == {"pilot", "ternary"}
     for slot, evidence in pieces.items():
         assert evidence.channel == roles[slot]
-        x, y = found.data[slot].x[None], found.data[slot].y[None]
+        x, y = result.data[slot].x[None], result.data[slot].y[None]
         exact, true = at_truth(evidence, x, y), flat(evidence.simulate(x, y)).detach()
         assert exact < 1e-8 if roles[slot] == "pilot" else exact > 0.1
         assert float(torch.cosine_similarity(flat(evidence.observed), true, dim=0)) > 0.2, "it points the other way"
     assert len({id(e.simulate) for e in pieces.values()}) == 1
     secret = build(FedPC(rates="2"))
-    found, transcript = probed(secret)
+    result, transcript = probed(secret)
     wrong = [e for e in secret.defense.evidence(transcript.view("server/1")) if e.channel == "pilot"]
-    truth = [at_truth(e, found.data[e.unit[0]].x[None], found.data[e.unit[0]].y[None]) for e in wrong]
+    truth = [at_truth(e, result.data[e.unit[0]].x[None], result.data[e.unit[0]].y[None]) for e in wrong]
     assert truth == pytest.approx([0.25] * len(wrong), abs=1e-4)  # (2g - g)^2 / (2g)^2: its rate is twice the plan's
 
 
 def test_a_curious_client_sees_the_pilots_update_up_to_the_correction(build):
     run = build(FedPC(rates="1"))
     run.run(3)
-    found = choose_victims(run.shards, "client/1", 4, 16, Seeds(3))
-    transcript = run.probe(found.data)
+    victims = choose_victims(run.shards, "client/1", 4, 16, Seeds(3))
+    transcript = run.probe(victims.data)
     pilot, server = pilots(transcript.view("server/1"))[0, 4], run.parties.server
-    evidence = run.defense.evidence(transcript.view("client/1", 0 if pilot else 1, own=found.own))
+    evidence = run.defense.evidence(transcript.view("client/1", 0 if pilot else 1, own=victims.own))
     (piece,) = evidence
     assert len(piece.unit) == 4 and piece.channel == "aggregate"
     (state,) = [s.state for s in transcript.states if (s.party, s.step) == (pilot, 1)]
@@ -110,7 +110,7 @@ def test_a_curious_client_sees_the_pilots_update_up_to_the_correction(build):
     off = (flat(piece.observed) - update).abs()
     bound = 0.2 * (flat(server.params) - flat(server.own.before)).abs() / 0.05
     assert bool((off <= bound + 1e-4).all())
-    assert run.defense.evidence(transcript.view("client/1", pilot, own=found.own)) == []
+    assert run.defense.evidence(transcript.view("client/1", pilot, own=victims.own)) == []
 
 
 # -- masks -----------------------------------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ def test_words_are_as_wide_as_the_sum_needs():
 def test_masked_ternaries_are_evidence_about_all_their_senders_together(build):
     run = build(FedPC(masks="ring"))
     run.run(2)
-    found, transcript = probed(run)
+    result, transcript = probed(run)
     pieces = run.defense.evidence(transcript.view("server/1"))
     roles = transcript.roles()
     for evidence in pieces:
         assert {roles[slot] for slot in evidence.unit} == {"pilot" if evidence.channel == "pilot" else "ternary"}
-    assert sorted(len(e.unit) for e in pieces) == [1, 1, 4, 4] and len(found.data) == 10
+    assert sorted(len(e.unit) for e in pieces) == [1, 1, 4, 4] and len(result.data) == 10
     assert {e.channel for e in run.defense.evidence(transcript.view("eavesdropper/1"))} <= {"pilot"}
 
 
@@ -179,9 +179,9 @@ def test_a_client_masks_for_no_set_that_hides_nothing(build, senders):
 # -- the paper's baselines --------------------------------------------------------------------------------------------
 def assert_exact(run: Federation, error: float) -> None:
     """The server's plain evidence of single examples explains them."""
-    found = choose_victims(run.shards, "server/1", 1, 5, Seeds(3))
-    for evidence in run.defense.evidence(run.probe(found.data).view("server/1")):
-        data = found.data[evidence.unit[0]]
+    victims = choose_victims(run.shards, "server/1", 1, 5, Seeds(3))
+    for evidence in run.defense.evidence(run.probe(victims.data).view("server/1")):
+        data = victims.data[evidence.unit[0]]
         assert at_truth(evidence, data.x[None], data.y[None]) < error
 
 
@@ -203,11 +203,11 @@ def test_a_curious_client_sees_what_the_others_made_of_the_model_that_it_handed_
     """Exactly the other one's update of two clients; of more the sum of steps taken one after another."""
     for clients, error in ((2, 1e-6), (4, 1e-3)):
         run = build(Phong(), clients, local=Local(batch=16, opt=Opt("sgd", 1e-3)))
-        found = choose_victims(run.shards, "client/1", 1, clients - 1, Seeds(0))
-        view = run.probe(found.data, "local").view("client/1", 0, own=found.own)
+        victims = choose_victims(run.shards, "client/1", 1, clients - 1, Seeds(0))
+        view = run.probe(victims.data, "local").view("client/1", 0, own=victims.own)
         (evidence,) = run.defense.evidence(view)
-        assert evidence.unit == found.units[0]
-        truth = found.truth(evidence.unit)
+        assert evidence.unit == victims.units[0]
+        truth = victims.truth(evidence.unit)
         assert at_truth(evidence, truth.x[:, None], truth.y[:, None]) < error
 
 
@@ -228,8 +228,8 @@ def test_centralized_training_is_training_on_the_pool_with_one_optimizer(build):
     torch.testing.assert_close(flat(run.parties.server.params).double(), weight, rtol=1e-4, atol=1e-5)
     assert run.wire.up - run.setup_up == 3 * sum(UNEQUAL[:5]) * 4 * (64 + 10)
     assert_exact(run, 1e-10)
-    found = choose_victims(run.shards, "client/1", 1, 4, Seeds(3))
-    assert run.defense.evidence(run.probe(found.data).view("client/1", 0, own=found.own)) == []
+    victims = choose_victims(run.shards, "client/1", 1, 4, Seeds(3))
+    assert run.defense.evidence(run.probe(victims.data).view("client/1", 0, own=victims.own)) == []
 
 
 def test_centralized_training_refuses_what_is_no_examples(build):
@@ -253,8 +253,8 @@ def trits_of(values: list[int]) -> Tensor:
 def test_packings_read_back_in_the_least_bytes(packing, values):
     data = pack_trits(trits_of(values), packing)
     assert data.dtype == torch.uint8 and len(data) == math.ceil(len(values) / PER_BYTE[packing])
-    found = unpack_trits(data, len(values), packing)
-    assert found.dtype == torch.int8 and found.tolist() == values
+    recovered = unpack_trits(data, len(values), packing)
+    assert recovered.dtype == torch.int8 and recovered.tolist() == values
 
 
 def test_entries_lie_lowest_bits_first():
@@ -321,8 +321,8 @@ def test_the_later_rule_takes_the_threshold_itself_for_a_move():
 def test_what_is_told_is_the_exact_direction_and_at_least_the_threshold(seed, beta):
     generator = torch.Generator().manual_seed(seed)
     step, previous = torch.randn(2, 50, generator=generator)
-    told = later_ternary(step, previous, beta)
-    seen = told != 0
-    assert torch.equal((told * previous.sign())[seen], step.sign()[seen])
+    result = later_ternary(step, previous, beta)
+    seen = result != 0
+    assert torch.equal((result * previous.sign())[seen], step.sign()[seen])
     assert bool((step.abs() >= beta * previous.abs())[seen].all())
     assert bool((step.abs() < beta * previous.abs())[~seen].all())

@@ -77,8 +77,8 @@ def test_the_next_model_is_eq_3_and_stays_within_its_bound(build, beta):
             start, end = flat(server.params), flat(model.params)
             step = torch.full_like(start, 0.01) if round_ == 1 else beta * (start - flat(server.own.before))
             p = torch.tensor(UNEQUAL[:5]) / sum(UNEQUAL[:5])
-            told = {c: flat(run.defense.decode(t, server.params)) for c, t in answers(transcript, Ternary).items()}
-            expected = end + factor * sum(p[c] * t * step for c, t in told.items())
+            fields = {c: flat(run.defense.decode(t, server.params)) for c, t in answers(transcript, Ternary).items()}
+            expected = end + factor * sum(p[c] * t * step for c, t in fields.items())
             torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-7)
             bound = (1 - p[pilot]) * step.abs() * (1 + 1e-5) + 2.0**-23 * end.abs().clamp(min=2.0**-20)
             assert bool(((after - end).abs() <= bound).all())
@@ -131,8 +131,8 @@ def test_base_3_sends_less_and_padding_hides_the_pilot_at_the_price_of_a_model(b
 def test_hyper_parameters_are_drawn_from_the_menus_and_used(build):
     run = build(FedPC(batch_sizes="8,16", epochs="1,2,3", rates="0.5,1,2"), clients=10)
     drawn = [(int(w.batch), int(w.epochs), float(w.rate)) for w in run.parties.clients]
-    for found, menu in zip(zip(*drawn, strict=True), ({8, 16}, {1, 2, 3}, {0.5, 1.0, 2.0}), strict=True):
-        assert set(found) <= menu and len(set(found)) > 1
+    for value, menu in zip(zip(*drawn, strict=True), ({8, 16}, {1, 2, 3}, {0.5, 1.0, 2.0}), strict=True):
+        assert set(value) <= menu and len(set(value)) > 1
     message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)[1]
     for client, (batch, epochs, rate) in enumerate(drawn):
         ctx = run.context("real", 1, 0, client)
@@ -193,8 +193,8 @@ def test_a_pilots_model_is_clipped_and_blurred_as_its_noise_is_told(build):
 def test_noise_gives_no_guarantee_and_says_what_one_entry_has(build):
     plan = build(FedPC()).plan
     assert FedPC().guarantee(plan, 100, 10) is None and "no noise" in FedPC().why_no_epsilon(plan)
-    said = FedPC(flip=0.5).why_no_epsilon(plan)
-    assert "costs" in said and "1.39 is one entry's alone" in said
+    printed = FedPC(flip=0.5).why_no_epsilon(plan)
+    assert "costs" in printed and "1.39 is one entry's alone" in printed
 
 
 # -- malformed answers -----------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "spoil", "said"),
+    ("kind", "spoil", "transcript"),
     [
         (Cost, lambda a: Cost(a.value * math.nan), "told the cost nan"),
         (Cost, lambda a: Cost(a.value * math.inf), "told the cost inf"),
@@ -242,12 +242,12 @@ def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
         (Masked, lambda a: Ternary(torch.zeros(115)), "was asked for Masked and sent Ternary"),
     ],
 )
-def test_a_malformed_answer_names_its_client_and_changes_nothing(build, kind, spoil, said):
+def test_a_malformed_answer_names_its_client_and_changes_nothing(build, kind, spoil, transcript):
     masks, whom = "ring" if kind is Masked else "none", (2,) if kind is Cost else (0, 1, 2, 3, 4)
     run = build(Faulty(spoil=((kind, spoil),), whom=whom, masks=masks))
     assert run.run(1)
     before = (run.parties.server, list(run.parties.clients), run.round)
-    with pytest.raises(ProtocolError, match=f"Client {2 if kind is Cost else '[0-4]'} {said}"):
+    with pytest.raises(ProtocolError, match=f"Client {2 if kind is Cost else '[0-4]'} {transcript}"):
         run.run(2)
     assert (
         same_tensors(before[0], run.parties.server)

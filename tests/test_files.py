@@ -38,13 +38,13 @@ def pipe(path):
 
 def here(path, names):
     """Return what lies below `path`, each with its kind, where it leads and what it holds, but for `names`."""
-    found = {}
+    results = {}
     for one in sorted(path.rglob("*")):
         if one.name not in names:
             kind = kind_of(one, follow=False)
-            held = os.readlink(one) if kind == "link" else one.read_bytes() if kind == "file" else None
-            found[str(one.relative_to(path))] = (kind, held)
-    return found
+            kept = os.readlink(one) if kind == "link" else one.read_bytes() if kind == "file" else None
+            results[str(one.relative_to(path))] = (kind, kept)
+    return results
 
 
 # -- files that a user names -----------------------------------------------------------------------------------------
@@ -187,8 +187,8 @@ def test_a_record_that_is_a_link_or_a_pipe_is_told_and_not_waited_for(tmp_path, 
     store = Store(tmp_path / "out")
     kept = store.save(fabricate("dp", 0.1, "dlg", "reconstruction", 20.0))
     make(store.folder / f"{'0' * 32}.json")
-    found, [problem] = Store(store.out).readable()
-    assert found == [kept] and "cannot be read" in problem
+    records, [problem] = Store(store.out).readable()
+    assert records == [kept] and "cannot be read" in problem
 
 
 def test_a_board_removes_its_own_old_figures_alone(tmp_path, fabricate, monkeypatch):
@@ -223,10 +223,10 @@ def test_a_board_removes_its_own_old_figures_alone(tmp_path, fabricate, monkeypa
     drawings.write_figures(folder, [("Three",)], None)
     assert (tmp_path / "ppbench.json").exists(), "a list that was changed names nothing elsewhere"
     (folder / "figures.json").write_text("[" * 100_000)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         drawings.write_figures(folder, [("Four",)], None)
-    assert "figures of earlier boards stay" in str(told[0].message) and (folder / "three.svg").exists()
+    assert "figures of earlier boards stay" in str(caught[0].message) and (folder / "three.svg").exists()
     assert Knowledge is not None
 
 

@@ -65,8 +65,8 @@ def test_on_convolutions_with_kinks_exact_evidence_is_inverted_as_well_as_withou
 ):
     """By L-BFGS alone, as it was, mpdp's worst case on such a network stayed below what plain `ig` saw undefended."""
     view, victims = seen(defense)
-    found, guesses = reached((view, victims), attack)
-    assert median(found) > max(undefended.values()) - 1, (found, undefended)
+    decibels, guesses = reached((view, victims), attack)
+    assert median(decibels) > max(undefended.values()) - 1, (decibels, undefended)
     assert all(0 < guess.evaluations <= BUDGET for guess in guesses)
 
 
@@ -91,13 +91,13 @@ def test_nothing_changes_where_slopes_do_not_jump_or_nothing_is_convolved(spec, 
 @pytest.mark.parametrize(("best", "noises"), [(0, (0.02, 0.2, 0.3)), (1, (0.3, 0.02, 0.2)), (2, (0.3, 0.2, 0.02))])
 def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best, noises, monkeypatch):
     view, victims = seen(NoDefense())
-    found, asked, truth = NoDefense().evidence(view), victims.challenges(), victims.data
+    result, challenge, truth = NoDefense().evidence(view), victims.challenges(), victims.data
     calls, names = [], [("idlg", None), *(("ig", tv) for tv in inversion.PRIORS)]
 
-    def answer(self, found, plan, challenges, generator, attack=None):
+    def answer(self, result, plan, challenges, generator, attack=None):
         """Return the truth under some noise, less when the budget is large."""
         way = (self.name, getattr(self, "tv", None))
-        calls.append((*way, self.budget, len(found)))
+        calls.append((*way, self.budget, len(result)))
         parts = [truth[c.unit[0]] for c in challenges]
         draws = torch.randn(len(parts), *parts[0].x.shape, generator=seeded())
         noise = noises[names.index(way)] * (0.5 if self.budget > 20 else 1.0)
@@ -106,10 +106,10 @@ def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best,
 
     monkeypatch.setattr(IDLG, "answer", answer)
     monkeypatch.setattr(IG, "answer", answer)
-    guesses = fittest_guesses(IDLG(budget=120, restarts=5), found, view.plan, asked, seeded())
+    guesses = fittest_guesses(IDLG(budget=120, restarts=5), result, view.plan, challenge, seeded())
     assert calls == [*((*way, 9, IMAGES) for way in names), (*names[best], 89, IMAGES)]
     assert {guess.evaluations for guess in guesses} == {120}
-    errors = [float((g.x - truth[c.unit[0]].x).square().mean().sqrt()) for g, c in zip(guesses, asked, strict=True)]
+    errors = [float((g.x - truth[c.unit[0]].x).square().mean().sqrt()) for g, c in zip(guesses, challenge, strict=True)]
     assert all(0.005 < error < 0.015 for error in errors), "the last search's"
 
 
@@ -123,9 +123,9 @@ def test_larger_images_are_left_to_the_usual_prior(monkeypatch):
     view, victims = watched(fed, count=2)
     run = inversion.IG.answer
 
-    def answer(self, found, *rest, **more):
-        calls.append((self.tv, self.budget, len(found)))
-        return run(self, found, *rest, **more)
+    def answer(self, result, *rest, **more):
+        calls.append((self.tv, self.budget, len(result)))
+        return run(self, result, *rest, **more)
 
     monkeypatch.setattr(IG, "answer", answer)
     guesses = AdaptiveServer(budget=30).run(view, victims.challenges(), seeded())
@@ -145,15 +145,17 @@ def test_equal_angles_cost_no_more_than_the_budget(budget):
         simulate = lambda x, y: {n: v.to(x) + 0 * x.sum() for n, v in same.items()}  # noqa: E731
         return replace(evidence, observed=noise, simulate=simulate, params=None)
 
-    found = [dead(e) for e in NoDefense().evidence(view)]
-    guesses = fittest_guesses(IDLG(budget=budget), found, view.plan, victims.challenges(), seeded())
+    pieces = [dead(e) for e in NoDefense().evidence(view)]
+    guesses = fittest_guesses(IDLG(budget=budget), pieces, view.plan, victims.challenges(), seeded())
     assert all(0 < guess.evaluations <= budget for guess in guesses)
 
 
 def test_one_victims_image_does_not_depend_on_what_becomes_of_another():
     view, victims = seen(NoDefense())
-    found, asked = NoDefense().evidence(view), victims.challenges()
-    both, alone = (fittest_guesses(IDLG(budget=60), e, view.plan, asked, seeded()) for e in (found, found[:1]))
+    evidence, challenges = NoDefense().evidence(view), victims.challenges()
+    both, alone = (
+        fittest_guesses(IDLG(budget=60), e, view.plan, challenges, seeded()) for e in (evidence, evidence[:1])
+    )
     assert torch.allclose(both[0].x, alone[0].x, atol=0.01), "but for the rounding of other batches"
 
 
@@ -188,19 +190,19 @@ def test_kinks_are_found_as_layers_of_any_kind_and_as_functions(features, kinked
 
 def test_who_has_no_evidence_or_hardly_a_budget_gets_what_the_search_gives(monkeypatch):
     view, victims = seen(NoDefense())
-    found, asked = NoDefense().evidence(view), victims.challenges()
-    guesses = fittest_guesses(DLG(budget=60), found[1:], view.plan, asked, seeded())
+    evidence, challenges = NoDefense().evidence(view), victims.challenges()
+    guesses = fittest_guesses(DLG(budget=60), evidence[1:], view.plan, challenges, seeded())
     assert guesses[0].confidence is None and guesses[0].x.shape == guesses[1].x.shape
     assert guesses[1].confidence is not None
-    broken = [replace(e, observed={n: v * float("nan") for n, v in e.observed.items()}) for e in found]
-    assert all(g.confidence is None for g in fittest_guesses(DLG(budget=60), broken, view.plan, asked, seeded()))
+    broken = [replace(e, observed={n: v * float("nan") for n, v in e.observed.items()}) for e in evidence]
+    assert all(g.confidence is None for g in fittest_guesses(DLG(budget=60), broken, view.plan, challenges, seeded()))
     monkeypatch.setattr(inversion, "_angle", lambda *_: pytest.fail("nothing is compared"))
     tiny = DLG(budget=inversion.TRIAL_DIVISOR * 2 - 1)
-    assert len(fittest_guesses(tiny, found, view.plan, asked, seeded())) == IMAGES
+    assert len(fittest_guesses(tiny, evidence, view.plan, challenges, seeded())) == IMAGES
 
 
 def test_an_encrypted_sum_is_searched_so_too(monkeypatch):
-    asked = []
-    monkeypatch.setattr(inversion, "fittest_guesses", lambda *about: asked.append(about[0]) or fittest_guesses(*about))
+    calls = []
+    monkeypatch.setattr(inversion, "fittest_guesses", lambda *about: calls.append(about[0]) or fittest_guesses(*about))
     _, guesses = reached(seen(PILE()), AdaptiveEncrypted(budget=60))
-    assert [search.budget for search in asked] == [60] and all(0 < g.evaluations <= 60 for g in guesses)
+    assert [search.budget for search in calls] == [60] and all(0 < g.evaluations <= 60 for g in guesses)

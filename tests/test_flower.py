@@ -1,19 +1,14 @@
-"""Flower's strategies and mods as defenses: rounds as without Flower, views of what passed, refusals in a sentence.
-
-Run with Flower beside ppbench (`.ci/run` does so with the oldest and the newest version): PYTHONPATH=FOLDER pytest
-tests/test_flower.py, where pip install --target FOLDER 'flwr==1.42.*' has made FOLDER.
-"""
+"""Flower's strategies and mods as defenses: clipping, noise and views. What adapters share: test_adapters.py."""
 
 from __future__ import annotations
 
 import math
-import random
 import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
@@ -24,74 +19,31 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from adapted import Setting
 from scipy import stats
 
-import ppbench
-from ppbench.base import registry
-from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
-from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.optim import Layout
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.audit import gdp_epsilon
-from ppbench.nets.net import initial, net_spec
+from ppbench.testing.scene import largest_difference
 
 pytest.importorskip("flwr")
 
 from ppbench.adapters.flower.inside import running_flower  # it needs Flower
 
 LR, CLIENTS = 0.1, 3
+SETTING = Setting()
+PLAN, LR, CLIENTS = SETTING.plan, SETTING.lr, len(SETTING.sizes)
+federation, victims, seen = SETTING.federation, SETTING.victims, SETTING.seen
 NORMAL = NormalDist()
-PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), CLIENTS, Local("delta", 1, 8, Opt("sgd", LR)))
 STOCK = (
     *("fedavg", "dp_server_fixed", "dp_client_fixed", "dp_server_adaptive", "dp_client_adaptive", "local_dp"),
     *("fedmedian", "krum", "fedadam", "fedprox"),
 )
-
-
-def data(count: int, seed: int) -> Data:
-    draws = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=draws)
-    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
-
-
-def federation(name: str, plan: Plan = PLAN, **parameters: Any) -> Federation:
-    """Return a started federation whose clients have unequally many examples."""
-    shards = {client: data(20 + 4 * client, client) for client in range(CLIENTS)}
-    registry.admit(name)
-    made = Federation(load("defenses", name)(**parameters), plan, shards, Seeds(0))
-    made.start(initial(plan.spec, 0))
-    return made
-
-
-def trained(name: str, rounds: int = 3, **parameters: Any) -> Params:
-    run = federation(name, **parameters)
-    assert run.run(rounds)
-    return run.parties.server.params  # type: ignore[no-any-return]
-
-
-def apart(one: Params, other: Params) -> float:
-    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
-
-
-def victims() -> Mapping[Slot, Data]:
-    return {Slot(0, client): data(1, 50 + client) for client in range(CLIENTS)}
-
-
-def seen(run: Federation) -> View:
-    return run.probe(victims()).view("server/1")
-
-
-def test_federated_averaging_is_ours_to_rounding() -> None:
-    """Same data, same seeds, unequal shards, three rounds of several steps; and weights do move."""
-    ours = trained("none")
-    assert apart(trained("flower:stock/fedavg"), ours) < 1e-6
-    assert apart(ours, initial(PLAN.spec, 0)) > 1e-2
 
 
 def uploads(run: Federation) -> Mapping[int, torch.Tensor]:
@@ -149,42 +101,23 @@ def test_epsilon_is_of_what_the_noise_hides() -> None:
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_a_probe_moves_nothing_and_tells_a_gradient(name: str) -> None:
-    """Training goes on as if nobody had asked; nobody's generators move; what is sent is rate times a gradient."""
-    alone = trained(f"flower:stock/{name}", 2)
+def test_what_a_probe_shows_is_the_rate_times_a_gradient(name: str) -> None:
     run = federation(f"flower:stock/{name}")
     assert run.run(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    view = seen(run)
-    now = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
-    assert before[:2] == now[:2] and torch.equal(before[2], now[2])
-    assert run.run(2) and apart(run.parties.server.params, alone) == 0
-    found = run.defense.evidence(view)
-    assert [e.unit[0].client for e in found] == [0, 1, 2]
-    truth = victims()
+    evidence, truth = run.defense.evidence(seen(run)), victims()
+    assert [e.unit[0].client for e in evidence] == [0, 1, 2]
     if "client" in name:  # clipped, if it is long: the direction is told
-        found = [replace(e, measure="cosine") for e in found]
-    apart_ = [at_truth(e, truth[e.unit[0]].x[None], truth[e.unit[0]].y[None]) for e in found]
-    assert min(apart_) > 0.01 if name == "local_dp" else max(apart_) < 1e-6
+        evidence = [replace(e, measure="cosine") for e in evidence]
+    left = [at_truth(e, truth[e.unit[0]].x[None], truth[e.unit[0]].y[None]) for e in evidence]
+    assert min(left) > 0.01 if name == "local_dp" else max(left) < 1e-6
 
 
-def test_state_is_read_off_and_put_back(tmp_path: Path) -> None:
-    """A strategy's moments, and what a client's context keeps, outlive a checkpoint; a fork has its own copy."""
-    for name in ("flower:flower_apps:adam", "flower:flower_apps:counting"):
-        run = federation(name)
-        assert run.run(2)
-        folder = tmp_path / name.rpartition(":")[2]
-        folder.mkdir()
-        run.save(folder)
-        again = Federation(run.defense, PLAN, {c: data(20 + 4 * c, c) for c in range(CLIENTS)}, Seeds(0))
-        again.restore(folder, initial(PLAN.spec, 0))
-        assert run.run(3) and again.run(3)
-        assert apart(run.parties.server.params, again.parties.server.params) == 0
-    calls = [int(state.state.metrics["seen"]["n"]) for state in again.parties.clients]
-    view = seen(again)
-    told = [m.message.rest.metrics["metrics"]["calls"].item() for m in view.mail if m.receiver == SERVER]
-    assert calls == [3, 3, 3] and told == [4, 4, 4]
-    assert [int(state.state.metrics["seen"]["n"]) for state in again.parties.clients] == calls
+def test_what_a_client_keeps_is_its_contexts_and_a_probe_has_a_copy() -> None:
+    run = federation("flower:flower_apps:counting")
+    assert run.run(3)
+    values = [m.message.rest.metrics["metrics"]["calls"].item() for m in seen(run).mail if m.receiver == SERVER]
+    calls = [int(state.state.metrics["seen"]["n"]) for state in run.parties.clients]
+    assert calls == [3, 3, 3] and values == [4, 4, 4]
 
 
 def test_a_view_holds_what_was_sent_besides_weights(tmp_path: Path) -> None:
@@ -196,100 +129,23 @@ def test_a_view_holds_what_was_sent_besides_weights(tmp_path: Path) -> None:
         sent = [m.message for m in one.mail if m.receiver == SERVER]
         assert [int(s.rest.metrics["metrics"]["num-examples"]) for s in sent] == [1, 1, 1]
         assert {int(s.rest.metrics["metrics"]["norm_bit"]) for s in sent} <= {0, 1}
-        asked = next(m.message for m in one.mail if m.sender == SERVER)
-        assert float(asked.rest.configs["config"]["clipping_norm"]) == pytest.approx(0.1)
+        question = next(m.message for m in one.mail if m.sender == SERVER)
+        assert float(question.rest.configs["config"]["clipping_norm"]) == pytest.approx(0.1)
     assert again.defense == view.defense
 
 
 def test_mods_may_change_what_is_trained_from() -> None:
     run, whole = federation("flower:flower_apps:halving"), federation("flower:stock/fedavg")
     halved = next(m.message for m in seen(run).mail if m.sender == SERVER)
-    assert apart(halved.params, whole.parties.server.params) == 0
+    assert largest_difference(halved.params, whole.parties.server.params) == 0
     sent = {m.sender: m.message.params for m in seen(run).mail if m.receiver == SERVER}
     half = {name: value / 2 for name, value in run.parties.server.params.items()}
     for client, params in sent.items():
-        held = victims()[Slot(0, client)]
+        true = victims()[Slot(0, client)]
         from ppbench.base.autodiff import gradient
 
-        step = gradient(lambda p, h=held: PLAN.objective(p, h.x, h.y, torch.ones(1)), half)  # type: ignore[misc]
-        assert apart(params, {n: half[n] - LR * step[n] for n in half}) < 1e-6
-
-
-def test_a_function_of_ones_own_is_a_defense() -> None:
-    registry.admit("flower:flower_apps:mine")
-    made = load("defenses", "flower:flower_apps:mine")
-    assert (made.control, made.grids["quick"], made.__doc__) == ("multiplier", (0.1,), "Central DP whose clients clip.")
-    assert asdict(made(multiplier=0.5)) == {"multiplier": 0.5, "clip": 1.0}
-    theirs = trained("flower:flower_apps:mine", multiplier=0.2, clip=0.3)
-    assert apart(theirs, trained("flower:stock/dp_client_fixed", noise_multiplier=0.2, clipping_norm=0.3)) == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("samples", "The strategy leaves out client"),
-        ("waits", "The strategy waits for more clients than the 3 that there are"),
-        ("nobody", "The strategy asks nobody to train in round 1"),
-        ("raises", "The app of client 0 raised KeyError: 'no such key'"),
-        ("errs", "Client 0 answers by an error: out of memory"),
-        ("shapes", "What client 0 sends holds {'arrays': 4}; it must hold the model's 4 arrays, in their shapes"),
-        ("no_arrays", "What client 0 sends holds no arrays"),
-        ("aggregates_nothing", "The strategy raised"),
-    ],
-)
-def test_what_breaks_a_round_is_told_in_a_sentence(name: str, words: str) -> None:
-    with pytest.raises(ProtocolError) as error:
-        federation(f"flower:flower_apps:{name}").run(1)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("flower_apps:not_a_strategy", "gave object; it must give (strategy, list of client mods)"),
-        ("flower_apps:alone", "raised TypeError"),
-        ("flower_apps:no_default", "has the parameter scale without a default"),
-        ("flower_apps:refuses", "raised ValueError: The noise multiplier should be a non-negative value"),
-        ("flower_apps:number", "is 3; it must be a function"),
-        ("flower_apps:absent", "has no attribute 'absent'"),
-        ("no_such_module:x", "No module named 'no_such_module'"),
-        ("stock/local_pd", "did you mean 'stock/local_dp'"),
-        ("nothing", "is no name behind flower:; give stock/NAME, MODULE:OBJECT of yours, or an app"),
-    ],
-)
-def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
-    registry.admit(f"flower:{name}")
-    with pytest.raises(UsageError) as error:
-        load("defenses", f"flower:{name}")().check(PLAN)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_records_do_not_choose_what_is_imported() -> None:
-    """Defenses at an address are loaded for who asks for them; a record that names one, anybody's, imports nothing."""
-    assert registry.find("defenses", "flower:this:c") is None and "this" not in sys.modules
-    with pytest.raises(UsageError, match="There is no defense named 'flower:this:c'"):
-        load("defenses", "flower:this:c")
-    with pytest.raises(UsageError, match="'flower:this:c' is"):  # asked for: imported, and no function
-        ppbench.evaluate(defense="flower:this:c")
-    assert registry.find("defenses", "flower:stock/krum") is not None
-
-
-def test_what_a_probe_can_have_no_copy_of_is_refused() -> None:
-    with pytest.raises(ProtocolError, match=r"the strategy.draws is a Generator, of which no probe can have a copy"):
-        federation("flower:flower_apps:uncopied")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"optimizer": "adam"}, "needs --optimizer sgd"),
-        ({"schedule": "round_robin"}, "needs --schedule parallel"),
-        ({"upload": "gradient"}, "needs --upload delta"),
-    ],
-)
-def test_federations_that_are_not_flowers_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ppbench.evaluate(defense="flower:stock/fedavg", out=tmp_path / "out", **options)
+        step = gradient(lambda p, h=true: PLAN.objective(p, h.x, h.y, torch.ones(1)), half)  # type: ignore[misc]
+        assert largest_difference(params, {n: (half[n] - LR * step[n]).detach() for n in half}) < 1e-6
 
 
 def test_names_are_those_of_flower_and_all_that_ships_has_one() -> None:
@@ -372,33 +228,20 @@ def test_the_bounds_on_epsilon_hold_for_gaussians(unequal: Any) -> None:
 
 
 def test_what_was_found_of_unequal_counts_is_told() -> None:
-    told = found_by("flower_unequal_counts", "--runs", "5")
-    assert "epsilon 1.99" in told and told.count("would be 14.09") == 2 and told.count("would be 1.99") == 3
+    message = found_by("flower_unequal_counts", "--runs", "5")
+    assert "epsilon 1.99" in message and message.count("would be 14.09") == 2 and message.count("would be 1.99") == 3
     version = tuple(map(int, metadata.version("flwr").split(".")[:2]))
-    wanted = "refused, Accounted aggregation requires equal client weights" if version >= (1, 42) else "cannot be asked"
-    assert f"with an accountant: {wanted}" in told
+    expected = (
+        "refused, Accounted aggregation requires equal client weights" if version >= (1, 42) else "cannot be asked"
+    )
+    assert f"with an accountant: {expected}" in message
 
 
 def test_what_was_found_of_updates_of_zeros_is_told() -> None:
-    told = found_by("flower_zero_update")
-    assert len(re.findall(r"server clips.* of 0: the server raises ZeroDivisionError.*new model: \[1\]\n", told)) == 2
-    assert len(re.findall(r"clients clip.* of 0: client 1 raises ZeroDivisionError.* \[1, 3\]\n", told)) == 2
-    assert re.search(r"LocalDpMod, an update of 0: client 1 raises ZeroDivisionError.* \[1, 2, 3\]\n", told)
-    assert len(re.findall(r"of 1e-09: rounds with a new model: \[1, 2, 3\]\n", told)) == 5
-
-
-def test_an_evaluation_from_end_to_end(tmp_path: Path) -> None:
-    """Undefended Flower gives the image; noise of a client's own takes it; both by one command, controls hold."""
-    common = {
-        "model": "mlp", "clients": 2, "rounds": 1, "victims": 4, "candidates": 8, "tuning": 0, "stages": ("init",),
-        "attack_batch": (1,), "attacks": ("analytic", "adaptive_server", "adaptive_dp", "label_recovery"),
-        "budget": 200,
-    }  # fmt: skip
-    plain = {**common, "attacks": ("analytic", "adaptive_server", "label_recovery")}
-    open_ = ppbench.evaluate(defense="flower:stock/fedavg", out=tmp_path / "a", workers=1, **plain)
-    shut = ppbench.evaluate(defense="flower:stock/local_dp", grid=(0.1,), out=tmp_path / "b", workers=1, **common)
-    assert "falls: images rebuilt" in open_.answer.headline.words and "falls" not in shut.answer.headline.words
-    assert open_.answer.trust.state == shut.answer.trust.state == "holds"
-    cells = sorted((tmp_path / "b").rglob("*.json"))
-    again = ppbench.evaluate(defense="flower:stock/LocalDpMod", grid=(0.1,), out=tmp_path / "b", workers=1, **common)
-    assert again.records == shut.records and sorted((tmp_path / "b").rglob("*.json")) == cells
+    message = found_by("flower_zero_update")
+    assert (
+        len(re.findall(r"server clips.* of 0: the server raises ZeroDivisionError.*new model: \[1\]\n", message)) == 2
+    )
+    assert len(re.findall(r"clients clip.* of 0: client 1 raises ZeroDivisionError.* \[1, 3\]\n", message)) == 2
+    assert re.search(r"LocalDpMod, an update of 0: client 1 raises ZeroDivisionError.* \[1, 2, 3\]\n", message)
+    assert len(re.findall(r"of 1e-09: rounds with a new model: \[1, 2, 3\]\n", message)) == 5

@@ -1,6 +1,6 @@
 """Flower apps as they lie in a folder: their own server, clients and training, on what the bench hands them.
 
-Run beside Flower, see test_flower.py. `flower_app/` is written as Flower's quickstart is.
+Run beside Flower, see test_adapters.py. `flower_app/` is written as Flower's quickstart is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import data
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
@@ -60,33 +61,27 @@ def loaded(name: str) -> Any:
     return load("defenses", name)
 
 
-def batch(count: int, seed: int) -> Data:
-    draws = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=draws)
-    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
-
-
 def started(name: str, opt: Opt | None = None) -> Federation:
     made = loaded(name)()
     local = Local("delta", 1, 8, opt or Opt("sgd", 0.1))
     plan = Plan(net_spec("quick_app.task:Net", (1, 8, 8), 10, {}), CLIENTS, local)
-    run = Federation(made, plan, {client: batch(20 + client, client) for client in range(CLIENTS)}, Seeds(0))
+    run = Federation(made, plan, {client: data(20 + client, client) for client in range(CLIENTS)}, Seeds(0))
     run.start(initial(plan.spec, 0))
     return run
 
 
 def seen(run: Federation, count: int = 1) -> tuple[View, dict[Slot, Data]]:
-    victims = {slot: batch(count, 50 + client) for slot, client in VICTIMS.items()}
+    victims = {slot: data(count, 50 + client) for slot, client in VICTIMS.items()}
     return run.probe(victims).view("server/1"), victims
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_what_its_clients_send_is_the_rate_times_the_gradient(app: Path, count: int) -> None:
     view, victims = seen(started(changed(app)), count)
-    found = view.defense.evidence(view)
-    assert [e.unit for e in found] == [(slot,) for slot in victims]
-    for one in found:
-        right, other = victims[one.unit[0]], batch(count, 99)
+    evidence = view.defense.evidence(view)
+    assert [e.unit for e in evidence] == [(slot,) for slot in victims]
+    for one in evidence:
+        right, other = victims[one.unit[0]], data(count, 99)
         assert at_truth(one, right.x[None], right.y[None]) < 1e-9
         assert at_truth(one, other.x[None], other.y[None]) > 1e-3
 
@@ -106,10 +101,10 @@ def test_its_rounds_train_and_its_view_holds_counts_losses_and_buffers(app: Path
     assert run.run(2)
     assert max(float((run.parties.server.params[n] - v).abs().max()) for n, v in before.items()) > 1e-3
     view, _ = seen(run, 2)
-    told = next(iter(view.exchanges())).answer.rest
-    assert int(told.metrics["metrics"]["num-examples"]) == 2
-    assert float(told.metrics["metrics"]["train_loss"]) > 0
-    assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*told.arrays["buffers"]}
+    result = next(iter(view.exchanges())).answer.rest
+    assert int(result.metrics["metrics"]["num-examples"]) == 2
+    assert float(result.metrics["metrics"]["train_loss"]) > 0
+    assert {"norm.running_mean", "norm.num_batches_tracked"} <= {*result.arrays["buffers"]}
 
 
 def test_probes_move_nothing_and_a_seed_gives_one_result(app: Path) -> None:

@@ -4,53 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapted import Setting
 
-from ppbench.base import registry
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.registry import load
-from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import initial
 from ppbench.testing.scene import largest_difference, same_tensors
 
 pytest.importorskip("flwr")
 
 from ppbench.adapters.flower.masks import stage_of  # it needs Flower
 
-CLIENTS = 4
 NAME = "flower:stock/secaggplus"
-PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}), CLIENTS, Local("delta", 1, 8, Opt("sgd", 0.1)))
+SETTING = Setting((20, 24, 28, 32))
+PLAN, CLIENTS, victims = SETTING.plan, len(SETTING.sizes), SETTING.victims
 STAGES = ["setup", "share_keys", "collect_masked_vectors", "unmask"]
 
 
-def data(count: int, seed: int) -> Data:
-    draws = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 10, (count,), generator=draws)
-    return Data(torch.rand(count, 1, 8, 8, generator=draws), torch.nn.functional.one_hot(labels, 10).float())
-
-
 def federation(name: str = NAME, plan: Plan = PLAN, **parameters: Any) -> Federation:
-    shards = {client: data(20 + 4 * client, client) for client in range(plan.clients)}
-    registry.admit(name)
-    made = Federation(load("defenses", name)(**parameters), plan, shards, Seeds(0))
-    made.start(initial(plan.spec, 0))
-    return made
-
-
-def victims() -> Mapping[Slot, Data]:
-    return {Slot(0, client): data(1, 50 + client) for client in range(CLIENTS)}
+    shards = SETTING.shards(SETTING.sizes[: plan.clients])
+    return SETTING.federation(name, plan, shards, **parameters)
 
 
 def seen(run: Federation) -> Transcript:
@@ -92,12 +75,12 @@ def test_the_server_knows_the_mean_and_colluders_the_target() -> None:
     """At the truth nothing is left but rounding; a ratio of 1 rounds least."""
     for threat, units in (("server/1", [tuple(victims())]), ("collusion/1", [(Slot(0, 0),)])):
         run = federation(max_weight=1.0)
-        found = seen(run).view(threat).defense.evidence(seen(run).view(threat))
-        assert [piece.unit for piece in found] == units
-        x = torch.stack([victims()[slot].x for slot in found[0].unit])
-        y = torch.stack([victims()[slot].y for slot in found[0].unit])
-        assert at_truth(found[0], x, y) < 1e-4
-        assert at_truth(found[0], x.roll(1, -1), y) > 1e-2
+        evidence = seen(run).view(threat).defense.evidence(seen(run).view(threat))
+        assert [piece.unit for piece in evidence] == units
+        x = torch.stack([victims()[slot].x for slot in evidence[0].unit])
+        y = torch.stack([victims()[slot].y for slot in evidence[0].unit])
+        assert at_truth(evidence[0], x, y) < 1e-4
+        assert at_truth(evidence[0], x.roll(1, -1), y) > 1e-2
 
 
 @pytest.mark.parametrize("threat", ["server/1", "collusion/1"])
@@ -125,13 +108,6 @@ def test_a_listener_and_a_client_are_given_nothing() -> None:
     assert run.defense.evidence(transcript.view("client/1", 1)) == []
 
 
-def test_a_probe_moves_nothing() -> None:
-    run, other = federation(), federation()
-    seen(run)
-    assert run.run(1) and other.run(1)
-    assert largest_difference(run.parties.server.params, other.parties.server.params) == 0
-
-
 def test_too_few_clients_and_thresholds_are_refused_in_a_sentence() -> None:
     with pytest.raises(UsageError, match="needs at least 2 clients"):
         federation(plan=replace(PLAN, clients=1))
@@ -148,18 +124,17 @@ def test_a_workflow_of_yours_is_run_as_the_stock_one(monkeypatch: pytest.MonkeyP
     assert largest_difference(run.parties.server.params, stock.parties.server.params) == 0
 
 
-def test_a_mod_that_raises_in_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("raises", r"client 0 raised .*no key"),
+        ("without_mod", "train in a stage that sends no weights"),  # on a message that only sets keys up
+    ],
+)
+def test_mods_that_raise_or_do_not_mask_are_told(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    run = federation("flower:flower_apps:secure_raises")
-    with pytest.raises(ProtocolError, match=r"client 0 raised .*no key"):
-        run.run(1)
-
-
-def test_mods_that_do_not_mask_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mod a client trains on a message that only sets keys up."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    run = federation("flower:flower_apps:secure_without_mod")
-    with pytest.raises(ProtocolError, match="train in a stage that sends no weights"):
+    run = federation(f"flower:flower_apps:secure_{name}")
+    with pytest.raises(ProtocolError, match=words):
         run.run(1)
 
 

@@ -35,8 +35,8 @@ def probes(fabricate, controls=True):
 
 
 def glances(records):
-    found = boards_of(records, no_claims)
-    return overviews(found, judged_evaluations(records), costs(found, records, lambda _: None))
+    ranked = boards_of(records, no_claims)
+    return overviews(ranked, judged_evaluations(records), costs(ranked, records, lambda _: None))
 
 
 OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label", "federation.tf32": True}
@@ -102,17 +102,19 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
         "probe local": ["rebuilt by dlg"],
     }
     for records in (both, both[::-1]):
-        found = {b.setting.probe: b for b in boards_of(records, no_claims)}
+        results = {b.setting.probe: b for b in boards_of(records, no_claims)}
         worst = {
             probe: next(e for e in b.entries if e.defense.id == "dp").worst.metric("psnr_median").value
-            for probe, b in found.items()
+            for probe, b in results.items()
         }
         assert worst == {"gradient": 10.0, "local": 32.0}
-        told = [one.sentence for one in defense_sentences(judged_evaluations(records)) if " images" in one.sentence]
-        assert len(told) == 2
-        assert told[0].startswith("[probe gradient] dp at sigma=0.1: the attacks tried here see no more of images than")
-        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an unaware attacker")
-        assert "10.0 dB" in told[0] and "32.0 dB" in told[1]
+        values = [one.sentence for one in defense_sentences(judged_evaluations(records)) if " images" in one.sentence]
+        assert len(values) == 2
+        assert values[0].startswith(
+            "[probe gradient] dp at sigma=0.1: the attacks tried here see no more of images than"
+        )
+        assert values[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an unaware attacker")
+        assert "10.0 dB" in values[0] and "32.0 dB" in values[1]
 
 
 def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate):
@@ -151,10 +153,10 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
     seen = []
     both = [audited(fabricate, 0, 0.6), audited(fabricate, 80, 0.7)]
     for records in (both, both[::-1]):
-        found = boards_of(records, no_claims)
-        seen.append([(b.setting.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in found])
-        told = [s for s in sentences("dp", records) if "audit" in s]
-        assert [s.partition("]")[0] for s in told] == [
+        ranked = boards_of(records, no_claims)
+        seen.append([(b.setting.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in ranked])
+        values = [s for s in sentences("dp", records) if "audit" in s]
+        assert [s.partition("]")[0] for s in values] == [
             "[server/1, 0 canaries, 4 references",
             "[server/1, 80 canaries, 4 references",
         ]
@@ -165,12 +167,14 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
 
 def split(fabricate):
     """Return two attacks, each of which rebuilds another half of the victims to 30 dB, beside an undefended model."""
-    found = [fabricate(n, None, "dlg", "reconstruction", db) for n, db in (("none", 35.0), ("full_noise", 6.0))]
+    records = [fabricate(n, None, "dlg", "reconstruction", db) for n, db in (("none", 35.0), ("full_noise", 6.0))]
     for attack, rest, knows in (("dlg", 0, False), ("adaptive_spn", 1, True)):
-        scores = [s.model_copy(update={"psnr": 30.0 if n % 2 == rest else 9.0}) for n, s in enumerate(found[0].victims)]
+        scores = [
+            s.model_copy(update={"psnr": 30.0 if n % 2 == rest else 9.0}) for n, s in enumerate(records[0].victims)
+        ]
         more = dict(control="alpha2", adaptive=knows, scores=scores)
-        found.append(fabricate("spn", 0.1, attack, "reconstruction", **more))
-    return found
+        records.append(fabricate("spn", 0.1, attack, "reconstruction", **more))
+    return records
 
 
 def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabricate):
@@ -211,9 +215,9 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     assert joint_fate(["stands", "falls", "undecided"]) == "falls" and joint_fate(["stands", "stands"]) == "stands"
     assert joint_fate(["stands", "undecided"]) == "undecided"
     records = [*controls, known, failed]
-    (told,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
-    assert "what becomes of images is undecided, no attack on it gave a figure" in told.sentence
-    assert (told.fate, told.leak.level) == ("undecided", "undecided")
+    (values,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
+    assert "what becomes of images is undecided, no attack on it gave a figure" in values.sentence
+    assert (values.fate, values.leak.level) == ("undecided", "undecided")
     (glance,) = glances(records)
     assert [row.verdict for row in glance.rows if row.value.entry.defense.id == "dp"] == [
         "no better than blind" if level < 20 else "undecided, attacks failed"
@@ -222,17 +226,17 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
 
 def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabricate):
     records = probes(fabricate)
-    found = {
+    results = {
         one.verdict.settings[0].probe: one.verdict
         for one in defense_sentences(judged_evaluations(records))
         if one.verdict.settings
     }
-    assert {probe: v.fate for probe, v in found.items()} == {"gradient": "stands", "local": "falls"}
+    assert {probe: v.fate for probe, v in results.items()} == {"gradient": "stands", "local": "falls"}
     assert [v.question for v in verdicts("dp", records)] == ["pixels", "pixels", "guarantee"]
-    local = found["local"].as_dict()
+    local = results["local"].as_dict()
     assert local["sentence"].startswith("[probe local] dp") and local["attack"] == "dlg"
     assert (local["level"], local["level_plain"], local["qualifiers"]) == ("rebuilt", "rebuilt", [])
-    quiet = found["gradient"].as_dict()
+    quiet = results["gradient"].as_dict()
     assert (quiet["level"], quiet["level_plain"]) == ("blind", "blind")
     untested = {"code": "untested", "words": "no attack here is shown to know the defense"}
     assert quiet["qualifiers"] == [untested] and json.loads(json.dumps(quiet)) == quiet

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import inf, nextafter
 from pathlib import Path
 
@@ -79,9 +79,9 @@ def wrong(case: Case, code: object, err: str) -> str:
         return "traceback"
     if code not in case.codes:
         return "code"
-    said = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
-    fit = len(said) == 1 and said[0].startswith("ppbench: ") and said[0][-1] in ".?" and len(said[0]) < 700
-    printable = all(c.isprintable() for line in said for c in line)
+    printed = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
+    fit = len(printed) == 1 and printed[0].startswith("ppbench: ") and printed[0][-1] in ".?" and len(printed[0]) < 700
+    printable = all(c.isprintable() for line in printed for c in line)
     return "" if fit and printable and not UNFIT.search(err) else "sentence"
 
 
@@ -100,8 +100,8 @@ def tried(case: Case, home: Path, seed: int) -> tuple[str, str]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for name in case.env:
             del os.environ[name]
-    found = wrong(case, code, err)
-    return ("files" if not found and tree(home) != before else found), f"{code!r}: {err.strip()[-600:]}"
+    failures = wrong(case, code, err)
+    return ("files" if not failures and tree(home) != before else failures), f"{code!r}: {err.strip()[-600:]}"
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def quiet(monkeypatch, tmp_path):
     signal.signal(signal.SIGALRM, old)
 
 
-def table(counts, found) -> str:
+def table(counts, result) -> str:
     """Return the classes with their counts, a line each."""
     lines = [f"{'class':<20} {'cases':>6} " + " ".join(f"{name:>9}" for name in FOUND)]
     for kind, count in sorted(counts.items()):
-        lines.append(f"{kind:<20} {count:>6} " + " ".join(f"{found[kind][name]:>9}" for name in FOUND))
+        lines.append(f"{kind:<20} {count:>6} " + " ".join(f"{result[kind][name]:>9}" for name in FOUND))
     return "\n".join(lines)
 
 
@@ -136,16 +136,16 @@ def test_bad_input_is_refused_in_one_sentence(quiet, pytestconfig, capsys):
     """300 in a usual run, 3,000 in the whole; PPBENCH_FUZZ=SEED:COUNT asks others, `pytest -s` shows the counts."""
     count = 3000 if pytestconfig.getoption("--battery") == "whole" else 300
     seed, _, more = os.environ.get("PPBENCH_FUZZ", f"{SEED}:{count}").partition(":")
-    counts, found, told = Counter(), defaultdict(Counter), []
+    counts, result, outcome = Counter(), defaultdict(Counter), []
     start = time.process_time()
     for place, case in enumerate(cases(int(seed), int(more))):
         counts[case.kind] += 1
-        what, said = tried(case, quiet / f"{place}", place)
+        what, printed = tried(case, quiet / f"{place}", place)
         if what:
-            found[case.kind][what] += 1
-            told.append(f"{what}: {case.kind}: ppbench {' '.join(map(repr, case.words))[:700]}\n    {said}")
-    print(table(counts, found), f"\n{sum(counts.values())} cases, {time.process_time() - start:.1f} s of a core")
-    assert not told, f"{len(told)} of {sum(counts.values())}:\n" + "\n".join(told[:200])
+            result[case.kind][what] += 1
+            outcome.append(f"{what}: {case.kind}: ppbench {' '.join(map(repr, case.words))[:700]}\n    {printed}")
+    print(table(counts, result), f"\n{sum(counts.values())} cases, {time.process_time() - start:.1f} s of a core")
+    assert not outcome, f"{len(outcome)} of {sum(counts.values())}:\n" + "\n".join(outcome[:200])
 
 
 @pytest.mark.parametrize("name", [*EVERY])
@@ -193,15 +193,6 @@ def test_every_number_of_a_plugin_has_two_ends_that_hold(group, base):
                 continue
             with pytest.raises(UsageError, match=rf"{name}="):
                 check(replace(made, **{name: value}))
-
-
-def test_numbers_of_plugins_are_all_walked():
-    assert {plugin for plugin, *_ in numeric("defenses")} >= {"dp", "dp_sgd", "mpdp", "spn", "fedpc", "baffle"}
-    assert all(
-        {one.name for one in fields(load(group, plugin))} >= {name}
-        for group in ("defenses", "attacks")
-        for plugin, name, *_ in numeric(group)
-    )
 
 
 def test_what_is_repeated_is_short_and_printable():

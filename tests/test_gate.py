@@ -71,17 +71,17 @@ def use(one, out):
             registry.load("questions", one.name)
         experiment = resolve(configure("quick", **options))
         check_experiment(experiment)
-        asked = [
+        words = [
             w for w in plan_cells([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]
         ]
         store = Store(out)
         store.prepare()
-        Scheduler(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
+        Scheduler(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(words, out))
     except UsageError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000 and str(error).isprintable(), str(error)
         assert isinstance(error, PluginError) is (one.module in str(error)) or one.about == "metadata", str(error)
         return "refused"
-    records = [store.load(cell.id) for w in asked for cell in w.cells]
+    records = [store.load(cell.id) for w in words for cell in w.cells]
     assert records
     for record in records:
         assert record.status != "failed" or "\n" not in record.reason
@@ -93,9 +93,9 @@ def use(one, out):
 
 
 def listed(arguments=("list",)):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        return CliRunner().invoke(app, list(arguments)), [str(w.message) for w in told]
+        return CliRunner().invoke(app, list(arguments)), [str(w.message) for w in caught]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_no_broken_package_raises_anything_but_a_sentence(packages, tmp_path, ca
                 status = f"{type(error).__name__}: {error}"
                 wrong.append(f"{one.about} {one.group}: {one.source[-120:]}{one.entries} -> {status}")
         ended[f"{one.about} {one.group}", status] += 1
-        if one.told and status != "refused":
+        if one.reported and status != "refused":
             wrong.append(f"not refused: {one.source[-120:]}{one.entries}")
     assert not wrong, "\n".join(wrong)
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == default
@@ -134,22 +134,22 @@ def test_all_of_them_together_leave_list_and_what_others_ask_for_as_it_is(packag
     before = resolve(configure("quick", **TINY, defense="dp"))
     names = {attack.name for attack in before.attacks}
     with site(tmp_path, packages):
-        found, _ = listed()
-        assert found.exit_code == 0 and found.exception is None
-        assert [line for line in found.stdout.splitlines() if "bad_" not in line] == plain.stdout.splitlines()
+        result, _ = listed()
+        assert result.exit_code == 0 and result.exception is None
+        assert [line for line in result.stdout.splitlines() if "bad_" not in line] == plain.stdout.splitlines()
         for one in packages:
-            if one.told:
-                (line,) = [line for line in found.stdout.splitlines() if line.split()[:1] == [one.name]]
+            if one.reported:
+                (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == [one.name]]
                 assert "broken: The " in line and one.module in line
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             after = resolve(configure("quick", **TINY, defense="dp"))
             check_experiment(after)
             left = {attack.name for attack in after.attacks}
         assert {name for name in left if not name.startswith("bad_")} == names
-        texts = [str(warning.message) for warning in told]
+        texts = [str(warning.message) for warning in caught]
         assert len(texts) == len(set(texts)) and all("left out" in text and "\n" not in text for text in texts)
-        broken = [one.name for one in packages if one.group == "attacks" and one.told and one.about != "metadata"]
+        broken = [one.name for one in packages if one.group == "attacks" and one.reported and one.about != "metadata"]
         assert broken and not left & {*broken}
         for name in broken:
             assert sum(repr(name) in text for text in texts) == 1
@@ -233,14 +233,14 @@ def test_a_guard_names_who_raised_and_lets_ours_and_interrupts_pass(tmp_path):
     source = GOOD + "    def boom(self, what):\n        raise what\n"
     with site(tmp_path, [package(source)]):
         made = registry.load("defenses", "bad_0")()
-        told = r"'bad_0' of package 'bad_package_0'.* raised SystemExit: 0 \(bad_package_0.py, line 9\)"
-        with pytest.raises(PluginError, match=told), blame.guard():
+        message = r"'bad_0' of package 'bad_package_0'.* raised SystemExit: 0 \(bad_package_0.py, line 9\)"
+        with pytest.raises(PluginError, match=message), blame.guard():
             made.boom(SystemExit(0))
         for passes in (KeyboardInterrupt(), UsageError("x")):
             with pytest.raises(type(passes)), blame.guard("defenses", "bad_0"):
                 made.boom(passes)
-        told = "ZeroDivisionError: division by zero in ppbench's own code, on its result"
-        with pytest.raises(PluginError, match=told), blame.guard("defenses", "bad_0"):
+        message = "ZeroDivisionError: division by zero in ppbench's own code, on its result"
+        with pytest.raises(PluginError, match=message), blame.guard("defenses", "bad_0"):
             1 / 0  # noqa: B018
         with pytest.raises(ZeroDivisionError), blame.guard("defenses", "dp"):
             1 / 0  # noqa: B018

@@ -106,9 +106,9 @@ def test_a_second_call_reads_the_file(digits, tmp_path, monkeypatch):
     assert all(torch.equal(second.decoder.params[n], v) for n, v in first.decoder.params.items())
     assert second.about == first.about
     for changed in ({"images": digits[1:]}, {"training": Training(steps=3)}, {"data_range": (0.0, 2.0)}):
-        asked = {"images": digits, "data_range": (0.0, 1.0), "training": Training(steps=2), **changed}
+        options = {"images": digits, "data_range": (0.0, 1.0), "training": Training(steps=2), **changed}
         with pytest.raises(AssertionError, match="trained again"):
-            trained_generator(**asked, folder=tmp_path)
+            trained_generator(**options, folder=tmp_path)
 
 
 def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made, tmp_path):
@@ -119,14 +119,14 @@ def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made
         time.sleep(0.2)
         return made
 
-    found: list[Generator] = []
+    results: list[Generator] = []
     path = tmp_path / "deep" / "g.safetensors"
-    threads = [threading.Thread(target=lambda: found.append(store.cached(path, slow))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: results.append(store.cached(path, slow))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(calls), len(found)) == (1, 3)
+    assert (len(calls), len(results)) == (1, 3)
 
 
 def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made, tmp_path):
@@ -201,8 +201,8 @@ def test_a_larger_decoder_of_the_family_comes_from_a_file(made, tmp_path):
 
 
 def test_images_are_known_by_their_contents(digits, made):
-    held = {int(p) for p in fingerprints(digits[:200])} - {int(p) for p in made.prints}
-    assert len(held) == 20  # the tenth that measured the ceiling was not trained on
+    kept = {int(p) for p in fingerprints(digits[:200])} - {int(p) for p in made.prints}
+    assert len(kept) == 20  # the tenth that measured the ceiling was not trained on
     assert count_overlap(made, digits[200:]) == 0
     assert count_overlap(made, digits[:200]) == 180
     shuffled = digits[:200][torch.randperm(200, generator=seeded(0))]

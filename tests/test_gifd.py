@@ -90,8 +90,8 @@ def nearest_in_ball(z: Tensor, radius: float) -> Tensor:
 )
 def test_projection_finds_the_nearest_point_of_the_l1_ball(rows, radii):
     z, radius = torch.tensor(rows, dtype=torch.float64), torch.tensor(radii[: len(rows)], dtype=torch.float64)
-    found = project_l1(z, radius)
-    for mine, row, limit in zip(found, z, radius.tolist(), strict=True):
+    solution = project_l1(z, radius)
+    for mine, row, limit in zip(solution, z, radius.tolist(), strict=True):
         assert torch.allclose(mine, nearest_in_ball(row, limit), atol=1e-9)
         assert float(mine.abs().sum()) <= limit + 1e-9
 
@@ -99,9 +99,9 @@ def test_projection_finds_the_nearest_point_of_the_l1_ball(rows, radii):
 def test_projection_in_float32_stays_in_balls_of_many_numbers():
     z = torch.randn(6, 8192, generator=seeded(0))
     radius = torch.tensor([0.0, 1.0, 100.0, 1000.0, 6000.0, 1e6])
-    found = project_l1(z, radius)
-    assert bool((found.abs().sum(1) <= radius * (1 + 1e-4) + 1e-6).all())
-    assert torch.equal(found[5], z[5]) and not bool(found[0].any())
+    solution = project_l1(z, radius)
+    assert bool((solution.abs().sum(1) <= radius * (1 + 1e-4) + 1e-6).all())
+    assert torch.equal(solution[5], z[5]) and not bool(solution[0].any())
 
 
 def space(stage: int, rho: float, rows: int = 2, count: int = 3) -> Maps:
@@ -150,12 +150,12 @@ def test_every_row_has_weights_of_its_own():
 def test_a_planted_leak_comes_out_far_better_than_a_random_or_a_mean_image(attack, digits, public, path):
     """Over ten seeds by 2.1 dB and more on the mean of six, and the best of them by 5.5 and more."""
     x, y = victims(digits, 6)
-    found = run(replace(attack, generator=str(path), budget=STEPS), seen(x, y), 6)
+    guesses = run(replace(attack, generator=str(path), budget=STEPS), seen(x, y), 6)
     noise, mean, few = torch.rand(x.shape, generator=seeded()), public.x.mean(0), public.x[:6].mean(0)
-    mine = sorted(psnr(guess.x, truth) for guess, truth in zip(found, x, strict=True))
+    mine = sorted(psnr(guess.x, truth) for guess, truth in zip(guesses, x, strict=True))
     blind = sorted(max(psnr(image, truth) for image in (n, mean, few)) for n, truth in zip(noise, x, strict=True))
     assert sum(mine) > sum(blind) + 6 and mine[-1] > blind[-1] + 3
-    assert all(guess.y.tolist() == label.argmax(-1).tolist() for guess, label in zip(found, y, strict=True))
+    assert all(guess.y.tolist() == label.argmax(-1).tolist() for guess, label in zip(guesses, y, strict=True))
 
 
 def test_the_choice_among_starts_and_stages_is_by_the_matching_loss_alone(digits, path):

@@ -54,9 +54,9 @@ def test_the_gradient_is_that_of_the_module_in_training(name: str, module: nn.Mo
     x, y = torch.rand(5, *SHAPE), torch.arange(5)
     loss = nn.functional.cross_entropy
     loss(module(x), y).backward()
-    found = grad(lambda p: loss(net(p, x), y))(params)
+    gradients = grad(lambda p: loss(net(p, x), y))(params)
     assert net.parameter_count == sum(p.numel() for p in module.parameters())
-    for own, value in found.items():
+    for own, value in gradients.items():
         plain = own.replace("head.", f"{net.module.head_name}.", 1) if own.startswith("head.") else own[9:]
         torch.testing.assert_close(value, module.get_parameter(plain).grad, rtol=1e-4, atol=1e-6)
 
@@ -269,9 +269,9 @@ def test_a_folder_that_the_library_datasets_saved(tmp_path: Path) -> None:
 
     pictures = [Image.fromarray(somebodys.arrays()[0][0][i]) for i in range(20)]
     features = datasets.Features({"img": datasets.Image(), "kind": datasets.Value("int64")})
-    found = datasets.Dataset.from_dict({"img": pictures, "kind": [i % 2 for i in range(20)]}, features)
-    datasets.DatasetDict({"train": found, "test": found.select(range(6))}).save_to_disk(str(tmp_path / "saved"))
-    found.save_to_disk(str(tmp_path / "one"))
+    result = datasets.Dataset.from_dict({"img": pictures, "kind": [i % 2 for i in range(20)]}, features)
+    datasets.DatasetDict({"train": result, "test": result.select(range(6))}).save_to_disk(str(tmp_path / "saved"))
+    result.save_to_disk(str(tmp_path / "one"))
     data = open_dataset(f"hf:{tmp_path / 'saved'}?label=kind", seed=0)
     assert (data.name, data.shape, len(data.train), len(data.test)) == ("hf:saved", (3, 8, 8), 20, 6)
     assert torch.equal(data.train.x[3].permute(1, 2, 0), torch.tensor(somebodys.arrays()[0][0][3]))

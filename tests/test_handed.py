@@ -54,6 +54,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
 WRAPPED = ("module.", "_module.", "_orig_mod.", "module._orig_mod.")
 CONTAINERS: dict[str, Any] = {
     "list": VALUES,
+    "other order": dict(reversed(GRADIENT.items())),
     "generator": lambda: (value for value in VALUES),
     "pairs": list(GRADIENT.items()),
     "arrays": [value.numpy() for value in VALUES],
@@ -71,16 +72,25 @@ CONTAINERS: dict[str, Any] = {
 def test_a_gradient_is_the_same_in_any_container(container: str) -> None:
     gradient = CONTAINERS[container]
     plain = ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
-    found = ppbench.invert(MODEL, gradient() if callable(gradient) else gradient, SHAPE, **QUICK)
-    assert torch.equal(plain.x, found.x) and plain.mismatch == found.mismatch
+    inversion = ppbench.invert(MODEL, gradient() if callable(gradient) else gradient, SHAPE, **QUICK)
+    assert torch.equal(plain.x, inversion.x) and plain.mismatch == inversion.mismatch
+
+
+def test_an_attack_may_be_an_object_and_another_seed_gives_another_answer() -> None:
+    plain = ppbench.invert(MODEL, GRADIENT, SHAPE, **QUICK)
+    whole = ppbench.load_attack("dlg", budget=4, restarts=0)
+    assert torch.equal(plain.x, ppbench.invert(MODEL, GRADIENT, list(SHAPE), attack=whole, planted=False).x)
+    assert not torch.equal(plain.x, ppbench.invert(MODEL, GRADIENT, SHAPE, seed=1, **QUICK).x)
 
 
 def test_buffers_in_the_order_of_a_state_dict_take_no_part() -> None:
     model = network(nn.BatchNorm2d(4)).eval()
     named = gradient_of(model)
     whole = {name: named.get(name, value) for name, value in model.state_dict().items()}
-    found = [ppbench.invert(model, g, SHAPE, **QUICK) for g in (named, whole, list(whole.values()))]
-    assert len(whole) == 9 and torch.equal(found[0].x, found[1].x) and torch.equal(found[0].x, found[2].x)
+    inversion = [ppbench.invert(model, g, SHAPE, **QUICK) for g in (named, whole, list(whole.values()))]
+    assert (
+        len(whole) == 9 and torch.equal(inversion[0].x, inversion[1].x) and torch.equal(inversion[0].x, inversion[2].x)
+    )
 
 
 class Spare(nn.Module):
@@ -103,8 +113,8 @@ def test_none_is_the_gradient_of_what_is_frozen_or_not_used_and_of_nothing_else(
     assert named["0.weight"] is None
     trained = {name: value for name, value in named.items() if value is not None}
     same = [named, list(named.values()), trained, {**named, "0.weight": torch.zeros(4, 1, 3, 3)}]
-    found = [ppbench.invert(frozen, gradient, SHAPE, **QUICK) for gradient in same]
-    assert all(torch.equal(found[0].x, other.x) for other in found)
+    inversion = [ppbench.invert(frozen, gradient, SHAPE, **QUICK) for gradient in same]
+    assert all(torch.equal(inversion[0].x, other.x) for other in inversion)
     assert "no trained parameter of the model (frozen); leave it out" in refusal(
         ppbench.invert, frozen, {**named, "0.weight": torch.ones(4, 1, 3, 3)}, SHAPE
     )
@@ -140,6 +150,8 @@ def test_torchs_own_wrappers_of_networks_are_taken_off(wrap: Any) -> None:
         ([value.to("meta") for value in VALUES], "is a tensor without values (on the meta device, or nested)"),
         ([torch.nested.nested_tensor([value], layout=torch.jagged) for value in VALUES], "is a tensor without values"),
         ([value.to(torch.complex64) for value in VALUES], "is torch.complex64 (4, 1, 3, 3)"),
+        ([*VALUES[:3], VALUES[3].long()], "of '3.bias' is torch.int64 (10,)"),
+        (None, "The gradient is a NoneType"),
         ([value.double() * 1e60 for value in VALUES], "holds a value that is not finite"),
         ({**GRADIENT, "module.0.weight": VALUES[0]}, "has '0.weight' twice, as 'module.0.weight' too"),
         (torch.zeros(7), "or one vector of 1490"),
@@ -156,8 +168,8 @@ def test_what_is_no_gradient_is_told_in_one_sentence(gradient: Any, words: str) 
 def test_a_gradient_of_the_last_layer_alone_is_inverted_by_its_features() -> None:
     model = network()
     model[0].requires_grad_(False)
-    found = ppbench.invert(model, gradient_of(model), SHAPE, attack="feature_inversion", planted=False)
-    assert found.mismatch is not None and found.mismatch < 1e-4
+    inversion = ppbench.invert(model, gradient_of(model), SHAPE, attack="feature_inversion", planted=False)
+    assert inversion.mismatch is not None and inversion.mismatch < 1e-4
 
 
 class Complex(nn.Module):
@@ -241,8 +253,8 @@ def federated(shards: Any, model: Any = MODEL, **options: Any) -> Federation:
 def test_a_client_may_hold_a_dataset_a_loader_or_arrays(shard: Any) -> None:
     (data,) = federated([shard]).shards.values()
     assert torch.equal(data.x, X) and torch.equal(data.y.argmax(1), Y) and data.x.dtype == torch.float32
-    view, asked = ppbench.probe(federated([(X, Y)]), [shard])
-    assert next(view.exchanges()) is not None and asked[0].batch == 4
+    view, challenges = ppbench.probe(federated([(X, Y)]), [shard])
+    assert next(view.exchanges()) is not None and challenges[0].batch == 4
 
 
 EMPTY = (X[:0], Y[:0])
@@ -345,11 +357,11 @@ def test_any_argument_of_invert_is_used_or_refused_in_one_sentence(name: str) ->
         arguments = {"model": MODEL, "gradient": VALUES, "shape": SHAPE, "planted": False, name: odd}
         attack = ppbench.load_attack("ig", budget=2)
         try:
-            found = ppbench.invert(**{"attack": attack, **arguments})
+            inversion = ppbench.invert(**{"attack": attack, **arguments})
         except UsageError as error:
             assert "\n" not in str(error) and "ppbench's own code" not in str(error), (name, odd)
         else:
-            assert found.x.shape[1:] == SHAPE and found.summary, (name, odd)
+            assert inversion.x.shape[1:] == SHAPE and inversion.summary, (name, odd)
 
 
 @pytest.mark.parametrize("name", FEDERATE)

@@ -54,7 +54,7 @@ def at_clip(record):
     return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
 
 
-def said(records, harness=HOLDS):
+def answer_text(records, harness=HOLDS):
     answer = answer_of(records, harness)
     return answer.headline.words, answer.trust
 
@@ -98,16 +98,18 @@ def said(records, harness=HOLDS):
 )
 def test_the_line_tells_of_the_usable_setting_that_leaks_least(fabricate, settings, words):
     mine = [record for value, decibels, accuracy in settings for record in dp(fabricate, value, decibels, accuracy)]
-    assert said([*controls(fabricate), *mine])[0].startswith(words)
+    assert answer_text([*controls(fabricate), *mine])[0].startswith(words)
 
 
 def test_what_was_not_measured_or_stands_undefended_is_undecided_and_says_why(fabricate):
     older = fabricate("dp", 0.1, "adaptive_dp", "reconstruction", 8.0, adaptive=True, control="sigma", blind=None)
-    assert said([*controls(fabricate), older])[0].startswith("dp is undecided: whether they are recognizable was not")
+    assert answer_text([*controls(fabricate), older])[0].startswith(
+        "dp is undecided: whether they are recognizable was not"
+    )
     late = dict(stage="final", n=40)
     weak = [fabricate("none", None, "dlg", "reconstruction", 8.0, **late), *controls(fabricate)]
     after = fabricate("dp", 0.1, "dlg", "reconstruction", 8.0, control="sigma", **late)
-    words, trust = said([*weak, *dp(fabricate, 0.1, 8.0), after])
+    words, trust = answer_text([*weak, *dp(fabricate, 0.1, 8.0), after])
     assert words.startswith("dp stands") and trust.state == "partly" and trust.reliable
     assert (
         "1 of 2 boards can be judged; 1 cannot: even the undefended model resists the attacks there" in trust.sentence
@@ -116,8 +118,13 @@ def test_what_was_not_measured_or_stands_undefended_is_undecided_and_says_why(fa
 
 def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
     headline = answer_of([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *spn(fabricate, 34.0)], HOLDS).headline
-    told = "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
-    assert (headline.words, headline.tone) == (told, "warning")  # no green over one that falls
+    message = "1 of 2 defenses falls at every usable setting (spn); 1 stands against the attacks tried here (dp)."
+    assert (headline.words, headline.tone) == (message, "warning")  # no green over one that falls
+
+
+def seeded(*seeds):
+    """Return the answer to several evaluations that differ in their seeds alone."""
+    return answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
 
 
 @pytest.mark.parametrize(
@@ -134,29 +141,26 @@ def test_of_several_defenses_it_counts_who_falls_and_who_stands(fabricate):
     ],
 )
 def test_a_defense_of_several_seeds_is_one_and_falls_or_stands_by_all_of_them(fabricate, decibels, words, tone):
-    seeds = [[*controls(fabricate), *dp(fabricate, 0.1, found)] for found in decibels]
-    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    answer = seeded(*([*controls(fabricate), *dp(fabricate, 0.1, value)] for value in decibels))
     assert (answer.headline.words, answer.headline.tone) == (words, tone)
 
 
-def labels(make):
-    return [make("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", accuracy=0.94, epsilon=2.0)]
+def attacked(attack, kind, share=0.5, **about):
+    """Return a maker of one more cell of dp, which states an epsilon of 2."""
+    own = dict(control="sigma", accuracy=0.94, epsilon=2.0, **about)
+    return lambda make: [make("dp", 0.1, attack, kind, share, **own)]
 
 
-def members(make):
-    return [make("dp", 0.1, "mia_loss", "membership", 0.9, control="sigma", accuracy=0.94, epsilon=2.0)]
+labels, members = attacked("label_recovery", "label", 1.0), attacked("mia_loss", "membership", 0.9)
+failed = attacked("ig", "reconstruction", status="failed")
 
 
 def audit(make):
     """An audit that finds an epsilon of 3, where the defense states 2."""
     about = dict(stage="audit", control="sigma", accuracy=0.94, epsilon=2.0)
-    found = make("dp", 0.1, "mia_loss", "membership", **about)
+    result = make("dp", 0.1, "mia_loss", "membership", **about)
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
-    return [found.model_copy(update={"metrics": [*found.metrics, bound]})]
-
-
-def failed(make):
-    return [make("dp", 0.1, "ig", "reconstruction", control="sigma", accuracy=0.94, epsilon=2.0, status="failed")]
+    return [result.model_copy(update={"metrics": [*result.metrics, bound]})]
 
 
 @pytest.mark.parametrize(
@@ -225,15 +229,9 @@ def test_one_that_falls_and_whose_epsilon_is_refuted_is_said_to_do_both(fabricat
 def test_a_refuted_epsilon_of_one_seed_hides_no_fall_of_another_and_counts_beside_one_that_stands(
     fabricate, decibels, words
 ):
-    falls, other = ([*controls(fabricate), *dp(fabricate, 0.1, found, epsilon=2.0)] for found in decibels)
-    seeds = [falls, [*other, *audit(fabricate)]]
-    answer = answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
+    falls, other = ([*controls(fabricate), *dp(fabricate, 0.1, value, epsilon=2.0)] for value in decibels)
+    answer = seeded(falls, [*other, *audit(fabricate)])
     assert (answer.headline.words, answer.headline.tone) == (words, "error")
-
-
-def seeded(*seeds):
-    """Return the answer to several evaluations that differ in their seeds alone."""
-    return answer_of([at_seed(record, seed) for seed, some in enumerate(seeds) for record in some], HOLDS)
 
 
 def test_a_setting_is_usable_by_its_accuracy_over_all_seeds(fabricate):
@@ -317,7 +315,7 @@ def test_who_knows_of_it_must_have_tried(fabricate):
     ],
 )
 def test_nothing_is_concluded_unless_every_control_ran_and_held(fabricate, undefended, noise, harness, state):
-    words, trust = said([*controls(fabricate, undefended, noise), *dp(fabricate, 0.1, 8.0)], harness)
+    words, trust = answer_text([*controls(fabricate, undefended, noise), *dp(fabricate, 0.1, 8.0)], harness)
     assert trust.state == state and trust.as_dict()["state"] == state
     assert words.startswith("Nothing is concluded") is (state != "holds")
 
@@ -326,11 +324,11 @@ def test_an_evaluation_whose_control_failed_does_not_silence_the_other(fabricate
     sound = [*controls(fabricate), *dp(fabricate, 0.1, 34.0)]
     other = [r for r in controls(fabricate, noise=30.0)] + dp(fabricate, 0.1, 8.0)
     broken = [at_seed(record, 1) for record in other]
-    words, trust = said([*sound, *broken])
+    words, trust = answer_text([*sound, *broken])
     assert words.startswith("dp falls in 1 of 2 seeds: images rebuilt at 35 dB"), "of what stands on sound controls"
     assert (trust.state, trust.evaluations, trust.sound) == ("failed", 2, 1)
     assert trust.sentence.startswith("A control failed in 1 of 2 evaluations, of which nothing is concluded: ")
-    words, trust = said([at_seed(record, 0) for record in other])
+    words, trust = answer_text([at_seed(record, 0) for record in other])
     assert words.startswith("Nothing is concluded") and trust.sound == 0
 
 
@@ -360,7 +358,7 @@ def test_where_nothing_can_fall_costs_are_told(least, words, fabricate):
         for name, size in (("none", 1000.0), ("ppdl", least), ("pbpfl", 6000.0))
     ]
     noise = fabricate("full_noise", None, "label_recovery", "label", 0.1)
-    assert said([*labels, noise])[0] == words
+    assert answer_text([*labels, noise])[0] == words
 
 
 def test_progress_names_the_cell_that_ended_and_what_did_not_complete():

@@ -42,8 +42,8 @@ def test_slopes_of_priors_are_those_of_autograd(prior):
         return prior.weight * rough if isinstance(prior, TotalVariation) else rough + (x**2).flatten(1).mean(1)
 
     (slope,) = torch.autograd.grad(value(x).sum(), x)
-    found, mine = prior(x.detach(), index)
-    assert torch.allclose(found, value(x).detach())
+    result, mine = prior(x.detach(), index)
+    assert torch.allclose(result, value(x).detach())
     assert torch.allclose(mine, slope)
 
 
@@ -58,8 +58,8 @@ def test_color_edges_that_coincide_cost_less_than_those_that_do_not():
     pairs = torch.stack([x[:, :, a] - x[:, :, b] for a, b in ((0, 1), (1, 2), (2, 0))], 2)
     value = 2.0 * (rough(x) + rough(pairs))
     (slope,) = torch.autograd.grad(value.sum(), x)
-    found, mine = prior(x.detach(), index)
-    assert torch.allclose(found, value.detach())
+    result, mine = prior(x.detach(), index)
+    assert torch.allclose(result, value.detach())
     assert torch.allclose(mine, slope)
     grey = x.detach()[:, :, :1].expand(-1, -1, 3, -1, -1)
     assert torch.allclose(prior(grey, index)[0], prior(grey[:, :, :1], index)[0])
@@ -86,9 +86,9 @@ def test_a_prior_that_says_nothing_of_a_start_or_that_nothing_pulls_against_has_
     victims = posed([evidence], plan, [Challenge(evidence.unit, 1)], seeded())
     problem = IG().problem(victims, [evidence], 1)
     assert problem.balanced(1.0).strength.tolist() == [0.0]
-    (found,) = IG(budget=5).attack(victims)
-    assert found.evaluations == 5
-    assert bool(found.x.isfinite().all())
+    (result,) = IG(budget=5).attack(victims)
+    assert result.evaluations == 5
+    assert bool(result.x.isfinite().all())
 
 
 def test_inputs_without_a_grid_and_images_of_one_pixel_have_no_variation():
@@ -103,8 +103,8 @@ def test_seeds_that_are_shifts_of_one_image_have_it_as_their_registered_mean():
     grid = torch.arange(16.0)
     image = torch.exp(-((grid[:, None] - 8) ** 2 + (grid[None] - 7) ** 2) / 4)[None, None]
     seeds = torch.stack([image.roll(s, (-2, -1)) for s in ((0, 0), (1, 0), (0, -1), (-1, 1), (0, 0))])
-    found = registered_mean(seeds)
-    assert float((found - image).abs().max()) < 1e-5
+    result = registered_mean(seeds)
+    assert float((result - image).abs().max()) < 1e-5
     assert float((seeds.mean(0) - image).abs().max()) > 0.1
     flat = torch.rand(3, 2, 5, generator=seeded())
     assert torch.equal(registered_mean(flat), flat.mean(0))
@@ -156,11 +156,11 @@ def test_the_best_of_several_starts_is_chosen_by_its_mismatch_and_the_others_are
 @pytest.mark.parametrize("attack", [IG(budget=100), GradInversion(budget=120, tries=2), IGMasked(budget=100)], ids=type)
 def test_labels_of_a_batch_are_recovered_and_images_come_near(attack, pairs):
     """Two digits a batch: their labels as a multiset, their images nearer than grey is."""
-    found, guesses = reached(pairs, attack)
+    decibels, guesses = reached(pairs, attack)
     truth = [pairs[1].truth(unit) for unit in pairs[1].units]
     for true, guess in zip(truth, guesses, strict=True):
         assert sorted(guess.y.tolist()) == sorted(true.y.argmax(1).tolist())
-    assert median(found) > median(psnr(torch.full_like(x, 0.5), x) for true in truth for x in true.x) + 3
+    assert median(decibels) > median(psnr(torch.full_like(x, 0.5), x) for true in truth for x in true.x) + 3
 
 
 def test_variants_differ_in_the_prior_alone_and_none_is_free():
@@ -202,15 +202,15 @@ def test_the_unit_is_what_the_discrepancy_is_at_the_truth():
             u = torch.rand(truth.shape, generator=g) - 0.5
             draws = -u.sign() * torch.log1p(-2 * u.abs()) / math.sqrt(2)
         evidence = Evidence((Slot(0, 0),), {"w": truth + std * draws}, lambda x, y: {}, noise=Noise(law, std))
-        found = Likelihood().matched(evidence).discrepancy({"w": truth}) / Likelihood().unit([evidence])
-        assert float(found) == pytest.approx(1, abs=0.02)
+        pieces = Likelihood().matched(evidence).discrepancy({"w": truth}) / Likelihood().unit([evidence])
+        assert float(pieces) == pytest.approx(1, abs=0.02)
 
 
 def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by_zero():
     evidence = hand(Noise("gaussian", 0.0, (("b.weight", 2.0),)))
-    found = deviations(evidence, evidence.noise)
-    assert found["b.weight"] == 2.0
-    assert found["a.weight"] == pytest.approx(NOISELESS_SHARE * math.sqrt(25 / 2))
+    result = deviations(evidence, evidence.noise)
+    assert result["b.weight"] == 2.0
+    assert result["a.weight"] == pytest.approx(NOISELESS_SHARE * math.sqrt(25 / 2))
     silent = replace(evidence, observed={n: torch.zeros_like(v) for n, v in evidence.observed.items()})
     assert min(deviations(silent, Noise("gaussian", 0.0)).values()) > 0
 

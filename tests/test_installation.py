@@ -150,9 +150,11 @@ def test_so_does_pytest(site: Site, files: dict[str, str]) -> None:
     site.install(wheel_of(files))
     (site.folder.parent / "test_it.py").write_text("def test_it(): pass\n")
     done = site.run("-m", "pytest", "-p", "no:cacheprovider", "test_it.py")
-    told = done.out + done.err
-    assert done.code == 4 and "Traceback" not in told and "1 passed" not in told
-    assert "ERROR: ppbench: The package ppbench of ppbench-fl was overwritten by the distribution ppbench 0.3.0" in told
+    message = done.out + done.err
+    assert done.code == 4 and "Traceback" not in message and "1 passed" not in message
+    assert (
+        "ERROR: ppbench: The package ppbench of ppbench-fl was overwritten by the distribution ppbench 0.3.0" in message
+    )
 
 
 def test_pytest_loads_the_plugin_of_a_whole_installation(site: Site) -> None:
@@ -161,12 +163,17 @@ def test_pytest_loads_the_plugin_of_a_whole_installation(site: Site) -> None:
     assert "--ppbench-out=DIR" in site.run("-m", "pytest", "--help").out
 
 
+def my_defense(name: str) -> bytes:
+    """Return the wheel of a plugin that imports a name of ours."""
+    entry = "my_defense-1.dist-info/entry_points.txt"
+    files = {"my_defense.py": f"from ppbench import {name}\n", entry: "[ppbench.defenses]\nmine = my_defense:Mine\n"}
+    return wheel_of(files, "my_defense", "1")
+
+
 def test_a_plugin_that_lacks_a_name_of_ours_gets_the_sentence_and_no_riddle(site: Site) -> None:
     """Where no command looks first: a program that imports modules of ours."""
-    entry = "my_defense-1.dist-info/entry_points.txt"
-    mine = {"my_defense.py": "from ppbench import Defense\n", entry: "[ppbench.defenses]\nmine = my_defense:Mine\n"}
     site.install(wheel_of(HARMLESS))
-    site.install(wheel_of(mine, "my_defense", "1"))
+    site.install(my_defense("Defense"))
     done = site.run("-c", "from ppbench.run.loop import load_defense; load_defense('mine')")
     assert (
         "PluginError: The package ppbench of ppbench-fl was overwritten by the distribution ppbench 0.3.0" in done.err
@@ -174,9 +181,7 @@ def test_a_plugin_that_lacks_a_name_of_ours_gets_the_sentence_and_no_riddle(site
 
 
 def test_a_plugins_own_import_error_is_told_as_it_is(site: Site) -> None:
-    entry = "my_defense-1.dist-info/entry_points.txt"
-    mine = {"my_defense.py": "from ppbench import Defence\n", entry: "[ppbench.defenses]\nmine = my_defense:Mine\n"}
-    site.install(wheel_of(mine, "my_defense", "1"))
+    site.install(my_defense("Defence"))
     done = site.command("evaluate", "--defense", "mine")
     assert done.code == 2 and "cannot be imported: ImportError: cannot import name 'Defence' from 'ppbench'" in done.err
 

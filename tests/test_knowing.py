@@ -15,13 +15,13 @@ CLAUSE = "; no attack here is shown to know the defense; "
 def scene(fabricate):
     """Return controls that hold and a defense at two values under `dlg` and an attack that declares to know it."""
 
-    def make(attack, found, plain=(8.0, 8.0), none=35.0, knows_all=False):
+    def make(attack, result, plain=(8.0, 8.0), none=35.0, knows_all=False):
         records = [fabricate(d, None, "dlg", "reconstruction", db) for d, db in (("none", 35.0), ("full_noise", 6.0))]
         records.append(fabricate("none", None, attack, "reconstruction", none, adaptive=knows_all))
-        for value, own, other in zip((0.1, 1.0), found, plain, strict=True):
+        for value, own, other in zip((0.1, 1.0), result, plain, strict=True):
             records.append(fabricate("mine", value, "dlg", "reconstruction", other, control="sigma"))
-            told = dict(adaptive=True, control="sigma")
-            records.append(fabricate("mine", value, attack, "reconstruction", own, **told))
+            outcome = dict(adaptive=True, control="sigma")
+            records.append(fabricate("mine", value, attack, "reconstruction", own, **outcome))
         return records
 
     return make

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from observations import ask, seeded, uploads
+from observations import ask, batch_gradient, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
@@ -17,7 +17,6 @@ from ppbench.attacks.label.recovery import (
     single_label,
     typical_means,
 )
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import Slot
@@ -27,26 +26,25 @@ SHAPE, CLASSES = (1, 16, 16), 10
 PLAN = Plan(net_spec("dlnet", SHAPE, CLASSES), 4, Local("gradient"))
 
 
-def batch_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
+def drawn_gradient(batch: int, seed: int) -> tuple[Params, Params, torch.Tensor]:
     """Return weights, the gradient of a random batch and its labels, sorted."""
     g, params = seeded(seed), initial(PLAN.spec, seed)
     x, labels = torch.rand(batch, *SHAPE, generator=g), torch.randint(0, CLASSES, (batch,), generator=g)
     y = torch.nn.functional.one_hot(labels, CLASSES).float()
-    grads = gradient(lambda p: PLAN.objective(p, x, y, torch.ones(batch)), params)
-    return params, {name: value.detach() for name, value in grads.items()}, labels.sort().values
+    return params, batch_gradient(PLAN, params, x, y), labels.sort().values
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_planted_leak_every_label_of_a_fresh_model(batch):
     for seed in range(10):
-        params, grads, labels = batch_gradient(batch, seed)
-        found = recover_labels(PLAN, params, grads["head.weight"], grads["head.bias"], batch, seeded())
-        assert torch.equal(found, labels)
+        params, grads, labels = drawn_gradient(batch, seed)
+        recovered = recover_labels(PLAN, params, grads["head.weight"], grads["head.bias"], batch, seeded())
+        assert torch.equal(recovered, labels)
 
 
-def matches(found: torch.Tensor, truth: torch.Tensor) -> int:
+def matches(result: torch.Tensor, truth: torch.Tensor) -> int:
     """Return the size of the intersection of two multisets of labels."""
-    counts = torch.stack([torch.bincount(part, minlength=CLASSES) for part in (found, truth)])
+    counts = torch.stack([torch.bincount(part, minlength=CLASSES) for part in (result, truth)])
     return int(counts.amin(0).sum())
 
 
@@ -54,23 +52,23 @@ def matches(found: torch.Tensor, truth: torch.Tensor) -> int:
 @settings(max_examples=60)
 def test_multiset_holds_every_present_class_once_at_least(counts, batch, data):
     present = data.draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts)))
-    found = greedy_multiset(torch.tensor(counts).double(), torch.tensor(present), batch)
-    assert len(found) == batch and torch.equal(found, found.sort().values)
+    labels = greedy_multiset(torch.tensor(counts).double(), torch.tensor(present), batch)
+    assert len(labels) == batch and torch.equal(labels, labels.sort().values)
     must = {c for c, there in enumerate(present) if there}
-    assert must <= set(found.tolist()) if len(must) <= batch else set(found.tolist()) <= must
+    assert must <= set(labels.tolist()) if len(must) <= batch else set(labels.tolist()) <= must
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(lambda c: sum(c) > 0))
 @settings(max_examples=30)
 def test_whole_counts_come_back_as_they_are(counts):
-    wanted = torch.tensor(counts)
-    found = greedy_multiset(wanted.double(), wanted > 0, sum(counts))
-    assert torch.equal(torch.bincount(found, minlength=4), wanted)
+    expected = torch.tensor(counts)
+    labels = greedy_multiset(expected.double(), expected > 0, sum(counts))
+    assert torch.equal(torch.bincount(labels, minlength=4), expected)
 
 
 def test_the_attack_answers_each_challenge_and_leaves_granted_labels_alone():
     params = initial(PLAN.spec, 5)
-    _, first, truth = batch_gradient(4, 5)
+    _, first, truth = drawn_gradient(4, 5)
     wrong = torch.nn.functional.one_hot((truth + 1) % CLASSES, CLASSES).float()[None]
     unseen = Challenge((Slot(0, 3),), 4)
     guesses = LabelRecovery().run(uploads(PLAN, params, [first]), [unseen, *ask(1, 4, wrong)], seeded(0))
@@ -92,8 +90,8 @@ each_net = pytest.mark.parametrize(("model", "options"), NETS, ids=[f"{m}-{'-'.j
 
 def step(plan: Plan, params: Params, data: Data, rate: float) -> Params:
     """One step of gradient descent on `data`."""
-    grads = gradient(lambda p: plan.objective(p, data.x, data.y, torch.ones(len(data.x))), params)
-    return {name: params[name] - rate * grads[name].detach() for name in params}
+    slope = batch_gradient(plan, params, data.x, data.y)
+    return {name: params[name] - rate * slope[name] for name in params}
 
 
 def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, noise: float = 0.0) -> tuple[float, float]:
@@ -103,14 +101,14 @@ def rates(plan: Plan, params: Params, digits: Data, batch: int, tries: int, nois
         g = seeded(seed)
         pick, other = torch.randint(0, len(digits.x), (2, batch), generator=g)
         x, y = digits.x[pick], digits.y[pick]
-        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(batch)), params)
-        heads = [grads[name].detach() for name in ("head.weight", "head.bias") if name in grads]
+        grads = batch_gradient(plan, params, x, y)
+        heads = [grads[name] for name in ("head.weight", "head.bias") if name in grads]
         weight, *rest = (part + noise * part.std() * torch.randn(part.shape, generator=g) for part in heads)
         bias = rest[0] if rest else None
         assert not noise or label_histogram(params, weight, bias, batch) is None, "no identity holds under noise"
-        found = recover_labels(plan, params, weight, bias, batch, g)
-        right += matches(found, y.argmax(1))
-        chance += matches(found, digits.y[other].argmax(1))
+        labels = recover_labels(plan, params, weight, bias, batch, g)
+        right += matches(labels, y.argmax(1))
+        chance += matches(labels, digits.y[other].argmax(1))
     return right / (tries * batch), chance / (tries * batch)
 
 
@@ -120,10 +118,10 @@ def test_planted_leak_any_head_at_random_weights(model, options, loss, digits):
     plan = Plan(net_spec(model, (1, 8, 8), CLASSES, options), 4, Local("gradient"), loss=loss)
     params = initial(plan.spec, 1)
     assert rates(plan, params, digits, 1, 25)[0] >= 0.9
-    found, chance = rates(plan, params, digits, 8, 12)
+    rate, chance = rates(plan, params, digits, 8, 12)
     # over ten seeds .75 at least of softmax behind a few convolutions, whose features differ little, .94 of others
     least = 0.65 if (model, loss) == ("cnn", "cross_entropy") else 0.85
-    assert found > max(least, chance + 0.2)
+    assert rate > max(least, chance + 0.2)
 
 
 @pytest.mark.parametrize(("model", "options"), [NETS[1], NETS[3]], ids=["mlp-bias", "cnn-activation"])
@@ -150,8 +148,8 @@ def test_null_noise_in_place_of_any_heads_gradient(model, options, loss):
         weight = torch.randn(params["head.weight"].shape, generator=g)
         bias = torch.randn(CLASSES, generator=g) if "head.bias" in params else None
         truth, other = torch.randint(0, CLASSES, (2, batch), generator=g)
-        found = recover_labels(plan, params, weight, bias, batch, g)
-        right, chance = right + matches(found, truth), chance + matches(found, other)
+        labels = recover_labels(plan, params, weight, bias, batch, g)
+        right, chance = right + matches(labels, truth), chance + matches(labels, other)
     assert abs(right - chance) / (tries * batch) < 0.1
 
 
@@ -166,9 +164,9 @@ def test_poisoned_gradients_of_any_head_are_survived(model, options, value):
             weight[0, 0] = 0 if value == 1e30 else value
             bias = weight[:, 0].clone() if "head.bias" in params else None
             for batch in (1, 3):
-                found = recover_labels(plan, weights, weight, bias, batch, seeded(0))
-                assert found.shape == (batch,) and found.dtype == torch.int64
-                assert (found >= 0).all() and (found < CLASSES).all()
+                labels = recover_labels(plan, weights, weight, bias, batch, seeded(0))
+                assert labels.shape == (batch,) and labels.dtype == torch.int64
+                assert (labels >= 0).all() and (labels < CLASSES).all()
 
 
 def test_features_of_either_sign_do_not_turn_the_sign_rule_round():
@@ -179,7 +177,7 @@ def test_features_of_either_sign_do_not_turn_the_sign_rule_round():
         g = seeded(seed)
         x, label = torch.randn(1, 6, generator=g), int(torch.randint(0, 5, (1,), generator=g))
         y = torch.nn.functional.one_hot(torch.tensor([label]), 5).float()
-        grads = gradient(lambda p, x=x, y=y: plan.objective(p, x, y, torch.ones(1)), params)
+        grads = batch_gradient(plan, params, x, y)
         negative += int(plan.net.features(params, x).sum() < 0)
         assert recover_labels(plan, params, grads["head.weight"], None, 1, g).tolist() == [label]
     assert 10 < negative < 30, "both signs must occur"
@@ -221,16 +219,16 @@ def test_exact_gradients_show_which_classes_a_batch_holds(case):
     vanish = (terms.sum(0) - terms.sum(0).T).abs() <= 2 * ZERO_ROUNDING * terms.square().sum(0).max().sqrt()
     absent = truth == 0
     assume(torch.equal(vanish, (absent[:, None] & absent) | torch.eye(classes, dtype=torch.bool)))  # none by chance
-    found = label_histogram(params, weight, bias, batch)
-    if found is None:
+    result = label_histogram(params, weight, bias, batch)
+    if result is None:
         assert bias is None and absent.sum() < 2
         return
-    assert torch.equal(found.present, truth > 0)
-    assert (found.counts[truth == 0] == -torch.inf).all()
-    assert (found.counts[truth > 0] <= truth[truth > 0] + 1e-6).all()
-    assert (found.counts[truth > 0] > -1e-9).all()
+    assert torch.equal(result.present, truth > 0)
+    assert (result.counts[truth == 0] == -torch.inf).all()
+    assert (result.counts[truth > 0] <= truth[truth > 0] + 1e-6).all()
+    assert (result.counts[truth > 0] > -1e-9).all()
     if batch == 1:
-        assert found.counts.max() == pytest.approx(1, abs=1e-6)
+        assert result.counts.max() == pytest.approx(1, abs=1e-6)
 
 
 def test_identities_claim_nothing_where_they_do_not_hold():
@@ -258,9 +256,9 @@ def test_a_regression_has_no_labels_to_recover():
     plan = Plan(net_spec("mlp", (6,), 1), 2, Local("gradient"), loss="squared")
     assert not LabelRecovery().suits(plan) and LabelRecovery().suits(PLAN)
     params = initial(plan.spec, 0)
-    g = gradient(lambda p: plan.objective(p, torch.rand(2, 6), torch.rand(2, 1), torch.ones(2)), params)
-    found = recover_labels(plan, params, g["head.weight"], g["head.bias"], 2, seeded(0))
-    assert found.tolist() == [0, 0]
+    g = batch_gradient(plan, params, torch.rand(2, 6), torch.rand(2, 1))
+    labels = recover_labels(plan, params, g["head.weight"], g["head.bias"], 2, seeded(0))
+    assert labels.tolist() == [0, 0]
 
 
 # -- trained networks: predictions that cannot be guessed --------------------------------------------------------------
@@ -300,10 +298,10 @@ def test_noise_and_large_batches_exclude_nothing():
 
 def test_multisets_come_in_the_order_of_the_counts():
     counts = torch.tensor([0.9, -torch.inf, 1.2, 0.4]).double()
-    found = [labels.tolist() for labels in likely_multisets(counts, torch.tensor([False, False, True, False]), 3)]
-    assert found[:2] == [[0, 2, 3], [0, 2, 2]]
-    assert len(found) == 6 == len({tuple(labels) for labels in found})
-    assert all(2 in labels and 1 not in labels for labels in found)
+    recovered = [labels.tolist() for labels in likely_multisets(counts, torch.tensor([False, False, True, False]), 3)]
+    assert recovered[:2] == [[0, 2, 3], [0, 2, 2]]
+    assert len(recovered) == 6 == len({tuple(labels) for labels in recovered})
+    assert all(2 in labels and 1 not in labels for labels in recovered)
     assert len(list(likely_multisets(torch.zeros(100).double(), torch.zeros(100) > 0, 8))) == 1, "too many to sort"
 
 
@@ -313,8 +311,7 @@ def test_a_trained_network_gives_most_labels_away(digits):
     params = initial(plan.spec, 1)
     assert float(typical_means(plan, params, seeded()).prediction.std()) > 0
     for _ in range(100):
-        grads = gradient(lambda p: plan.objective(p, digits.x, digits.y, torch.ones(len(digits.x))), params)
-        params = {name: value - 0.5 * grads[name].detach() for name, value in params.items()}
+        params = step(plan, params, digits, 0.5)
     assert typical_means(plan, params, seeded()).prediction.tolist() == [0.1] * CLASSES
     right, chance = rates(plan, params, digits, 4, 20)
     assert right > 0.94 and chance < 0.5  # .96; without trials of multisets .93

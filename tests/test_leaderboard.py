@@ -36,21 +36,21 @@ def board_of(records, kind="reconstruction"):
 @pytest.fixture(scope="module")
 def records(fabricate):
     """Both controls, three defenses, all kinds of attacks, a diverged and a failed cell."""
-    found = []
+    results = []
     for defense, db, share in (("none", 35.0, 1.0), ("full_noise", 6.0, 0.1)):
-        found.append(fabricate(defense, None, "dlg", "reconstruction", db))
-        found += [fabricate(defense, None, kind, kind, share) for kind in ("label", "tracing")]
-        found.append(fabricate(defense, None, "mia_loss", "membership", max(share, 0.5)))
+        results.append(fabricate(defense, None, "dlg", "reconstruction", db))
+        results += [fabricate(defense, None, kind, kind, share) for kind in ("label", "tracing")]
+        results.append(fabricate(defense, None, "mia_loss", "membership", max(share, 0.5)))
     for value, db in ((0.01, 24.0), (0.1, 18.0), (0.5, 15.0)):
         spn, dp = partial(fabricate, "spn", value, control="alpha2"), partial(fabricate, "dp", value, control="sigma")
-        found += [spn("dlg", "reconstruction", db), spn("adaptive_spn", "reconstruction", 30.0, adaptive=True)]
-        found.append(spn("label", "label", 1.0))
+        results += [spn("dlg", "reconstruction", db), spn("adaptive_spn", "reconstruction", 30.0, adaptive=True)]
+        results.append(spn("label", "label", 1.0))
         if value < 0.5:
-            found += [dp("dlg", "reconstruction", db), dp("adaptive_dp", "reconstruction", db - 0.5, adaptive=True)]
-            found.append(dp("mia_loss", "membership", 0.6))
-    found.append(fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="diverged", accuracy=None))
-    found.append(fabricate("ppdl", 0.3, "dlg", "reconstruction", 15.0, control="theta"))
-    return [*found, fabricate("ppdl", 0.3, "idlg", "reconstruction", control="theta", status="failed")]
+            results += [dp("dlg", "reconstruction", db), dp("adaptive_dp", "reconstruction", db - 0.5, adaptive=True)]
+            results.append(dp("mia_loss", "membership", 0.6))
+    results.append(fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="diverged", accuracy=None))
+    results.append(fabricate("ppdl", 0.3, "dlg", "reconstruction", 15.0, control="theta"))
+    return [*results, fabricate("ppdl", 0.3, "idlg", "reconstruction", control="theta", status="failed")]
 
 
 def test_csv_has_a_row_for_every_cell_whatever_their_order_and_no_times(records):
@@ -94,12 +94,12 @@ def costly(record, memory):
 
 def test_ranks_go_by_the_worst_case_and_overlapping_intervals_share_them(records):
     board = board_of(records)
-    found = ranks(board)
-    assert found["dp sigma = 0.1"] == "1" and found["dp sigma = 0.01"] == "2"
-    assert {found[f"spn alpha2 = {value}"] for value in (0.01, 0.1, 0.5)} == {"3-5"}
+    result = ranks(board)
+    assert result["dp sigma = 0.1"] == "1" and result["dp sigma = 0.01"] == "2"
+    assert {result[f"spn alpha2 = {value}"] for value in (0.01, 0.1, 0.5)} == {"3-5"}
     spn = next(e for e in board.entries if e.defense.id == "spn")
     assert spn.worst.config.attack.id == "adaptive_spn" and spn.plain.config.attack.id == "dlg"
-    assert found["none"] == found["full_noise"] == found["dp sigma = 0.5"] == ""
+    assert result["none"] == result["full_noise"] == result["dp sigma = 0.5"] == ""
     ppdl = next(e for e in board.entries if e.defense.id == "ppdl")  # without an adaptive attack, with a failed one
     assert ppdl.rank == "" and {"plain attacks only", "failed"} <= {badge.text for badge in ppdl.badges}
     failed = next(r for r in records if r.status == "failed")
@@ -117,45 +117,45 @@ def test_nothing_is_ranked_where_a_control_fails(records, fabricate, broken):
     assert not board.reliable and set(ranks(board).values()) == {""}
 
 
-def held(make, stage="iterate", **more):
+def records_of(make, stage="iterate", **more):
     """Return both controls, a masked defense that is read and one that is not, asked for members and outputs."""
-    found = []
+    results = []
     answers = ("none", None, 1.0), ("full_noise", None, 1.0), ("bad", 1.0, 1.0), ("good", 1.0, 0.1)
     for defense, value, right in answers:
         knows, made = value is not None, partial(make, defense, value, **dict(stage=stage) | more)
         error = 0.01 if right == 1.0 else 3.0
-        found.append(made("query", "extraction", 0.1 if knows else 1.0, error=99.0 if knows else 0.0))
-        found.append(made("extract_regression", "extraction", right, error=error, adaptive=knows))
+        results.append(made("query", "extraction", 0.1 if knows else 1.0, error=99.0 if knows else 0.0))
+        results.append(made("extract_regression", "extraction", right, error=error, adaptive=knows))
         share = {"none": 0.71, "bad": 0.71}.get(defense, 0.5)
-        found.append(made("unmask_regression", "membership", share, adaptive=knows))
-    return found
+        results.append(made("unmask_regression", "membership", share, adaptive=knows))
+    return results
 
 
 ORDER = {"none": "", "full_noise": "", "good kappa = 1": "1", "bad kappa = 1": "2"}
 
 
 def test_what_clients_train_on_is_ranked_and_what_is_delivered_is_not_for_answering(fabricate):
-    records = held(fabricate) + held(fabricate, "final")
-    found = {(b.setting.kind, b.setting.stage): b for b in boards_of(records, no_claims)}
-    assert list(found) == [(k, s) for k in ("membership", "extraction") for s in ("iterate", "final")]
+    records = records_of(fabricate) + records_of(fabricate, "final")
+    results = {(b.setting.kind, b.setting.stage): b for b in boards_of(records, no_claims)}
+    assert list(results) == [(k, s) for k in ("membership", "extraction") for s in ("iterate", "final")]
     for key in (("membership", "iterate"), ("membership", "final"), ("extraction", "iterate")):
-        assert found[key].reliable and ranks(found[key]) == ORDER, key
-    assert set(ranks(found["extraction", "final"]).values()) == {""}
-    assert {b.headline for b in found.values()} == {"auc", "agreement"}
-    assert [len(b.checks) for b in found.values()] == [2, 2, 1, 1], "noise hides no model from who is sent it"
-    worst = {e.defense.id: (e.plain, e.worst) for e in found["extraction", "iterate"].entries}["bad"]
+        assert results[key].reliable and ranks(results[key]) == ORDER, key
+    assert set(ranks(results["extraction", "final"]).values()) == {""}
+    assert {b.headline for b in results.values()} == {"auc", "agreement"}
+    assert [len(b.checks) for b in results.values()] == [2, 2, 1, 1], "noise hides no model from who is sent it"
+    worst = {e.defense.id: (e.plain, e.worst) for e in results["extraction", "iterate"].entries}["bad"]
     assert [r.config.attack.id for r in worst] == ["query", "extract_regression"]
 
 
 def test_extraction_is_ranked_where_the_undefended_model_is_read_and_attacks_know_the_defense_or_by_error(fabricate):
-    rest = [r for r in held(fabricate) if r.config.defense.id != "none"]
+    rest = [r for r in records_of(fabricate) if r.config.defense.id != "none"]
     for share, known in ((1.0, True), (0.1, False)):
         none = fabricate("none", None, "query", "extraction", share, stage="iterate")
         assert board_of([*rest, none], "extraction").reliable is known
-    bare = [r for r in held(fabricate) if not (r.config.attack.adaptive and r.config.defense.id == "good")]
-    found = ranks(board_of(bare, "extraction"))
-    assert (found["good kappa = 1"], found["bad kappa = 1"]) == ("", "1")
-    board = board_of(held(fabricate, classes=1, shape=(16,), accuracy=None, mse=0.06), "extraction")
+    bare = [r for r in records_of(fabricate) if not (r.config.attack.adaptive and r.config.defense.id == "good")]
+    result = ranks(board_of(bare, "extraction"))
+    assert (result["good kappa = 1"], result["bad kappa = 1"]) == ("", "1")
+    board = board_of(records_of(fabricate, classes=1, shape=(16,), accuracy=None, mse=0.06), "extraction")
     assert board.headline == "output_error" and board.reliable and ranks(board) == ORDER
 
 
@@ -183,8 +183,8 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate):
     assert [len(some) for some in groups.values()] == [2, 1, 1]
     heads = [evaluation_words(key) for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
-    found = judged_evaluations([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)])
-    checks, verdict = checks_of(found), standalone_sentences(defense_sentences(found))
+    judgment = judged_evaluations([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)])
+    checks, verdict = checks_of(judgment), standalone_sentences(defense_sentences(judgment))
     for words in (verdict, [check.sentence for check in checks]):
         assert all(any(sentence.startswith(f"[{head}] ") for sentence in words) for head in heads)
 

@@ -16,10 +16,10 @@ from ppbench.report.leak import SEVERITY, leak_of
 BLIND = 11.0
 
 
-def victims(decibels, found, read, batch=1, blind=BLIND, gallery=500, **more):
+def victims(decibels, matched, read, batch=1, blind=BLIND, gallery=500, **more):
     """Return scores of images: by victim its dB, whether it is found among others, whether its class is read."""
     made = []
-    for i, (db, rank, right) in enumerate(zip(decibels, found, read, strict=True)):
+    for i, (db, rank, right) in enumerate(zip(decibels, matched, read, strict=True)):
         looks = dict(gallery=gallery, rank=0 if rank else 3, read=bool(right), common=0.1)
         one = dict(kind="image", probe=i // batch, client=0, index=i % batch, psnr=db, rmse=0.5, rmse_raw=0.5, mse=0.1)
         one |= dict.fromkeys(("ssim", "label", "confidence", "at_truth")) | dict(evaluations=1, blind=blind, oracle=db)
@@ -49,16 +49,16 @@ def codes(leak):
 
 
 # -- the control: are the attacks any good? ---------------------------------------------------------------------------
-@pytest.mark.parametrize(("rebuilt", "found", "ok"), [(0, 6, True), (0, 5, False), (3, 6, True), (3, 3, False)])
-def test_attacks_that_let_half_of_the_undefended_images_be_found_again_are_not_weak(fabricate, rebuilt, found, ok):
+@pytest.mark.parametrize(("rebuilt", "matched", "ok"), [(0, 6, True), (0, 5, False), (3, 6, True), (3, 3, False)])
+def test_attacks_that_let_half_of_the_undefended_images_be_found_again_are_not_weak(fabricate, rebuilt, matched, ok):
     """As of ResNet20 at 14 dB. Of 12 images `rebuilt` are, the first `found` are found again: each counts once."""
-    scores = victims([40.0] * rebuilt + [13.0] * (12 - rebuilt), [i < found for i in range(12)], [False] * 12)
+    scores = victims([40.0] * rebuilt + [13.0] * (12 - rebuilt), [i < matched for i in range(12)], [False] * 12)
     record = cell(fabricate, scores, defense="none", attack="ig")
     blank = cell(fabricate, victims([8.0] * 12, [False] * 12, [False] * 12), defense="none", attack="dlg")
     check = check_controls([record, blank])[0]
     assert (check.ok, breaks(record), breaks(blank)) == (ok, ok, False)
     verb = "breaks" if ok else "does NOT break"
-    share = f"{max(rebuilt, found) / 12:.0%} of images are rebuilt or found again"
+    share = f"{max(rebuilt, matched) / 12:.0%} of images are rebuilt or found again"
     assert check.sentence == f"The best attack (ig) {verb} the undefended model: {share}."
 
 
@@ -71,8 +71,8 @@ def test_what_chance_finds_in_a_small_gallery_breaks_nothing(fabricate):
 
 def test_where_half_are_rebuilt_the_control_speaks_of_nothing_else(fabricate):
     some = [
-        cell(fabricate, victims([db] * 6 + [8.0] * 6, [found] * 12, [False] * 12), defense="none", attack=name)
-        for name, db, found in (("dlg", 40.0, False), ("ig", 13.0, True))
+        cell(fabricate, victims([db] * 6 + [8.0] * 6, [matched] * 12, [False] * 12), defense="none", attack=name)
+        for name, db, matched in (("dlg", 40.0, False), ("ig", 13.0, True))
     ]
     expected = "The best attack (dlg) breaks the undefended model: 50% of images are rebuilt."
     assert check_controls(some)[0].sentence == expected
@@ -81,10 +81,10 @@ def test_where_half_are_rebuilt_the_control_speaks_of_nothing_else(fabricate):
 # -- what is legible, and what is noise -------------------------------------------------------------------------------
 @pytest.mark.parametrize("blind", [11.0, 13.0])
 @pytest.mark.parametrize("db", [10.0, 14.0, 18.7, 19.0])
-@pytest.mark.parametrize(("found", "read"), [(True, True), (True, False), (False, True)])
-def test_planted_half_legible_images_are_recognizable_whatever_their_decibels(fabricate, db, blind, found, read):
+@pytest.mark.parametrize(("matched", "read"), [(True, True), (True, False), (False, True)])
+def test_planted_half_legible_images_are_recognizable_whatever_their_decibels(fabricate, db, blind, matched, read):
     """As ppdl on MNIST, 18.7 dB: below any cut in decibels, and everybody sees what it is."""
-    scores = victims(np.linspace(db - 0.5, db + 0.5, 10), [found] * 10, [read] * 10, blind=blind)
+    scores = victims(np.linspace(db - 0.5, db + 0.5, 10), [matched] * 10, [read] * 10, blind=blind)
     leak = beside(fabricate, cell(fabricate, scores))
     assert (leak.level, leak.plain, leak.falls, codes(leak)) == ("recognizable", "recognizable", True, [])
 
@@ -202,24 +202,24 @@ def test_who_knows_and_who_does_not_are_told_apart(fabricate):
 
 # -- how much is enough -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("found", "level"), [(0, "blind"), (1, "undecided"), (3, "undecided"), (4, "undecided"), (6, "recognizable")]
+    ("matched", "level"), [(0, "blind"), (1, "undecided"), (3, "undecided"), (4, "undecided"), (6, "recognizable")]
 )
 @pytest.mark.parametrize("which", ["found", "read"])
-def test_well_above_chance_is_an_interval_that_begins_a_tenth_beyond_it(fabricate, found, level, which):
-    some, none = [True] * found + [False] * (12 - found), [False] * 12
+def test_well_above_chance_is_an_interval_that_begins_a_tenth_beyond_it(fabricate, matched, level, which):
+    some, none = [True] * matched + [False] * (12 - matched), [False] * 12
     scores = victims([8.0] * 12, *((some, none) if which == "found" else (none, some)))
-    if (found, which) == (1, "read"):  # chance: one of ten
+    if (matched, which) == (1, "read"):  # chance: one of ten
         level = "blind"
-    if (found, which) == (6, "read"):
+    if (matched, which) == (6, "read"):
         level = "undecided"
     assert beside(fabricate, cell(fabricate, scores)).level == level
 
 
 def test_what_one_of_many_attacks_finds_is_judged_at_the_level_of_all(fabricate):
-    found = cell(fabricate, victims([8.0] * 12, [True] * 5 + [False] * 7, [False] * 12))
+    matched = cell(fabricate, victims([8.0] * 12, [True] * 5 + [False] * 7, [False] * 12))
     noise = [cell(fabricate, victims([7.0] * 12, [False] * 12, [False] * 12), f"attack{i}") for i in range(40)]
-    assert beside(fabricate, found).level == "recognizable"
-    assert beside(fabricate, found, *noise).level == "undecided"
+    assert beside(fabricate, matched).level == "recognizable"
+    assert beside(fabricate, matched, *noise).level == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ SIZES = st.lists(st.integers(1, 9), min_size=2, max_size=8)
     SIZES.flatmap(lambda sizes: st.tuples(st.just(sizes), st.tuples(*(st.integers(0, n) for n in sizes)))), st.data()
 )
 def test_one_more_hit_never_lowers_a_bound(units, data):
-    sizes, found = units
+    sizes, matched = units
     place = data.draw(st.integers(0, len(sizes) - 1))
-    more = [min(k + (i == place), n) for i, (k, n) in enumerate(zip(found, sizes, strict=True))]
-    one, two = (hits(*zip(some, sizes, strict=True)) for some in (found, more))
+    more = [min(k + (i == place), n) for i, (k, n) in enumerate(zip(matched, sizes, strict=True))]
+    one, two = (hits(*zip(some, sizes, strict=True)) for some in (matched, more))
     for bound in (lower_bound, upper_bound):
         assert bound(one) <= bound(two) + 1e-12
-    assert lower_bound(one) <= sum(found) / sum(sizes) <= upper_bound(one)
+    assert lower_bound(one) <= sum(matched) / sum(sizes) <= upper_bound(one)
 
 
 @pytest.mark.parametrize(("units", "size"), [(3, 8), (6, 8), (5, 4), (20, 2)])

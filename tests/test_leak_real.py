@@ -29,20 +29,22 @@ def judged(records, defense):
     return leak_of(mine, vouched=known.vouches(mine), none=beside), sentences(defense, records)
 
 
-def hiding(told):
-    return [sentence for sentence in told if re.search(r"\bhid(es|den|ing)?\b", sentence)]
+def hiding(message):
+    return [sentence for sentence in message if re.search(r"\bhid(es|den|ing)?\b", sentence)]
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="PPBENCH_TEST_DATA names no folder with mnist/")
 def test_ppdl_on_mnist_leaves_digits_that_everybody_can_read(tmp_path, undrawn):
     """theta .3, sigma .01: 17.4 dB, below a cut at 20 dB; eight of ten are found among 1,000, all ten are read."""
-    asked = dict(defense="ppdl", dataset=f"parquet:{DATA}", grid=(0.01,), attacks=("dlg", "adaptive_ppdl"), budget=300)
-    records = evaluate(**asked, **SMALL, out=tmp_path / "out").records
+    options = dict(
+        defense="ppdl", dataset=f"parquet:{DATA}", grid=(0.01,), attacks=("dlg", "adaptive_ppdl"), budget=300
+    )
+    records = evaluate(**options, **SMALL, out=tmp_path / "out").records
     (theta,) = {r.config.defense.parameters["theta"] for r in records if r.config.defense.id == "ppdl"}
-    leak, told = judged(records, "ppdl")
+    leak, verdict = judged(records, "ppdl")
     assert theta == 0.3 and leak.worst.metric("psnr_median").value < 20
-    assert leak.level in ("recognizable", "rebuilt") and leak.falls and not hiding(told)
-    assert told[0].startswith("ppdl at sigma=0.01: images are recognizable (") or leak.level == "rebuilt"
+    assert leak.level in ("recognizable", "rebuilt") and leak.falls and not hiding(verdict)
+    assert verdict[0].startswith("ppdl at sigma=0.01: images are recognizable (") or leak.level == "rebuilt"
     noise = leak_of([r for r in records if r.config.defense.id == "full_noise"], vouched=True)
     assert noise.level != "recognizable" and not noise.falls, "who looks at noise finds nothing"
 
@@ -70,9 +72,11 @@ def rounding(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("attacks", "falls"), [(("dlg",), False), (("dlg", "ig_masked"), True)])
 def test_rounding_of_the_tutorial_is_never_said_to_hide_images(rounding, attacks, falls, tmp_path, undrawn):
     """No attack that knows it: either images come out, or it is said that none was tried."""
-    asked = SMALL | dict(defense="rounding", grid=(0.1,), attacks=attacks, budget=200, victims=12)
-    leak, told = judged(evaluate(**asked, out=tmp_path / "out").records, "rounding")
+    options = SMALL | dict(defense="rounding", grid=(0.1,), attacks=attacks, budget=200, victims=12)
+    leak, verdict = judged(evaluate(**options, out=tmp_path / "out").records, "rounding")
     clause = "no attack here is shown to know the defense"
     untested = [one.words for one in leak.qualifiers if one.code == "untested"]
-    assert (leak.falls, untested, f"; {clause}; " in told[0]) == (falls, [] if falls else [clause], not falls)
-    assert told[0].startswith(f"rounding at step=0.1: {'images are rebuilt' if falls else ''}") and not hiding(told)
+    assert (leak.falls, untested, f"; {clause}; " in verdict[0]) == (falls, [] if falls else [clause], not falls)
+    assert verdict[0].startswith(f"rounding at step=0.1: {'images are rebuilt' if falls else ''}") and not hiding(
+        verdict
+    )

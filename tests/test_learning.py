@@ -45,8 +45,8 @@ def utility(accuracy, n=1000, classes=10, constant=None, **more):
     ],
 )
 def test_what_a_training_learned_is_judged_against_a_constant_answer(use, state):
-    found = learning_of(use)
-    assert found.state == state and bool(found.clause) is (state in ("nothing", "little"))
+    result = learning_of(use)
+    assert result.state == state and bool(result.clause) is (state in ("nothing", "little"))
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_losing_nothing_of_nothing_is_neither_usable_nor_safe(fabricate, none, w
     assert setting["verdict"] == "undecided, undefended model learned too little"
     assert not any(entry.rank for board in boards_of(records, no_claims) for entry in board.entries)
     assert setting["points"] is None
-    asked = [
+    question = [
         fabricate(name, value, "mia_upload", "batch_membership", scores=list(scores(share)), stage="init", **about)
         for name, value, share, about in (("none", None, 1.0, {}), ("dp", 0.1, 0.5, {"control": "sigma"}))
     ]
-    assert next(one for one in verdicts("dp", asked) if one.question == "members").fate == "stands"
-    found = verdicts("dp", [*records, *asked])
-    assert {one.question for one in found} >= {"pixels", "members", "usability"}
-    assert all(one.fate != "stands" for one in found)
+    assert next(one for one in verdicts("dp", question) if one.question == "members").fate == "stands"
+    result = verdicts("dp", [*records, *question])
+    assert {one.question for one in result} >= {"pixels", "members", "usability"}
+    assert all(one.fate != "stands" for one in result)
 
 
 def test_what_leaks_of_a_model_that_learned_nothing_leaks_all_the_same(fabricate):
@@ -218,8 +218,8 @@ def test_columns_of_two_sums_are_too_few_to_be_shown_to_be_right(fabricate):
     record = fabricate("dp", 0.1, "linear", "reconstruction", 50.0, error=0.5, shape=(16,), n=20)
     mean = Metric(name="reconstruction_accuracy", value=0.41, low=0.4, high=0.42, method="bootstrap", n=20,
                   higher_is_safer=False, chance=0.27)  # fmt: skip
-    found = record.model_copy(update={"metrics": [*record.metrics, mean]})
-    assert _ends("reconstruction_accuracy", found)[0] == pytest.approx(0.13)
-    two = [score.model_copy(update={"probe": place % 2, "cohort": True}) for place, score in enumerate(found.victims)]
+    result = record.model_copy(update={"metrics": [*record.metrics, mean]})
+    assert _ends("reconstruction_accuracy", result)[0] == pytest.approx(0.13)
+    two = [score.model_copy(update={"probe": place % 2, "cohort": True}) for place, score in enumerate(result.victims)]
     assert len({score.unit for score in two}) == 2
-    assert _ends("reconstruction_accuracy", found.model_copy(update={"victims": two})) == (-1.0, 1.0)
+    assert _ends("reconstruction_accuracy", result.model_copy(update={"victims": two})) == (-1.0, 1.0)

@@ -77,8 +77,8 @@ def test_our_attacks_in_a_fresh_process_on_what_was_published_have_the_figures_o
         ours = published.records(name) | published.records(name, "label")
         assert set(ours) == {"dlg", "analytic", "label_recovery"}
         for attack, cell in ours.items():
-            found = score(frozen, tmp_path / f"{attack}-{frozen.about.id}.json", truth)
-            mine, theirs = ([v.model_dump() for v in r.victims] for r in (found.record, cell))
+            scores = score(frozen, tmp_path / f"{attack}-{frozen.about.id}.json", truth)
+            mine, theirs = ([v.model_dump() for v in r.victims] for r in (scores.record, cell))
             for one in (
                 *mine,
                 *theirs,
@@ -86,9 +86,9 @@ def test_our_attacks_in_a_fresh_process_on_what_was_published_have_the_figures_o
                 for how in ("path", "oracle", "at_truth"):
                     one.pop(how, None)
             assert mine == theirs, (name, attack)
-            told = {m.name: m for m in found.record.metrics} | {"oracle_median": 0, "at_truth_median": 0}
-            assert told == {m.name: m for m in cell.metrics} | {"oracle_median": 0, "at_truth_median": 0}
-            assert found.record.asked == cell.asked and not found.decision.moved
+            result = {m.name: m for m in scores.record.metrics} | {"oracle_median": 0, "at_truth_median": 0}
+            assert result == {m.name: m for m in cell.metrics} | {"oracle_median": 0, "at_truth_median": 0}
+            assert scores.record.asked == cell.asked and not scores.decision.moved
 
 
 def test_the_same_results_give_the_same_files(published, truth, tmp_path):
@@ -150,9 +150,9 @@ def test_levels_sum_to_alpha():
 
 def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(published):
     frozen, known = published.frozen(HARD), open_truth(published.frozen(HARD), published.truth)
-    told = about(frozen.about.id)
+    result = about(frozen.about.id)
     grey = [Guess(x=row) for row in torch.full(SHAPE, 0.5)]
-    like, _, blind = score_answers(frozen, known, told, grey, "0" * 64)
+    like, _, blind = score_answers(frozen, known, result, grey, "0" * 64)
     now = standing_worst(counting_records(published.truth, []), like)
     light, draw = replace(known, yardstick=None), torch.Generator().manual_seed(1)
 
@@ -179,9 +179,9 @@ def test_answers_dealt_out_at_random_seem_to_tell_victims_apart_no_oftener_than_
     for ties in (1000, 1000, 4, 3, 2, 1):
         table = draw.integers(ties, size=(5, 5)).astype(float)
         deals = list(itertools.permutations(range(5)))
-        found = np.array([permutation_p(5, lambda o, d=d, t=table: t[np.array(d)[o], np.arange(5)]) for d in deals])
-        for p in np.unique(found):
-            assert (found <= p).mean() <= p + 1e-12
+        result = np.array([permutation_p(5, lambda o, d=d, t=table: t[np.array(d)[o], np.arange(5)]) for d in deals])
+        for p in np.unique(result):
+            assert (result <= p).mean() <= p + 1e-12
 
 
 def test_p_of_answers_that_fit_their_victims_alone_and_of_equal_ones():
@@ -229,18 +229,18 @@ def integers(value):
 
 
 def test_no_number_in_a_transcript_draws_its_victims_again(published):
-    said = json.loads((published.transcript(HARD) / "transcript.json").read_text())
+    transcript = json.loads((published.transcript(HARD) / "transcript.json").read_text())
     cell = published.records(HARD)["dlg"]
     experiment, group, _ = find_cell(cell.config, "digits", ledger_home.SALT)
     right = {row.numpy().tobytes() for row in published.images(HARD).flatten(1)}
 
     def same(config):
-        found = group_victims(resolve(config), group)
-        return sum(found.truth(unit).x.numpy().tobytes() in right for unit in found.units)
+        result = group_victims(resolve(config), group)
+        return sum(result.truth(unit).x.numpy().tobytes() in right for unit in result.units)
 
     assert same(experiment.config) == VICTIMS
-    numbers = {number for number in integers(said) if number >= 0}
-    assert set(said["draws"].values()) <= numbers
+    numbers = {number for number in integers(transcript) if number >= 0}
+    assert set(transcript["draws"].values()) <= numbers
     for number in sorted(numbers):
         assert same(experiment.config.model_copy(update={"seed": number, "salt": ""})) <= VICTIMS // 2, number
 
@@ -268,12 +268,12 @@ def test_code_at_an_address_is_not_imported_unless_one_says_so(what, published, 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     there = shutil.copytree(published.transcript(HARD), tmp_path / "t")
-    said = json.loads((there / "transcript.json").read_text())
+    transcript = json.loads((there / "transcript.json").read_text())
     if what == "network":
-        said["plan"]["spec"]["model"] = said["model"]["id"] = "ledger_trap:net"
+        transcript["plan"]["spec"]["model"] = transcript["model"]["id"] = "ledger_trap:net"
     else:
-        said["defense"]["id"] = "flower:ledger_trap:net"
-    (there / "transcript.json").write_text(json.dumps(signed(said)))
+        transcript["defense"]["id"] = "flower:ledger_trap:net"
+    (there / "transcript.json").write_text(json.dumps(signed(transcript)))
     with pytest.raises(UsageError, match="imported only with your consent"):
         load_transcript(there)
     assert "ledger_trap" not in sys.modules
@@ -300,31 +300,31 @@ def test_markup_of_a_stranger_is_shown_and_not_obeyed(published, truth, tmp_path
 
 def test_publish_and_score_at_the_command_line(published, truth, tmp_path, forked):
     suite, out = published.truth.parent / "tiny.toml", tmp_path / "out"
-    code, told, err = ended(["publish", str(suite), "--out", str(out), "--truth", str(truth), "--workers", "1"])
-    assert code == 0 and "4 transcripts" in told and "can look victims up" in err
+    code, message, err = ended(["publish", str(suite), "--out", str(out), "--truth", str(truth), "--workers", "1"])
+    assert code == 0 and "4 transcripts" in message and "can look victims up" in err
     assert files(out) == files(published.out)
-    code, told, _ = ended(["publish", str(truth), "--out", str(tmp_path / "two")])
+    code, message, _ = ended(["publish", str(truth), "--out", str(tmp_path / "two")])
     assert code == 0 and files(tmp_path / "two") == files(published.out)
     code, _, err = ended(["publish", str(truth), "--out", str(tmp_path / "no"), "--truth", str(truth)])
     assert code == 2 and "give --truth FOLDER with a suite" in err
     place, id_ = str(out / published.ids[HARD]), published.ids[HARD]
     for x, right in ((torch.zeros(SHAPE), 1), (published.images(HARD), 0), (published.images(HARD), 2)):
-        code, told, err = ended(["score", place, str(answered(tmp_path, id_, x)), "--truth", str(truth)])
+        code, message, err = ended(["score", place, str(answered(tmp_path, id_, x)), "--truth", str(truth)])
         assert code == right, err
         if right < 2:
-            assert told.splitlines()[-1].startswith("For the submitter: try ")
+            assert message.splitlines()[-1].startswith("For the submitter: try ")
 
 
 def test_verify_finds_nothing_in_what_an_organizer_keeps_though_each_view_has_victims_of_its_own(published, truth):
     submitted = answered(truth.parent, published.ids[HARD], published.images(HARD))
-    found = score(published.frozen(HARD), submitted, truth)
+    scores = score(published.frozen(HARD), submitted, truth)
     assert (
-        found.decision.moved
-        and found.decision.after == found.record.metric("psnr_median").value == 100
-        and found.decision.before < 100
+        scores.decision.moved
+        and scores.decision.after == scores.record.metric("psnr_median").value == 100
+        and scores.decision.before < 100
     )
     for folder in (truth, truth / "external"):
         assert examine(folder, claimed, recheck).problems == ()
     records = Store(truth).load_all()
     assert len({record.config.victims_from for record in records}) == len(published.ids)
-    assert [told for told, problem in missing_cells(records) if problem] == []
+    assert [result for result, problem in missing_cells(records) if problem] == []

@@ -16,7 +16,7 @@ def test_of_two_views_with_a_victim_in_common_the_second_is_left_out_and_roles_o
 
     first, meets = scene("first", 0, victims_from=0), scene("meets it", 2, victims_from=2)
     pilot, rest = (scene(role, 10, victims_from=9, role=role) for role in ("pilot", "ternary"))
-    kept, secrets, told = _disjoint([first, meets, pilot, rest])
+    kept, secrets, reasons = _disjoint([first, meets, pilot, rest])
     assert kept == [first, pilot, rest] and len(secrets) == 2
-    (clause,) = told
+    (clause,) = reasons
     assert clause.startswith("meets it: ") and "in common with first" in clause

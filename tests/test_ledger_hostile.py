@@ -2,15 +2,11 @@
 
 import hashlib
 import re
-import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from hostile_ledger import EVERY, GUESSES, ORGANIZERS, TRANSCRIPTS, guess_data, packed, retold, right, seen
-from ledger_home import VICTIMS
+from hostile_ledger import EVERY, TRANSCRIPTS
 from test_fuzz import ended
 
 from ppbench.base.errors import UsageError
@@ -24,13 +20,13 @@ UNFIT = re.compile(r"Traceback|object at 0x|pydantic|NoneType|unexpected keyword
 
 def listing(folder: Path, digests: bool = True) -> dict[str, object]:
     """Return all that lies below a folder, no link followed, with what it is: of small files a digest."""
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
         small = digests and path.is_file() and not path.is_symlink() and about.st_size < 1 << 21
         content = hashlib.sha256(path.read_bytes()).hexdigest() if small else about.st_size
-        found[str(path)] = (about.st_mode, content, None if path.is_dir() else about.st_mtime_ns)
-    return found
+        results[str(path)] = (about.st_mode, content, None if path.is_dir() else about.st_mtime_ns)
+    return results
 
 
 def peak() -> int:
@@ -50,13 +46,13 @@ def hung(*_):
 @pytest.fixture(scope="module")
 def costs(published):
     """What each file cost, in bytes; told at the end, when what was published must be as it was."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     before = listing(published.truth.parent)
-    yield found
+    yield results
     assert listing(published.truth.parent) == before
-    if found:
-        worst = max(found, key=found.__getitem__)
-        print(f"\n{len(found)} hostile files, at most {found[worst] / 1e6:.1f} MB more than before ({worst})")
+    if results:
+        worst = max(results, key=results.__getitem__)
+        print(f"\n{len(results)} hostile files, at most {results[worst] / 1e6:.1f} MB more than before ({worst})")
 
 
 @pytest.fixture
@@ -88,24 +84,8 @@ def test_a_hostile_file_ends_in_a_sentence(name, published, tmp_path, monkeypatc
         assert fit(str(refused.value)), refused.value
     code, out, err = ended(words)
     costs[name] = peak() - start
-    said = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
+    printed = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
     assert code == 2 and out == "", (code, out, err[-1500:])
-    assert len(said) == 1 and said[0].startswith("ppbench: ") and fit(said[0]), err
+    assert len(printed) == 1 and printed[0].startswith("ppbench: ") and fit(printed[0]), err
     assert listing(tmp_path) == before and listing(home, digests=False) == at_home
     assert costs[name] < PEAK * 1e6
-
-
-def test_there_are_fifty_and_the_harmless_ones_pass(published, tmp_path):
-    assert len(GUESSES) >= 50 and len(TRANSCRIPTS) >= 50 and len(ORGANIZERS) >= 25
-    truth = shutil.copytree(published.truth, tmp_path / "truth", ignore=shutil.ignore_patterns("cache"))
-    for change in (
-        {},
-        {"confidence": torch.zeros(VICTIMS, dtype=torch.float64)},
-        {"y": torch.zeros(VICTIMS, 1).long()},
-    ):
-        words = guess_data(packed(**right(**change)), "reconstruction", replace(published, truth=truth), tmp_path)
-        code, _, err = ended(words)
-        assert (code, err) == (1, "") or "scored before" in err
-    for change in (lambda data: data, retold(lambda tree: None)):
-        words = seen(change, published, tmp_path / str(id(change)))
-        assert load_transcript(words[1]).about.id

@@ -71,10 +71,10 @@ def test_a_lie_is_seen_through_and_its_labels_are_read(lie, sees):
     assert median(reached(seen, AdaptiveServer(budget=200))[0]) > 50
     if lie in BELIEVED:
         assert median(reached(seen, IDLG(budget=60, restarts=0))[0]) < 20
-    told = ServerLabels().run(view, victims.challenges(), seeded())
+    result = ServerLabels().run(view, victims.challenges(), seeded())
     right = [
         g.y.tolist() == victims.truth(u).y.argmax(1).sort().values.tolist()
-        for g, u in zip(told, victims.units, strict=True)
+        for g, u in zip(result, victims.units, strict=True)
     ]
     assert all(right)
     assert list(steps_on(DefenseTrial(lie()))), "authors are told by `check_defense`"
@@ -117,8 +117,8 @@ def test_of_sums_the_cohort_alone_is_read(name, options, sees):
 def test_noise_hides_as_much_as_from_others(sees):
     for defense in (make_defense("dp", {"sigma": 0.1}), make_defense("full_noise")):
         seen = sees(defense)
-        found, plain = (median(reached(seen, attack)[0]) for attack in (AdaptiveServer(budget=60), IDLG(budget=60)))
-        assert found == plain < 12
+        decibels, plain = (median(reached(seen, attack)[0]) for attack in (AdaptiveServer(budget=60), IDLG(budget=60)))
+        assert decibels == plain < 12
 
 
 def test_what_the_server_had_when_a_round_began_is_the_servers_alone(sees):
@@ -134,10 +134,10 @@ def test_a_round_that_goes_otherwise_is_not_believed(sees):
     begun = view.begun(0, 1)
     other = replace(begun, server=replace(begun.server, params={n: v + 1 for n, v in begun.server.params.items()}))
     states = tuple(replace(s, state=other) if s.state is begun else s for s in view.states)
-    told = {slot.probe for e in replayed_evidence(replace(view, states=states)) for slot in e.unit}
-    assert told and 0 not in told
-    asked = view.defense.round(None, begun.server, [0]).send(None)
-    assert isinstance(asked, Step) and isinstance(asked.out[0], Model) and SERVER not in asked.out
+    values = {slot.probe for e in replayed_evidence(replace(view, states=states)) for slot in e.unit}
+    assert values and 0 not in values
+    question = view.defense.round(None, begun.server, [0]).send(None)
+    assert isinstance(question, Step) and isinstance(question.out[0], Model) and SERVER not in question.out
 
 
 def flags(seen, attack=None):
@@ -145,8 +145,8 @@ def flags(seen, attack=None):
     view, victims = seen
     attack = attack or AdaptiveServer(budget=4)
     inquiry = question_of("reconstruction").of_probe(Probe(attack, view, victims, Seeds(0), view.public, Yardstick))
-    found = inquiry.score(attack.run(view, inquiry.challenges, seeded())).flags
-    return {flag.code: flag for flag in found if flag.code.startswith("own_")}
+    guesses = inquiry.score(attack.run(view, inquiry.challenges, seeded())).flags
+    return {flag.code: flag for flag in guesses if flag.code.startswith("own_")}
 
 
 def test_an_account_that_the_servers_step_belies_is_remarked(sees):

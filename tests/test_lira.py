@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, delivered, deviations, seeded, told
+from observations import CHANCE, delivered, deviations, half_known, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -51,7 +51,7 @@ class Audit:
     def challenge(self, runs: int = RUNS, known: Tensor | None = None) -> Challenge:
         r = self.references
         few = replace(r, keep=r.keep[:runs], outputs=r.outputs[:runs], population=r.population[:runs])
-        known = told(self.member) if known is None else known
+        known = half_known(self.member) if known is None else known
         return Challenge((), 1, x=self.x, labels=self.labels, known=known, references=few)
 
     def ask(self, attack: AuditAttack, runs: int = RUNS, view: View | None = None, seed: int = 0) -> Guess:
@@ -92,14 +92,14 @@ def audit(loss: LossName) -> Audit:
     masks = torch.cat([torch.ones(RUNS + 1, BASE), torch.cat([member[None], keep]).float()], 1)
     plan = Plan(SPEC, 2, loss=loss)
     params = trained(plan, x[: BASE + COUNT], y[: BASE + COUNT], masks)
-    asked, z = x[BASE : BASE + COUNT], x[BASE + COUNT :]
-    copies = augmentations(asked, 3)
+    words, z = x[BASE : BASE + COUNT], x[BASE + COUNT :]
+    copies = augmentations(words, 3)
     with torch.no_grad():
         outputs = vmap(lambda p: plan.net(p, copies.flatten(0, 1)))(params).double().unflatten(1, (3, COUNT))
         population = vmap(lambda p: plan.net(p, z))(params).double()
     references = References(keep, outputs[1:], y[BASE + COUNT :], z, population[1:])
     target = {n: v[0] for n, v in params.items()}
-    return Audit(plan, target, member, asked, y[BASE : BASE + COUNT], references)
+    return Audit(plan, target, member, words, y[BASE : BASE + COUNT], references)
 
 
 def area(member: Tensor, score: Tensor, part: slice) -> float:
@@ -116,8 +116,8 @@ def test_planted_leak_canaries_learned_by_heart_are_found(attack, loss, audits):
     a = audits[loss]
     guess = a.ask(attack())
     assert area(a.member, guess.score, CANARIES) > 0.9
-    asked = told(a.member) == -1
-    assert float((guess.decision == a.member)[asked].double().mean()) > 0.65
+    unknown = half_known(a.member) == -1
+    assert float((guess.decision == a.member)[unknown].double().mean()) > 0.65
 
 
 @each_attack
@@ -146,10 +146,10 @@ def test_the_gap_is_taken_from_logits():
     plan = Plan(SPEC, 2)
     z = torch.randn(5, 3, 4, 10, dtype=torch.float64)
     labels = torch.nn.functional.one_hot(torch.tensor([0, 3, 9, 3]), 10).double()
-    found = logit_gap(plan, z, labels)
+    result = logit_gap(plan, z, labels)
     for q, y in enumerate((0, 3, 9, 3)):
         others = [j for j in range(10) if j != y]
-        assert torch.allclose(found[..., q], z[..., q, y] - z[..., q, others].logsumexp(-1))
+        assert torch.allclose(result[..., q], z[..., q, y] - z[..., q, others].logsumexp(-1))
     assert torch.allclose(log_likelihood(plan, z, labels)[..., 0], z[..., 0, :].log_softmax(-1)[..., 0])
     huge = torch.zeros(1, 1, 4, 10, dtype=torch.float64)
     huge[..., 0] = 800
@@ -162,8 +162,8 @@ def test_squares_and_one_output_give_minus_the_log_loss():
     assert torch.allclose(logit_gap(Plan(SPEC, 2, loss="squared"), z, labels), expected)
     single = Plan(net_spec("mlp", (4,), 1, {"hidden": ""}), 2, loss="squared")
     exact = torch.tensor([[[[0.0], [2.0]]]], dtype=torch.float64)
-    found = logit_gap(single, exact, torch.zeros(2, 1, dtype=torch.float64))[0, 0]
-    assert found.tolist() == pytest.approx([np.log(1e12), -np.log(2)])
+    result = logit_gap(single, exact, torch.zeros(2, 1, dtype=torch.float64))[0, 0]
+    assert result.tolist() == pytest.approx([np.log(1e12), -np.log(2)])
     assert log_likelihood(single, exact, torch.zeros(2, 1).double())[0, 0].tolist() == [0, -2]
 
 
@@ -228,8 +228,8 @@ def test_offline_must_be_one_sided():
 def test_augmentations_count_by_what_references_show_of_them():
     _, signal, keep, _ = planted(2, 16, 500, shift=2.0)
     noise = torch.randn(signal.shape, generator=seeded(3), dtype=torch.float64)
-    found = strengths(torch.cat([signal, noise], 1), keep)
-    assert float(found[0]) > 0.95 and float(found.sum()) == pytest.approx(1)
+    result = strengths(torch.cat([signal, noise], 1), keep)
+    assert float(result[0]) > 0.95 and float(result.sum()) == pytest.approx(1)
     twins = strengths(torch.cat([signal, signal * 3 + 1], 1), keep)
     assert twins.tolist() == pytest.approx([0.5, 0.5])
     assert strengths(torch.zeros(4, 3, 5).double(), keep[:4, :5]).tolist() == pytest.approx([1 / 3] * 3)
@@ -258,7 +258,7 @@ def test_order_and_generator_do_not_matter_to_the_scores(attack, audits):
     moved = replace(a, x=a.x[order], labels=a.labels[order], member=a.member[order], references=turned)
     straight, other = a.ask(attack()), moved.ask(attack(), seed=1)
     assert torch.allclose(other.score, straight.score[order], rtol=1e-4, atol=1e-4)
-    (again,) = attack().run(a.view, [a.challenge(known=1 - told(a.member).clamp(min=0))], torch.Generator())
+    (again,) = attack().run(a.view, [a.challenge(known=1 - half_known(a.member).clamp(min=0))], torch.Generator())
     assert torch.equal(again.score, straight.score)  # whoever's membership is known
 
 

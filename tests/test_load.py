@@ -31,16 +31,16 @@ LEVELS = {"cells": LOADED_CELLS, "victims": LOADED_VICTIMS, "worst": LOADED_WORS
 @pytest.fixture(scope="module")
 def records(fabricate):
     """Two controls and three defenses: attacks that know them, labels, members, and a failed cell."""
-    found = []
+    results = []
     for name, db in (("none", 35.0), ("full_noise", 6.0)):
-        found.append(fabricate(name, None, "dlg", "reconstruction", db))
-        found.append(fabricate(name, None, "label", "label", 1.0 if name == "none" else 0.1))
-        found.append(fabricate(name, None, "mia_loss", "membership", 0.7 if name == "none" else 0.5))
+        results.append(fabricate(name, None, "dlg", "reconstruction", db))
+        results.append(fabricate(name, None, "label", "label", 1.0 if name == "none" else 0.1))
+        results.append(fabricate(name, None, "mia_loss", "membership", 0.7 if name == "none" else 0.5))
     for value, db in ((0.1, 18.0), (0.5, 12.0)):
         make = partial(fabricate, "dp", value, kind="reconstruction", control="sigma", accuracy=1 - value)
-        found += [make("dlg", share=db), make("adaptive_dp", share=db + 2, adaptive=True)]
-    found.append(fabricate("ppdl", 0.3, "dlg", "reconstruction", 15.0, control="theta", parameters={"sigma": 0.1}))
-    return [*found, fabricate("ppdl", 0.3, "mia_loss", "membership", control="theta", status="failed")]
+        results += [make("dlg", share=db), make("adaptive_dp", share=db + 2, adaptive=True)]
+    results.append(fabricate("ppdl", 0.3, "dlg", "reconstruction", 15.0, control="theta", parameters={"sigma": 0.1}))
+    return [*results, fabricate("ppdl", 0.3, "mia_loss", "membership", control="theta", status="failed")]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_every_level_has_its_columns_in_order_and_their_types_and_an_archive_giv
 
 def test_cells_say_what_the_records_and_leaderboard_csv_say(folder, records):
     frame = ppbench.load(folder)
-    told = {
+    fields = {
         r["cell_id"]: r
         for r in csv.DictReader(io.StringIO(csv_text(records, no_claims, boards_of(records, no_claims))))
     }
@@ -96,7 +96,7 @@ def test_cells_say_what_the_records_and_leaderboard_csv_say(folder, records):
                 assert pandas.isna(row[name]) if told_of is None else row[name] == told_of, (metric.name, name)
         (line,) = rows[shared].drop_duplicates().to_dict("records")
         for name, value in line.items():
-            field = told[record.cell_id][name]
+            field = fields[record.cell_id][name]
             if pandas.isna(value) or value == "":
                 assert field == "", name
             elif isinstance(value, bool | np.bool_):
@@ -131,8 +131,8 @@ def test_victims_are_the_scores_that_metrics_are_made_of(folder, records):
 
 
 def test_worst_is_what_the_boards_show(worst, records):
-    found = boards_of(records, no_claims)
-    rows = {(row["defense"], row["control_value"]): row for row in worst_rows(found)}
+    ranked = boards_of(records, no_claims)
+    rows = {(row["defense"], row["control_value"]): row for row in worst_rows(ranked)}
     head = worst[worst["headline"].fillna(False) & (worst["kind"] == "reconstruction")]
     for case in ("worst", "plain"):
         for row in head[head["case"] == case].to_dict("records"):
@@ -141,7 +141,7 @@ def test_worst_is_what_the_boards_show(worst, records):
             ranks = [None if pandas.isna(row[end]) else row[end] for end in ("rank_low", "rank_high")]
             assert ranks == [about["rank_low"], about["rank_high"]] and row["reliable"] and row["attack"] == about[case]
             assert all(row[c.name] == about[c.name] for c in KEY if c.dtype == "string")
-    assert {e.name for b in found for e in b.entries} == set(worst["row"])
+    assert {e.name for b in ranked for e in b.entries} == set(worst["row"])
     labels = worst[(worst["metric"] == "label_accuracy") & (worst["case"] == "worst") & (worst["defense"] == "none")]
     assert [(a, v) for a, v in labels[["attack", "value"]].itertuples(index=False)] == [("label", 1.0)]
     (failed,) = worst[

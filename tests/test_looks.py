@@ -48,10 +48,10 @@ def weak(tmp_path_factory, undrawn):
 
 def searched(records):
     """Return by defense the scenes whose inputs were searched."""
-    found = {}
+    results = {}
     for config in (r.config for r in records if question_for(r).inputs):
-        found.setdefault(config.defense.id, set()).add((config.stage, config.batch_size))
-    return found
+        results.setdefault(config.defense.id, set()).add((config.stage, config.batch_size))
+    return results
 
 
 def test_where_none_stands_only_it_and_the_first_answer_are_searched(weak):
@@ -62,17 +62,17 @@ def test_where_none_stands_only_it_and_the_first_answer_are_searched(weak):
 
 def test_labels_and_members_are_asked_everywhere(weak):
     for attack in ("label_recovery", "mia_upload"):
-        asked = [r.config for r in weak[0].records if r.config.attack.id == attack]
-        assert len({(c.defense.id, c.stage, c.batch_size) for c in asked}) == len(asked) == 3 * 4
+        configs = [r.config for r in weak[0].records if r.config.attack.id == attack]
+        assert len({(c.defense.id, c.stage, c.batch_size) for c in configs}) == len(configs) == 3 * 4
 
 
 def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
-    found, heard = weak
-    assert heard.left == 0 and found.computed == len(found.records) == heard.ended
-    assert [s.split(":")[0] for s in found.left_out] == [
+    result, heard = weak
+    assert heard.left == 0 and result.computed == len(result.records) == heard.ended
+    assert [s.split(":")[0] for s in result.left_out] == [
         "Batches of 1 after training", "Batches of 2 after training", "Batches of 2 at random weights",
     ]  # fmt: skip
-    assert all("withstands there too (" in s and " dB)" in s for s in found.left_out)
+    assert all("withstands there too (" in s and " dB)" in s for s in result.left_out)
 
 
 def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
@@ -84,14 +84,14 @@ def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
 
 
 def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak):
-    found, _ = weak
-    again = evaluate(**TINY, out=found.out, workers=1)
-    assert again.computed == 0 and again.left_out == found.left_out
+    result, _ = weak
+    again = evaluate(**TINY, out=result.out, workers=1)
+    assert again.computed == 0 and again.left_out == result.left_out
     plan = plan_cells([resolve(configure(**TINY, attacks=("standard",)))])
-    store = schedule.Store(found.out)
+    store = schedule.Store(result.out)
     assert not any(one.gate for one in plan)
-    asked = {c.id: c for one in plan for c in one.cells}
-    assert {r.cell_id for r in found.records} < asked.keys()  # a cell is the same cell, whoever asks for it
+    options = {c.id: c for one in plan for c in one.cells}
+    assert {r.cell_id for r in result.records} < options.keys()  # a cell is the same cell, whoever asks for it
     left = {c.attack.name for one in unfinished(plan, store) for c in one.cells if c.config.defense.id == "spn"}
     assert {"dlg", "ig", "adaptive_spn", "tracing"} <= left and "label_recovery" not in left
 
@@ -112,10 +112,10 @@ def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undra
         schedule, "gate_withstood", lambda store, gate: order.append(sum(map(store.has, gate))) or False
     )
     settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
-    found = evaluate(**settings, out=tmp_path / "out", workers=1)
+    evaluation = evaluate(**settings, out=tmp_path / "out", workers=1)
     gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]
     assert len(gated) == 1 and order and order[-1] == len(gated[0].gate)
-    assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in found.records} and not found.left_out
+    assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in evaluation.records} and not evaluation.left_out
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def test_plugins_are_loaded_with_their_parameters() -> None:
 def test_what_cannot_be_loaded_is_told_as_the_command_line_tells_it(
     load: str, name: str, parameters: dict[str, Any], words: str
 ) -> None:
-    assert words in (told := refusal(getattr(ppbench, load), name, **parameters))
+    assert words in (message := refusal(getattr(ppbench, load), name, **parameters))
     if load == "load_defense" and "must be" not in words:
-        assert refusal(lambda: resolve(configure(defense=name, settings=parameters))) == told
+        assert refusal(lambda: resolve(configure(defense=name, settings=parameters))) == message
 
 
 def test_two_lines_train_somebodys_network_under_a_defense(shards: Any) -> None:
@@ -93,25 +93,25 @@ def test_an_undefended_clients_upload_is_the_gradient_that_torch_computes(shards
     model, (x, y) = lenet(), (shards[0][0][:1], shards[0][1][:1])
     fed = ppbench.federate(ppbench.load_defense("none"), model, shards)
     state = leaves(fed.parties)
-    view, asked = ppbench.probe(fed, [(x, y)])
+    view, challenges = ppbench.probe(fed, [(x, y)])
     assert all(a is b for a, b in zip(state, leaves(fed.parties), strict=True))
     (exchange,) = view.exchanges()
     gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     sent = [exchange.answer.params[name] for name in held_network(model, SHAPE).names]
     for a, b in zip(sent, gradient, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    assert [(len(a.unit), a.batch, a.y) for a in asked] == [(1, 1, None)]
+    assert [(len(a.unit), a.batch, a.y) for a in challenges] == [(1, 1, None)]
 
 
 def test_spns_own_attack_reads_through_it_in_two_more_lines(shards: Any) -> None:
     fed = ppbench.federate(ppbench.load_defense("spn", alpha2=0.1), lenet(), shards)
     x = shards[0][0][:2]
-    view, asked = ppbench.probe(fed, [(x[:1], shards[0][1][:1]), (x[1:], shards[0][1][1:2])])
+    view, challenges = ppbench.probe(fed, [(x[:1], shards[0][1][:1]), (x[1:], shards[0][1][1:2])])
     attack = ppbench.load_attack("adaptive_spn", inversion_budget=200, joint_budget=200, restarts=1)
-    guesses = attack.run(view, asked, torch.Generator().manual_seed(0))
-    assert [slot.client for challenge in asked for slot in challenge.unit] == [0, 1]
-    found = [psnr(guess.x[0], one) or 0.0 for guess, one in zip(guesses, x, strict=True)]
-    assert min(found) > 20, found
+    guesses = attack.run(view, challenges, torch.Generator().manual_seed(0))
+    assert [slot.client for challenge in challenges for slot in challenge.unit] == [0, 1]
+    decibels = [psnr(guess.x[0], one) or 0.0 for guess, one in zip(guesses, x, strict=True)]
+    assert min(decibels) > 20, decibels
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,10 @@ def test_spns_own_attack_reads_through_it_in_two_more_lines(shards: Any) -> None
 )
 def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, questions: int, shards: Any) -> None:
     """Without a word about losses, steps and rounds of a probe; of sums the question is about all."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    fed = ppbench.federate(ppbench.load_defense(name), model, shards)
-    view, asked = ppbench.probe(fed, [(x[:4], y[:4]) for x, y in shards])
-    assert len(asked) == questions and sum(len(a.unit) for a in asked) == 4
-    assert {slot.client for a in asked for slot in a.unit} == {0, 1, 2, 3}
+    fed = ppbench.federate(ppbench.load_defense(name), linear(), shards)
+    view, challenges = ppbench.probe(fed, [(x[:4], y[:4]) for x, y in shards])
+    assert len(challenges) == questions and sum(len(a.unit) for a in challenges) == 4
+    assert {slot.client for a in challenges for slot in a.unit} == {0, 1, 2, 3}
     assert fed.run(1) and next(view.exchanges()).answer is not None
     if name == "pbpfl":  # the perturbation is taken off again: his network is walked as ours are
         x, y = shards[0]
@@ -136,16 +135,10 @@ def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, qu
     [
         ({"shards": []}, "There are no shards; give each client inputs"),
         ({"shards": [(torch.rand(3, *SHAPE), [1, 2])]}, "Client 0 holds 3 inputs and 2 labels"),
-        ({"shards": [(torch.rand(2, *SHAPE), [1, 10])]}, "labels=[1, 10] cannot be used"),
-        (
-            {"shards": [(torch.rand(1, *SHAPE) / 0, [1])]},
-            "Client 0 holds inputs torch.float32 of shape (1, 1, 8, 8); give finite",
-        ),
         (
             {"shards": [(torch.rand(2, *SHAPE), [1, 2]), (torch.rand(2, 64), [1, 2])]},
             "Client 1 holds inputs torch.float32 of",
         ),
-        ({"shards": [7]}, "Client 0 holds 7; give a pair of inputs and labels"),
         ({"defense": "spn"}, "The defense is 'spn'; give what load_defense gives"),
         ({"model": somebodys.ends_in_softmax()}, "it answers by probabilities"),
         ({"learning_rate": 0.1}, "There is no option of training named 'learning_rate'"),
@@ -158,9 +151,9 @@ def test_defenses_run_on_somebodys_network_as_their_papers_need_it(name: str, qu
 )
 def test_federations_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
     own = [(torch.rand(2, *SHAPE), [1, 2])]
-    asked = {"defense": make_defense("none"), "model": linear(), "shards": own, **change}
-    first = [asked.pop(name) for name in ("defense", "model", "shards")]
-    assert words in refusal(ppbench.federate, *first, **asked)
+    options = {"defense": make_defense("none"), "model": linear(), "shards": own, **change}
+    first = [options.pop(name) for name in ("defense", "model", "shards")]
+    assert words in refusal(ppbench.federate, *first, **options)
 
 
 def test_batches_that_cannot_be_probed_are_refused(shards: Any) -> None:

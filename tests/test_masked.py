@@ -90,8 +90,8 @@ def images(attack, plan, params, truth, mask):
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, truth):
     budget = 300 if mask == "zeroed" else 150
-    found, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])
-    assert median(found) > 25
+    images_, guesses = images(IGMasked(budget=budget), plan, params, truth, MASKS[mask])
+    assert median(images_) > 25
     assert [int(g.y[0]) for g in guesses] == truth.y.argmax(1).tolist()
     assert {g.evaluations for g in guesses} == {budget}
     if mask != "nothing":
@@ -100,14 +100,14 @@ def test_what_is_left_of_a_masked_gradient_gives_the_image(mask, plan, params, t
 
 @pytest.mark.parametrize("mask", [lambda u: {n: v.sign() for n, v in u.items()}, spoilt], ids=["signs", "outliers"])
 def test_of_signs_and_among_outliers_more_is_seen_than_by_a_cosine(mask, plan, params, truth):
-    found, guesses = images(IGMasked(budget=150), plan, params, truth, mask)
+    images_, guesses = images(IGMasked(budget=150), plan, params, truth, mask)
     assert [int(g.y[0]) for g in guesses] == truth.y.argmax(1).tolist()
-    assert median(found) > median(images(IG(budget=60), plan, params, truth, mask)[0]) + 2
+    assert median(images_) > median(images(IG(budget=60), plan, params, truth, mask)[0]) + 2
 
 
 def test_noise_over_all_is_not_undone(plan, params, truth):
-    found, _ = images(IGMasked(budget=80), plan, params, truth, lambda u: noise(u, list(u)))
-    assert median(found) < 12
+    guesses, _ = images(IGMasked(budget=80), plan, params, truth, lambda u: noise(u, list(u)))
+    assert median(guesses) < 12
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -119,8 +119,8 @@ def test_the_chain_of_layers_has_the_measures_of_autograd(measure, case, plan):
     some = [e if e.weight else replace(e, weight=ones) for e in some]
     x = torch.rand(3, 1, 1, 8, 8, generator=seeded(), dtype=torch.float64)
     y = torch.softmax(torch.randn(3, 1, 10, generator=seeded(1), dtype=torch.float64), -1)
-    given = x, y, x.new_zeros(3, 0), torch.arange(3)
-    fast, slow = objective(some, plan, 1, torch.float64)(*given), SimulatedObjective(some)(*given)
+    values = x, y, x.new_zeros(3, 0), torch.arange(3)
+    fast, slow = objective(some, plan, 1, torch.float64)(*values), SimulatedObjective(some)(*values)
     assert not isinstance(objective(some, plan, 1, torch.float64), SimulatedObjective)
     for a, b in zip(fast, slow, strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-12)
@@ -165,12 +165,12 @@ def test_the_truth_explains_what_is_not_masked_and_nothing_finite_explains_nothi
 
 def test_labels_that_were_granted_or_belong_to_a_batch_are_not_tried(plan, params, truth):
     view = uploads(plan, params, updates(simulation(plan, params), truth.x[:1, None], truth.y[:1, None]))
-    asked, granted = ask(1), ask(1, y=truth.y[:1, None])
+    words, granted = ask(1), ask(1, y=truth.y[:1, None])
     attack = IGMasked()
-    for challenges, known in ((asked, True), (granted, False), ([replace(asked[0], batch=2)], False)):
+    for challenges, known in ((words, True), (granted, False), ([replace(words[0], batch=2)], False)):
         victims = posed(attack.evidence(view), plan, challenges, seeded())
-        found, spent = tried_labels(victims, attack.evidence(view), attack.start)
-        assert (found is not None, spent) == (known, 10 if known else 0)
+        labels, spent = tried_labels(victims, attack.evidence(view), attack.start)
+        assert (labels is not None, spent) == (known, 10 if known else 0)
 
 
 def test_several_starts_are_refused():

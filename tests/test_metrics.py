@@ -21,8 +21,8 @@ def image(seed=0, shape=(3, 16, 16)):
 def test_figures_of_known_cases():
     """An exact image, one far too bright, one unlike, a black one, a huge one."""
     x, white, black = image(), torch.ones(1, 8, 8), torch.zeros(1, 8, 8)
-    found = image_figures(x, x)
-    assert (found.psnr, found.rmse, found.rmse_raw) == (PSNR_CAP, 0, 0) and found.ssim == pytest.approx(1)
+    figures = image_figures(x, x)
+    assert (figures.psnr, figures.rmse, figures.rmse_raw) == (PSNR_CAP, 0, 0) and figures.ssim == pytest.approx(1)
     assert image_figures(x + 0.05 * image(1), x).ssim > 0.9 > 0.3 > image_figures(image(2), x).ssim
     bright = image_figures(10 * white, white)
     assert bright.psnr == PSNR_CAP and bright.rmse == 0 and bright.rmse_raw == pytest.approx(9)
@@ -43,28 +43,28 @@ def test_psnr_follows_the_size_of_the_error(size, seed):
 @settings(max_examples=30)
 def test_figures_stay_in_their_bounds(seed, scale):
     x = image(seed)
-    found = image_figures(scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), x)
-    assert 0 <= found.psnr <= PSNR_CAP and -1 <= found.ssim <= 1
-    assert 0 <= found.rmse <= found.rmse_raw + 1e-12
+    figures = image_figures(scale * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), x)
+    assert 0 <= figures.psnr <= PSNR_CAP and -1 <= figures.ssim <= 1
+    assert 0 <= figures.rmse <= figures.rmse_raw + 1e-12
 
 
 @given(st.integers(0, 50), st.floats(0.01, 5))
 @settings(max_examples=20)
 def test_the_squared_error_is_that_of_the_clipped_image_in_units_of_the_range(seed, scale):
     x, guess = image(seed), scale * (image(seed + 1) - 0.3)
-    found = image_figures(guess, x)
-    assert found.mse == pytest.approx(float((guess.clamp(0, 1).double() - x.double()).square().mean()))
+    figures = image_figures(guess, x)
+    assert figures.mse == pytest.approx(float((guess.clamp(0, 1).double() - x.double()).square().mean()))
     wide = image_figures(6 * guess - 3, 6 * x - 3, (-3.0, 3.0))
-    assert wide.mse == pytest.approx(found.mse, rel=1e-4) and wide.psnr == pytest.approx(found.psnr, rel=1e-4)
-    assert psnr(guess, x) == found.psnr
+    assert wide.mse == pytest.approx(figures.mse, rel=1e-4) and wide.psnr == pytest.approx(figures.psnr, rel=1e-4)
+    assert psnr(guess, x) == figures.psnr
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_reconstruction_that_is_not_finite_has_no_figures(bad):
     x, guess = image(), image(1)
     guess[0, 0, 0] = bad
-    found = image_figures(guess, x)
-    assert (found.psnr, found.rmse, found.rmse_raw, found.ssim) == (None,) * 4
+    figures = image_figures(guess, x)
+    assert (figures.psnr, figures.rmse, figures.rmse_raw, figures.ssim) == (None,) * 4
 
 
 @pytest.mark.parametrize(("shape", "known"), [((1, 8, 8), True), ((3, 7, 7), True), ((1, 6, 9), False), ((12,), False)])
@@ -84,8 +84,8 @@ def test_shapes_that_differ_are_refused():
 def test_match_undoes_any_permutation(order, seed):
     truth = image(seed, (6, 1, 8, 8))
     guess = truth[order] + 0.05 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed))
-    found = match(guess, truth)
-    assert [order[index] for index in found] == list(range(6))
+    matched = match(guess, truth)
+    assert [order[index] for index in matched] == list(range(6))
 
 
 @given(st.permutations(range(5)), st.sets(st.integers(0, 4), max_size=5))
@@ -95,9 +95,9 @@ def test_match_gives_failed_reconstructions_what_is_left(order, failed):
     guess = truth[order].clone()
     for index in failed:
         guess[index] = torch.nan
-    found = match(guess, truth)
-    assert sorted(found) == list(range(5))
-    assert all(order[index] == place for place, index in enumerate(found) if index not in failed)
+    matched = match(guess, truth)
+    assert sorted(matched) == list(range(5))
+    assert all(order[index] == place for place, index in enumerate(matched) if index not in failed)
 
 
 def test_match_clips_before_it_compares():
@@ -133,8 +133,8 @@ def member(n):
 def test_random_binary_scores_give_chance_though_all_are_tied_and_a_planted_leak_is_found():
     rng = np.random.default_rng(0)
     halves = [half(rng.integers(0, 2, 2000), member(2000)) for _ in range(2)]
-    found = auc(halves, 0)
-    assert found.value == pytest.approx(0.5, abs=0.03) and found.interval.low < 0.5 < found.interval.high
+    rate = auc(halves, 0)
+    assert rate.value == pytest.approx(0.5, abs=0.03) and rate.interval.low < 0.5 < rate.interval.high
     assert asr(halves, 0).value == pytest.approx(0.5, abs=0.03)
     leak = [half(member(200).astype(float), member(200)) for _ in range(2)]
     assert auc(leak, 0).value == asr(leak, 0).value == tpr_at(leak, 0.01).value == 1
@@ -145,16 +145,16 @@ def test_random_binary_scores_give_chance_though_all_are_tied_and_a_planted_leak
 def test_auc_is_scikit_learns_and_ignores_monotone_scales(seed, scale, shift):
     rng = np.random.default_rng(seed)
     score, truth = rng.integers(0, 9, 80).astype(float), member(80)
-    found = auc([half(score, truth)], 0).value
-    assert found == pytest.approx(roc_auc_score(truth, score))
-    assert auc([half(np.round(scale * 8) * score + np.round(shift), truth)], 0).value == pytest.approx(found)
-    assert auc([half(-score, truth)], 0).value == pytest.approx(1 - found)
+    rate = auc([half(score, truth)], 0).value
+    assert rate == pytest.approx(roc_auc_score(truth, score))
+    assert auc([half(np.round(scale * 8) * score + np.round(shift), truth)], 0).value == pytest.approx(rate)
+    assert auc([half(-score, truth)], 0).value == pytest.approx(1 - rate)
 
 
 def test_tpr_is_refused_where_not_one_false_positive_fits():
     halves = [half(np.arange(198.0), member(198))] * 2
-    found = tpr_at(halves, 0.01)
-    assert found.value is None and "99 non-members" in found.reason and "100" in found.reason
+    rate = tpr_at(halves, 0.01)
+    assert rate.value is None and "99 non-members" in rate.reason and "100" in rate.reason
     enough = tpr_at([half(np.arange(200.0), member(200))] * 2, 0.01)
     assert enough.value is not None and enough.realized_fpr <= 0.01
 
@@ -162,19 +162,19 @@ def test_tpr_is_refused_where_not_one_false_positive_fits():
 def test_tpr_never_counts_more_false_positives_than_allowed_and_says_how_many():
     score = np.r_[np.zeros(50), np.ones(50), np.ones(100)]
     truth = np.r_[np.zeros(100), np.ones(100)]
-    found = tpr_at([half(score, truth)], 0.1)
-    assert found.value == 0 and found.realized_fpr == 0  # the only cut gives FPR 0.5
+    rate = tpr_at([half(score, truth)], 0.1)
+    assert rate.value == 0 and rate.realized_fpr == 0  # the only cut gives FPR 0.5
 
 
 def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_says_so():
     small = [half(np.arange(104.0) + 0.5 * (np.arange(104) % 2), member(104)) for _ in range(2)]
     alone = tpr_at(small, 0.01)
     assert alone.value is None and "52 non-members a half" in alone.reason
-    found = tpr_at(small, 0.01, pooled=True)
+    rate = tpr_at(small, 0.01, pooled=True)
     whole = half(np.concatenate([h.score for h in small]), np.concatenate([h.member for h in small]))
-    assert (found.value, found.realized_fpr) == operating_point(whole, 0.01)
+    assert (rate.value, rate.realized_fpr) == operating_point(whole, 0.01)
     assert merged(small).decision.tolist() == [d for h in small for d in h.decision]
-    assert "one threshold for both halves" in found.interval.method and found.n == 208
+    assert "one threshold for both halves" in rate.interval.method and rate.n == 208
     assert "104 non-members in both halves" in tpr_at(small, 0.001, pooled=True).reason
     large = [half(np.arange(200.0), member(200))] * 2
     assert tpr_at(large, 0.01, pooled=True) == tpr_at(large, 0.01), "halves that suffice keep their thresholds"
@@ -184,14 +184,14 @@ def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_sa
 @settings(max_examples=60)
 def test_the_roc_curve_has_the_points_of_every_threshold_and_no_others(pairs):
     truth, score = np.array([m for m, _ in pairs]), np.array([float(s) for _, s in pairs])
-    found = roc(half(score, truth))
+    points = roc(half(score, truth))
     if truth.all() or not truth.any():
-        assert found is None
+        assert points is None
         return
     cuts = [np.inf, *sorted(set(score), reverse=True)]
     brute = [(np.mean(score[~truth] >= cut), np.mean(score[truth] >= cut)) for cut in cuts]
-    assert np.stack([found.fpr, found.tpr], axis=1) == pytest.approx(np.array(brute))
-    assert (found.members, found.others) == (truth.sum(), (~truth).sum())
+    assert np.stack([points.fpr, points.tpr], axis=1) == pytest.approx(np.array(brute))
+    assert (points.members, points.others) == (truth.sum(), (~truth).sum())
 
 
 @given(st.lists(st.floats(-50, 100), min_size=1, max_size=45), st.integers(0, 9))
@@ -208,16 +208,16 @@ def test_the_worst_decile_is_the_mean_of_the_largest_tenth(values, padding):
 
 def test_one_class_gives_null_with_the_reason():
     lonely = half(np.arange(10.0), np.ones(10))
-    for found in (auc([lonely], 0), asr([lonely], 0), tpr_at([lonely], 0.5), auc([], 0)):
-        assert found.value is None and "no members or no non-members" in found.reason
+    for rate in (auc([lonely], 0), asr([lonely], 0), tpr_at([lonely], 0.5), auc([], 0)):
+        assert rate.value is None and "no members or no non-members" in rate.reason
 
 
 def test_tracing_perfect_and_chance():
     owners = [i % 10 for i in range(200)]
     assert tracing_accuracy(owners, owners).value == 1
     guess = np.random.default_rng(0).integers(0, 10, 200).tolist()
-    found = tracing_accuracy(owners, guess)
-    assert found.interval.low < 0.1 == found.chance < found.interval.high
+    rate = tracing_accuracy(owners, guess)
+    assert rate.interval.low < 0.1 == rate.chance < rate.interval.high
     assert tracing_accuracy([3, 3, 5], [3, 5, 5]).chance == 0.5, "the owners among the queries, not all clients"
     assert tracing_accuracy(owners, [-1] * 200).value == 0
     assert tracing_accuracy([], []).value is None
@@ -251,10 +251,10 @@ def test_clustered_proportion_covers_where_the_naive_interval_does_not():
     naive = clustered = 0
     for _ in range(200):
         units = [np.full(8, rng.random() < 0.4) for _ in range(15)]
-        found, plain = proportion(units).interval, clopper_pearson(sum(u.sum() for u in units), 120)
-        clustered += found.low <= 0.4 <= found.high
+        interval, plain = proportion(units).interval, clopper_pearson(sum(u.sum() for u in units), 120)
+        clustered += interval.low <= 0.4 <= interval.high
         naive += plain.low <= 0.4 <= plain.high
-    assert clustered / 200 > 0.92 and naive / 200 < 0.75 and "effective" in found.method
+    assert clustered / 200 > 0.92 and naive / 200 < 0.75 and "effective" in interval.method
 
 
 def test_clustered_proportion_of_all_counts_each_batch_once_and_one_batch_not_at_all():
@@ -269,9 +269,9 @@ def test_clustered_proportion_of_all_counts_each_batch_once_and_one_batch_not_at
 @settings(max_examples=25)
 def test_bootstrap_is_bounded_by_the_data_and_repeats(values, name):
     units = flat(np.array(values))
-    found = bootstrap(units, name, 3)
-    assert found == bootstrap(units, name, 3) and found.n == len(values)
-    assert min(values) - 1e-9 <= found.interval.low <= found.interval.high <= max(values) + 1e-9
+    result = bootstrap(units, name, 3)
+    assert result == bootstrap(units, name, 3) and result.n == len(values)
+    assert min(values) - 1e-9 <= result.interval.low <= result.interval.high <= max(values) + 1e-9
 
 
 def test_bootstrap_of_the_mean_agrees_with_theory_and_depends_on_the_seed_alone():
@@ -293,8 +293,8 @@ def test_bootstrap_resamples_batches_not_images():
 
 def test_bootstrap_takes_batches_of_unequal_size():
     units = [np.array([1.0, 2.0, 3.0]), np.array([10.0])]
-    found = bootstrap(units, "mean", 0)
-    assert found.value == 4 and found.interval.low == 2 and found.interval.high == 10
+    result = bootstrap(units, "mean", 0)
+    assert result.value == 4 and result.interval.low == 2 and result.interval.high == 10
     padded = np.array([[1.0, 3.0, np.nan]])
     assert statistic(padded, "mean")[0] == 2 and statistic(padded, "median")[0] == 2
 
@@ -302,12 +302,12 @@ def test_bootstrap_takes_batches_of_unequal_size():
 def test_auc_bootstrap_is_that_of_scikit_learn_and_handles_ties():
     rng = np.random.default_rng(0)
     members, others = rng.integers(0, 4, 60).astype(float) + 0.5, rng.integers(0, 4, 50).astype(float)
-    found = auc_interval([(members, others)], 0)
+    interval = auc_interval([(members, others)], 0)
     slow, draw = [], np.random.default_rng(5)
     for _ in range(400):
         m, o = draw.choice(members, 60), draw.choice(others, 50)
         slow.append(roc_auc_score(np.r_[np.ones(60), np.zeros(50)], np.r_[m, o]))
-    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])), abs=0.02)
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.percentile(slow, [2.5, 97.5])), abs=0.02)
     equal = auc_interval([(np.ones(30), np.ones(20))], 0)
     assert equal.low == equal.high == 0.5
 

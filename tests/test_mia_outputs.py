@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, delivered, deviations, seeded, told
+from observations import CHANCE, delivered, deviations, half_known, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -70,11 +70,11 @@ def ask(
 @each_loss
 def test_planted_leak_an_overfit_model_betrays_its_members(attack, loss, overfit):
     _, _, member = candidates()
-    known = told(member)
+    known = half_known(member)
     guess = ask(attack(), delivered(PLANS[loss], overfit[loss]), known)
-    asked = known == -1
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
-    assert float((guess.decision == member)[asked].double().mean()) > 0.8
+    unknown = known == -1
+    assert roc_auc_score(member[unknown], guess.score[unknown]) > 0.9
+    assert float((guess.decision == member)[unknown].double().mean()) > 0.8
 
 
 @each_attack
@@ -84,11 +84,11 @@ def test_null_an_untrained_model_is_inside_the_interval_of_chance(attack, loss):
     areas, right, count = [], 0, 0
     for seed in range(2):
         _, _, member = candidates(seed)
-        known = told(member)
+        known = half_known(member)
         guess = ask(attack(), delivered(PLANS[loss], initial(SPEC, seed)), known, data=seed)
-        asked = known == -1
-        areas.append(deviations(member[asked], guess.score[asked]))
-        right, count = right + int((guess.decision == member)[asked].sum()), count + int(asked.sum())
+        unknown = known == -1
+        areas.append(deviations(member[unknown], guess.score[unknown]))
+        right, count = right + int((guess.decision == member)[unknown].sum()), count + int(unknown.sum())
     assert max(map(abs, areas)) < CHANCE
     assert abs(sum(areas)) / 2**0.5 < CHANCE
     low, high = stats.binom.interval(0.999, count, 0.5)
@@ -105,7 +105,7 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does():
     plan = Plan(net_spec("mlp", (2,), 2, {"hidden": ""}), 2)
     labels = torch.tensor([[1.0, 0.0]]).double().expand(400, 2)
     x = torch.arange(400.0)[:, None].expand(400, 2)
-    known = told(member)
+    known = half_known(member)
     areas = {}
     for attack in (LossThreshold, OutputClassifier):
 
@@ -113,8 +113,8 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does():
             def signal(self, view: View, challenge: Challenge) -> Tensor:
                 return outputs
 
-        asked = Challenge((), 1, x=x, labels=labels, known=known)
-        (guess,) = Told().run(delivered(plan, {}), [asked], torch.Generator())
+        question = Challenge((), 1, x=x, labels=labels, known=known)
+        (guess,) = Told().run(delivered(plan, {}), [question], torch.Generator())
         areas[attack.name] = roc_auc_score(member[known == -1], guess.score[known == -1])
     assert areas["mia_loss"] < 0.6
     assert areas["mia_nn"] > 0.95
@@ -124,7 +124,7 @@ def test_the_classifier_finds_what_no_threshold_on_the_loss_does():
 @each_attack
 def test_the_order_of_the_candidates_does_not_matter(attack, overfit):
     """Up to the rounding of a matrix product, whose sums depend on a record's place in it."""
-    known, seen = told(candidates()[2]), delivered(PLANS["squared"], overfit["squared"])
+    known, seen = half_known(candidates()[2]), delivered(PLANS["squared"], overfit["squared"])
     order = torch.randperm(len(known), generator=seeded(5))
     straight, moved = ask(attack(), seen, known), ask(attack(), seen, known, order=order)
     scale = float(straight.score.std())
@@ -162,12 +162,12 @@ def test_one_known_record_of_each_kind_is_enough(attack, overfit):
 def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(attack, overfit):
     class Diverging(attack):
         def signal(self, view: View, challenge: Challenge) -> Tensor:
-            found = super().signal(view, challenge)
-            found[[3, 4, 5]] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[:, None]
-            return found
+            result = super().signal(view, challenge)
+            result[[3, 4, 5]] = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)[:, None]
+            return result
 
     _, _, member = candidates()
-    known = told(member)
+    known = half_known(member)
     guess = ask(Diverging(), delivered(PLANS["cross_entropy"], overfit["cross_entropy"]), known)
     assert bool((guess.score[3:6] == guess.score.min()).all())
     sound = (known == -1) & (torch.arange(len(known)) > 5)
@@ -177,7 +177,7 @@ def test_a_record_on_which_the_model_diverges_scores_lowest_and_harms_no_other(a
 def test_a_float64_model_is_queried_in_float64(overfit):
     plan, (x, y, member) = PLANS["squared"], candidates()
     double = {name: value.double() for name, value in overfit["squared"].items()}
-    outputs = LossThreshold().signal(delivered(plan, double), Challenge((), 1, x=x, labels=y, known=told(member)))
+    outputs = LossThreshold().signal(delivered(plan, double), Challenge((), 1, x=x, labels=y, known=half_known(member)))
     assert outputs.dtype == torch.float64
     assert torch.equal(outputs, plan.net(double, x.double()))
 
@@ -189,7 +189,7 @@ def regression() -> tuple[View, Challenge, Tensor]:
     plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
     y = torch.randn(len(x), 1, generator=seeded(2))
     params = fitted_weights(plan, Data(x[member], y[member]), 0.01, 400)
-    return delivered(plan, params), Challenge((), 1, x=x, labels=y, known=told(member)), member
+    return delivered(plan, params), Challenge((), 1, x=x, labels=y, known=half_known(member)), member
 
 
 @each_attack
@@ -197,8 +197,8 @@ def test_regression_with_one_output(attack, regression):
     """Residuals tell members; `mia_mentr` scores as `mia_loss`."""
     seen, challenge, member = regression
     (guess,) = attack().run(seen, [challenge], torch.Generator())
-    asked = challenge.known == -1
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
+    challenges = challenge.known == -1
+    assert roc_auc_score(member[challenges], guess.score[challenges]) > 0.9
     if attack is ModifiedEntropy:
         (loss,) = LossThreshold().run(seen, [challenge], torch.Generator())
         assert torch.equal(guess.score, loss.score)
@@ -214,8 +214,8 @@ def test_modified_entropy_is_the_papers_formula(logits, label):
     expected = -(1 - p[y]) * z.log_softmax(-1)[0, y].item() - sum(
         q * torch.log1p(torch.tensor(-q, dtype=torch.float64)).item() for j, q in enumerate(p) if j != y
     )
-    found = modified_entropy(z.log_softmax(-1), torch.nn.functional.one_hot(torch.tensor([y]), len(logits)))
-    assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    result = modified_entropy(z.log_softmax(-1), torch.nn.functional.one_hot(torch.tensor([y]), len(logits)))
+    assert float(result) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_modified_entropy_is_monotone_where_probabilities_round_to_one():
@@ -241,13 +241,13 @@ def test_signals_are_those_of_the_membership_papers():
     z = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     y = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     plan = Plan(net_spec("mlp", (2,), 3, {"hidden": ""}), 2)
-    found = signals(plan, z, y)
+    result = signals(plan, z, y)
     p = z.softmax(-1)
-    assert torch.allclose(found[:, :3], p.sort(-1).values)
-    assert torch.allclose(found[:, 3], torch.stack([p[0, 0], p[1, 2]]))
-    assert torch.allclose(found[:, 4], plan.example_loss(z, y))
-    assert found[:, 5].tolist() == [1, 1]  # a tie is not a mistake, whichever label it is
-    assert found[0, 6].item() == pytest.approx(2 - torch.tensor([0.0, 1.0]).logsumexp(0).item())
+    assert torch.allclose(result[:, :3], p.sort(-1).values)
+    assert torch.allclose(result[:, 3], torch.stack([p[0, 0], p[1, 2]]))
+    assert torch.allclose(result[:, 4], plan.example_loss(z, y))
+    assert result[:, 5].tolist() == [1, 1]  # a tie is not a mistake, whichever label it is
+    assert result[0, 6].item() == pytest.approx(2 - torch.tensor([0.0, 1.0]).logsumexp(0).item())
 
 
 def test_the_last_broadcast_to_this_client_is_the_one_used():
@@ -263,16 +263,16 @@ def test_the_last_broadcast_to_this_client_is_the_one_used():
 def test_threshold_is_the_best_one_and_treats_equal_scores_alike(pairs):
     scores = torch.tensor([float(s) for s, _ in pairs], dtype=torch.float64)
     member = torch.tensor([m for _, m in pairs])
-    found = best_threshold(scores, member)
+    result = best_threshold(scores, member)
     if len(scores.unique()) < 2 or bool(member.all()) or not bool(member.any()):
-        assert found is None
+        assert result is None
         return
 
     def balanced(t: float) -> float:
         return float(((scores[member] >= t).double().mean() + (scores[~member] < t).double().mean()) / 2)
 
-    assert found is not None and found not in scores.tolist()
-    assert balanced(found) == pytest.approx(max(balanced(t + 0.5) for t in range(-4, 4)))
+    assert result is not None and result not in scores.tolist()
+    assert balanced(result) == pytest.approx(max(balanced(t + 0.5) for t in range(-4, 4)))
 
 
 @each_attack

@@ -16,6 +16,7 @@ from ppbench.nets.models.mlp import mlp
 from ppbench.nets.models.resnet import FixupBlock, PaddedShortcut, ResidualBlock, resnet20, resnet56
 from ppbench.nets.net import Net, Option, build, initial, net_spec
 
+BACKBONE = {"backbone": "shufflenet_v2_x0_5"}
 CIFAR = (3, 32, 32)
 PLAIN = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.MaxPool2d, nn.Flatten)
 PLAIN += (nn.ReLU, nn.LeakyReLU, nn.Hardswish, nn.Sigmoid, nn.Tanh)
@@ -139,11 +140,38 @@ def test_smallest_input_works_and_a_smaller_one_is_refused(model, shape, smaller
         ("resnet56", {"head_bias": "no"}, "head_bias must be true or false"),
         ("resnet20", {"norm": "gn", "groups": 32}, "groups must divide 16"),
         ("resnet20", {"depth": 3}, "depth"),
+        ("resnet50_fixup", {"blocks": "3,4,6"}, "4 stages"),
+        ("resnet50_fixup", {"blocks": "3,4,6,0"}, "widths > 0"),
+        ("resnet50_fixup", {"width": 0}, "width must be a whole number"),
+        ("resnet50_fixup", {"norm": "bn"}, "norm"),
+        ("frozen_backbone", {"backbone": "resnet"}, "none of torchvision.models"),
+        ("frozen_backbone", {"backbone": "squeezenet1_0"}, "does not end in a linear layer"),
+        ("frozen_backbone", {"backbone": "vit_b_16"}, "cannot take images of 32x32"),
+        ("frozen_backbone", BACKBONE | {"weights": "/no/w.pth"}, "there is no file of weights /no/w.pth"),
+        ("frozen_backbone", BACKBONE | {"backbone_seed": -1}, "backbone_seed must be a whole number"),
+        ("unet", {"width": 0}, "width must be a whole number"),
     ],
 )
 def test_bad_options_are_refused(model, options, words):
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as caught:
         build(net_spec(model, CIFAR, 10, options))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options", "words"),
+    [
+        ("resnet50_fixup", (43,), {}, "takes images"),
+        ("frozen_backbone", (43,), BACKBONE, "takes images"),
+        ("frozen_backbone", (4, 32, 32), BACKBONE, "1 or 3 channels"),
+        ("unet", (43,), {}, "takes images"),
+        ("unet", (3, 8, 32), {}, "at least 16x16"),
+        ("unet", (3, 32, 40), {}, "multiples of 16, not 32x40"),
+    ],
+)
+def test_bad_shapes_are_refused(model, shape, options, words):
+    with pytest.raises(UsageError, match=words):
+        build(net_spec(model, shape, 10, options))
 
 
 @pytest.mark.parametrize(("model", "scale"), [("dlnet", 0.3), ("lenet", 0.5)])
@@ -278,8 +306,8 @@ def test_a_block_is_relu_of_branch_plus_shortcut(norm, index):
     branch = F.conv2d(x + own.get("before1.bias", torch.zeros(1)), own["conv1.weight"], stride=stride, padding=1)
     branch = (branch + own.get("after1.bias", zero)).relu() + own.get("before2.bias", zero)
     branch = F.conv2d(branch, own["conv2.weight"], padding=1) * own.get("scale", 1) + own.get("after2.bias", zero)
-    found = torch.func.functional_call(block, own, (x,))
-    torch.testing.assert_close(found, (branch + way).relu(), rtol=1e-12, atol=1e-12)
+    result = torch.func.functional_call(block, own, (x,))
+    torch.testing.assert_close(result, (branch + way).relu(), rtol=1e-12, atol=1e-12)
     assert ("after1.bias" in own) == (norm == "fixup")
 
 
@@ -294,13 +322,13 @@ def test_batch_norm_sees_the_batch_and_the_other_norms_do_not():
 # -- initial laws ----------------------------------------------------------------------------------------------------
 def rms(features: nn.Sequential, x: Tensor) -> list[float]:
     """Root mean square after the stem and after every block."""
-    found = []
+    results = []
     with torch.no_grad():
         for place, layer in enumerate(features):
             x = layer(x)
             if place == 2 or isinstance(layer, ResidualBlock):
-                found.append(float(x.square().mean().sqrt()))
-    return found
+                results.append(float(x.square().mean().sqrt()))
+    return results
 
 
 @pytest.mark.parametrize("shortcut", ["A", "B"])

@@ -176,11 +176,11 @@ def test_n_out_inside_the_theorem_is_calibrated_at_a_third_of_delta():
 def test_the_papers_settings_are_outside_its_theorem_and_get_the_complete_graphs_sigmas():
     formulas = ("K >= 81", "n <= K - 1", "n >= 4 ln(2K/(3 delta))", "n >= 6 ln(K/3)", "n >= 3/2 + (9/4) ln(2e/delta)")
     for clients, missed in ((5, (0, 1, 2, 4)), (100, (2, 3, 4))):
-        found = violations(clients, 5, DELTA / 3)
-        assert all(f"needs {formulas[i]}" in one for i, one in zip(missed, found, strict=True))
+        failures = violations(clients, 5, DELTA / 3)
+        assert all(f"needs {formulas[i]}" in one for i, one in zip(missed, failures, strict=True))
     s, whole = calibrate(3, DELTA, 100, "n_out", 5), calibrate(3, DELTA, 100)
-    assert (s.eta, s.delta, s.violated) == (whole.eta, whole.delta, found) and whole.violated == ()
-    assert all(sentence.endswith("but K = 100 and n = 5") for sentence in found)
+    assert (s.eta, s.delta, s.violated) == (whole.eta, whole.delta, failures) and whole.violated == ()
+    assert all(sentence.endswith("but K = 100 and n = 5") for sentence in failures)
 
 
 @few
@@ -213,8 +213,8 @@ def test_picks_are_uniform():
 
 
 # -- what R gives away -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("epsilon, told", [(1, 0.0820), (3, 0.2336)])
-def test_who_knows_the_scale_tells_a_shift_as_often_as_its_support_alone_does(epsilon, told):
+@pytest.mark.parametrize("epsilon, advantage", [(1, 0.0820), (3, 0.2336)])
+def test_who_knows_the_scale_tells_a_shift_as_often_as_its_support_alone_does(epsilon, advantage):
     """By Monte Carlo over R and noise, at epsilon = 0 as at any other: the densities are equal or one of them is 0."""
     sigma, draws, rng = 1 / math.sqrt(theta_max(epsilon, DELTA)), 400_000, seeded(11)
     scale = scale_alone((draws,), rng)
@@ -224,7 +224,7 @@ def test_who_knows_the_scale_tells_a_shift_as_often_as_its_support_alone_does(ep
     caught = float(((noise - 1).abs() > half).double().mean())
     exact = delta_given_scales(sigma)
     assert caught == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / draws))
-    assert exact == pytest.approx(gaussian_delta(sigma**-2, 0.0)) == pytest.approx(told, rel=0.01)
+    assert exact == pytest.approx(gaussian_delta(sigma**-2, 0.0)) == pytest.approx(advantage, rel=0.01)
 
 
 # -- the laws --------------------------------------------------------------------------------------------------------
@@ -245,12 +245,12 @@ def law_of_half(x: float) -> float:
 @pytest.mark.parametrize("m", [1, 2])
 def test_products_are_gaussian(m):
     rng, sigma = seeded(10 * m + 1), 1.7
-    found = uniform_noise(sigma, (DRAWS,), rng)
+    result = uniform_noise(sigma, (DRAWS,), rng)
     for draw in [scale_alone] if m == 1 else [scale_of_two] * 2:
-        found = found * draw((DRAWS,), rng)
-    assert distance(found, stats.norm(0, sigma).cdf) < 0.005
-    assert found.square().mean().item() == pytest.approx(sigma**2, rel=0.02)
-    assert (found**4).mean().item() == pytest.approx(3 * sigma**4, rel=0.06)
+        result = result * draw((DRAWS,), rng)
+    assert distance(result, stats.norm(0, sigma).cdf) < 0.005
+    assert result.square().mean().item() == pytest.approx(sigma**2, rel=0.02)
+    assert (result**4).mean().item() == pytest.approx(3 * sigma**4, rel=0.06)
 
 
 def test_noise_without_its_sign_or_with_the_wrong_law_is_seen_by_the_same_test():
@@ -304,8 +304,8 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
         ctx = Context(PLAN, number, "real", SERVER, rng)
         server = Server(zero, (), empty, Secrets(defense.scales(ctx), empty, empty, torch.zeros(0, 0)))
         uploads = [defense.upload(replace(ctx, party=c), alone, nothing) for c in range(PLAN.clients)]
-        for found, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
-            kept.append(torch.cat([v.flatten() for v in defense.recover(PLAN, server, found).values()]))
+        for value, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
+            kept.append(torch.cat([v.flatten() for v in defense.recover(PLAN, server, value).values()]))
     return torch.stack(ones), torch.stack(means)
 
 
@@ -328,8 +328,8 @@ def test_naive_noise_has_another_variance_in_every_layer():
     one, mean = recovered_noise(defense, 600)
     layers = [v / defense.sigma() ** 2 for v in one.square().split([12, 9, 6], dim=1)]
     # E r^2 = 7/4 and E r^-2 = 1 for U(.5, 2): rows, rows over columns, columns.
-    for found, expected in zip(layers, (1.75, 1.75, 1.0), strict=True):
-        assert float(found.mean()) == pytest.approx(expected, rel=0.1)
+    for value, expected in zip(layers, (1.75, 1.75, 1.0), strict=True):
+        assert float(value.mean()) == pytest.approx(expected, rel=0.1)
     assert float(mean.square().mean() / one.square().mean()) == pytest.approx(1 / PLAN.clients, rel=0.1)
 
 

@@ -45,8 +45,8 @@ def test_the_expanded_network_is_the_original_and_so_are_its_gradients(spec):
     assert set(expansion.net.names) == set(plan.net.names) | set(expansion.transitional)
     odd, transitional = expansion.split(expansion.full(params))
     torch.testing.assert_close(expansion.net(expansion.full(params), x), plan.net(params, x), rtol=0, atol=1e-14)
-    found = gradient(lambda p: plan.example_loss(expansion.net({**p, **transitional}, x), y).mean(), odd)
-    assert relative({n: found[n] for n in params}, true_gradient(plan, params, data)) < 1e-14  # U3
+    gradients = gradient(lambda p: plan.example_loss(expansion.net({**p, **transitional}, x), y).mean(), odd)
+    assert relative({n: gradients[n] for n in params}, true_gradient(plan, params, data)) < 1e-14  # U3
 
 
 @pytest.mark.parametrize("spec", [MLP5, CNN, DENSE, RESNET, RESNET_B], ids=lambda s: s.model)
@@ -71,12 +71,12 @@ def test_folded_weights_are_pbpfls_with_the_same_first_scales(spec):
     first = next(iter(params))
     assert torch.equal(folded[first], multiplier[first] * params[first])
     ratio = {n: (folded[n] / v).nan_to_num(1.0) for n, v in params.items()}
-    found = torch.ones(plain.count + 1, dtype=torch.float64)
+    result = torch.ones(plain.count + 1, dtype=torch.float64)
     for name, factor in plain.factors.items():  # a scale is what its rows are multiplied by, columns taken out
         if factor.out is not None and factor.inp is not None:
             columns = ratio[name].flatten(2).mean(2) if ratio[name].dim() > 2 else ratio[name]
-            found[torch.from_numpy(factor.out)] = columns[:, 0] * found[int(factor.inp[0])]
-    for name, value in plain.multipliers(found[1:]).items():
+            result[torch.from_numpy(factor.out)] = columns[:, 0] * result[int(factor.inp[0])]
+    for name, value in plain.multipliers(result[1:]).items():
         torch.testing.assert_close(folded[name], value * params[name], rtol=1e-12, atol=0)
 
 
@@ -155,8 +155,8 @@ def test_shortcuts_of_other_shapes_are_found(make):
     params, x = random_weights(net), torch.rand(3, 3, 8, 8, dtype=torch.float64)
     expansion = expand(net)
     sent, _ = perturbed(expansion, params)
-    for found in (expansion.net(sent, x), net(fold(expansion, sent), x)):
-        torch.testing.assert_close(found, net(params, x), rtol=1e-11, atol=1e-12)
+    for outputs in (expansion.net(sent, x), net(fold(expansion, sent), x)):
+        torch.testing.assert_close(outputs, net(params, x), rtol=1e-11, atol=1e-12)
 
 
 def chain(*parts: nn.Module) -> nn.Module:
@@ -193,5 +193,5 @@ def test_random_chains_are_perturbed_exactly(widths, seed):
     truth = true_gradient(plan, params, data)
     if not any(bool(v.any()) for v in truth.values()):
         return  # all units are off
-    found = defense.compute(plan, defense.prepare(ctx, (), message, data))
-    assert relative(defense.recover(plan, server, found), truth) < 1e-11
+    result = defense.compute(plan, defense.prepare(ctx, (), message, data))
+    assert relative(defense.recover(plan, server, result), truth) < 1e-11

@@ -155,8 +155,8 @@ def test_noise_of_pairs_alone_leaves_the_mean_as_it_is(run):
     steps = []
     for defense in (Fixed(), Fixed(pairs=5.0)):
         server, message = served(defense, plan, params)
-        found = computed(defense, plan, message, data)
-        uploads = [defense.upload(context(plan, c, seed=c), keys[c], found) for c in range(CLIENTS)]
+        result = computed(defense, plan, message, data)
+        uploads = [defense.upload(context(plan, c, seed=c), keys[c], result) for c in range(CLIENTS)]
         steps.append(defense.recover(plan, server, defense.mean(uploads)))
         single = relative(defense.recover(plan, server, uploads[0]), true_gradient(plan, params, data))
         assert single > 10 if defense.pairs else single < 1e-10
@@ -195,8 +195,8 @@ def test_hardened_sums_need_everybody_and_divergence_is_no_error(run):
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------
-def truth_of(found: Any, data: dict[Slot, Data]) -> tuple[Tensor, Tensor]:
-    return torch.stack([data[s].x for s in found.unit]), torch.stack([data[s].y for s in found.unit])
+def truth_of(result: Any, data: dict[Slot, Data]) -> tuple[Tensor, Tensor]:
+    return torch.stack([data[s].x for s in result.unit]), torch.stack([data[s].y for s in result.unit])
 
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "client/1"])
@@ -217,15 +217,15 @@ def test_evidence_without_noise_is_exact(defense, threat, run):
     federation = run(defense)
     federation.run(1)
     data = {Slot(p, c): examples(MLP5, 3, 10 * p + c) for p in range(2) for c in range(CLIENTS)}
-    found = defense.evidence(federation.probe(data).view(threat))
+    evidence = defense.evidence(federation.probe(data).view(threat))
     if threat == "client/1":
-        assert found == []
+        assert evidence == []
         return
-    assert len(found) == (2 if defense.sums else 2 * CLIENTS)
-    shared = {id(e.simulate) for e in found}
+    assert len(evidence) == (2 if defense.sums else 2 * CLIENTS)
+    shared = {id(e.simulate) for e in evidence}
     # What is sent is fresh in every probe: a listener's weights, and those by which a client clips what it sees.
     assert len(shared) == (1 if threat == "server/1" and defense.clip != "seen" else 2)
-    for e in found:
+    for e in evidence:
         assert e.noise is None and (e.params is None) == (threat == "eavesdropper/1")
         blind = threat == "eavesdropper/1" and defense.clip == "oracle"  # it cannot tell by what factor
         assert e.measure == ("cosine" if blind else "squares")
@@ -272,7 +272,7 @@ def test_the_graph_is_drawn_by_the_server_and_announced(run):
     assert torch.equal(federation.parties.server.own.graph, graph)
 
 
-def told(defense: MPDP, plan: Plan, graph: Tensor | None = None, rounds: int = 1) -> str:
+def step(defense: MPDP, plan: Plan, graph: Tensor | None = None, rounds: int = 1) -> str:
     none = torch.zeros(0)
     server = Server({}, (), none, Secrets(none, none, none, graph)) if graph is not None else None
     return defense.why_no_epsilon(plan, server, rounds)
@@ -280,14 +280,14 @@ def told(defense: MPDP, plan: Plan, graph: Tensor | None = None, rounds: int = 1
 
 def test_reasons_state_the_claim_and_what_it_is_worth():
     plan, ring = plan_of(clients=5), torch.eye(10, dtype=torch.bool).roll(1, 0)
-    reason = told(MPDP(), plan, rounds=10)
+    reason = step(MPDP(), plan, rounds=10)
     assert "epsilon 3 a round, delta 1e-05;" in reason and "theta 0.345: by Eq. 23 epsilon 2.97 a round" in reason
     assert "9.14 over 10 rounds" in reason and "one coordinate is told at delta 0.47" in reason
     assert MPDP().guarantee(plan, 100, 10) is None
     defense, plan = MPDP(graph="n_out", n=5), plan_of(clients=10)
-    assert "no guarantee here: Theorem 11 needs K >= 81" in told(defense, plan) and "theta" not in told(defense, plan)
+    assert "no guarantee here: Theorem 11 needs K >= 81" in step(defense, plan) and "theta" not in step(defense, plan)
     theta = exact_theta(ring | ring.T, defense.sigmas(plan).eta, defense.sigmas(plan).delta)
-    assert f"theta {theta:.3g}" in told(defense, plan, ring | ring.T)
+    assert f"theta {theta:.3g}" in step(defense, plan, ring | ring.T)
     for kind in VARIANTS:
         reason = kind().why_no_epsilon(plan)
         assert f"epsilon {kind().epsilon:g} a round" in reason and not reason.endswith(".")
@@ -351,7 +351,7 @@ def test_training_learns_at_a_large_budget_unless_the_mask_is_what_is_clipped(ki
     shards = {c: Data(x[c * 100 :][:100].clone(), y[c * 100 :][:100].clone()) for c in range(CLIENTS)}
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "bias": False})
     plan = plan_of(spec, lr=0.3, batch=100)
-    given = {} if kappa is None else {"kappa": kappa}
-    federation = started(kind(epsilon=200.0, gamma="scalar", clip=clip, **given), plan, shards)
+    parameters = {} if kappa is None else {"kappa": kappa}
+    federation = started(kind(epsilon=200.0, gamma="scalar", clip=clip, **parameters), plan, shards)
     assert federation.run(30)
     assert low < federation.accuracy(Data(x[-800:], y[-800:])) < high  # chance: .1

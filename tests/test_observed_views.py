@@ -30,7 +30,7 @@ KINDS = ("probe", "observe", "release")
 
 
 @pytest.fixture(scope="module")
-def told(deal: Any) -> Callable[..., tuple[Federation, Transcript]]:
+def observed(deal: Any) -> Callable[..., tuple[Federation, Transcript]]:
     """Return a maker of a defense's federation, two rounds on, and of a transcript; what was made is kept."""
     spec, adam = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16,12", "bias": False}), Opt("adam", 1e-3)
     plan = Plan(spec, 4, Local("gradient", batch=24, opt=adam), loss="squared", server_opt=adam)
@@ -71,15 +71,15 @@ def secrets_of_clients(run: Federation, known_to: int | None) -> Iterator[Tensor
 
 
 def secrets_of(run: Federation, transcript: Transcript, threat: str) -> list[Tensor]:
-    found = list(secrets_of_clients(run, 0 if threat == "client/1" else None))
-    return found if threat == "server/1" else found + list(secrets_of_server(run, transcript))
+    result = list(secrets_of_clients(run, 0 if threat == "client/1" else None))
+    return result if threat == "server/1" else result + list(secrets_of_server(run, transcript))
 
 
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
-def test_nobody_sees_what_others_keep(name, kind, threat, told):
-    run, transcript = told(load("defenses", name)(), kind)
+def test_nobody_sees_what_others_keep(name, kind, threat, observed):
+    run, transcript = observed(load("defenses", name)(), kind)
     view = transcript.view(threat, own=((-1, run.shards[0]),) if kind != "probe" else ())
     assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
     assert leaks((view, view.defense.evidence(view)), secrets_of(run, transcript, threat)) == []
@@ -118,15 +118,15 @@ LEAKS += [(SendsTrueHead, "eavesdropper/1"), (SendsImage, "server/1"), (SendsIma
 
 
 @pytest.mark.parametrize(("leaky", "threat"), LEAKS, ids=repr)
-def test_what_is_planted_in_a_training_round_is_found(leaky, threat, told):
-    run, transcript = told(leaky())
+def test_what_is_planted_in_a_training_round_is_found(leaky, threat, observed):
+    run, transcript = observed(leaky())
     view = transcript.view(threat, own=((-1, run.shards[0]),))
     assert leaks(view, secrets_of(run, transcript, threat))
 
 
-def test_a_server_sees_no_secret_of_another_round(told):
+def test_a_server_sees_no_secret_of_another_round(observed):
     """Its own states in a view are those of the observed round, and of no client."""
-    run, transcript = told(PBPFL())
+    run, transcript = observed(PBPFL())
     states = transcript.view("server/1").states
     assert {s.party for s in states} == {SERVER} and {(s.probe, s.round) for s in states} == {(-1, run.round + 1)}
     assert transcript.view("eavesdropper/1").states == ()

@@ -82,8 +82,8 @@ def test_each_example_is_clipped_by_itself_and_noise_is_added_to_their_sum(plan,
         one = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(unknown.values()))])
         assert float(one.norm()) > 0.2  # or clipping would be no matter
         total = total + weight * one * 0.2 / one.norm()
-    found = layout.pack(defense.local_gradient(plan, params, batch, (), noise))
-    torch.testing.assert_close(found, total / plan.local.batch, rtol=1e-4, atol=1e-6)
+    result = layout.pack(defense.local_gradient(plan, params, batch, (), noise))
+    torch.testing.assert_close(result, total / plan.local.batch, rtol=1e-4, atol=1e-6)
 
 
 def test_every_epoch_takes_each_example_once():
@@ -141,27 +141,27 @@ def test_the_epsilon_on_record_is_of_the_weakest_client(federate, shards):
 
 
 def test_a_probe_moves_no_party_and_derives_from_a_session_of_its_own(federate, digits, monkeypatch):
-    told, whole = [], NoDefense.upload
+    result, whole = [], NoDefense.upload
 
-    def upload(self, ctx, *given):  # notes what masks would derive from
-        told.append((ctx.session, ctx.round))
-        return whole(self, ctx, *given)
+    def upload(self, ctx, *values):  # notes what masks would derive from
+        result.append((ctx.session, ctx.round))
+        return whole(self, ctx, *values)
 
     monkeypatch.setattr(NoDefense, "upload", upload)
     run = federate(NoDefense())
     first, real = (run.seeds.token("session", "real", number) for number in (1, 2))
     others = [run.seeds.token("session", name, 2) for name in ("probe-0", "probe-1", "observed")]
-    assert run.run(1) and set(told) == {(first, 1)}
-    told.clear()
+    assert run.run(1) and set(result) == {(first, 1)}
+    result.clear()
     before = [leaf.clone() for leaf in leaves((run.parties.server, run.parties.clients))]
     run.probe({Slot(probe, client): Data(digits.x[:2], digits.y[:2]) for probe in (0, 1) for client in range(4)})
     run.observe()
-    assert set(told) == {(session, 2) for session in others}
+    assert set(result) == {(session, 2) for session in others}
     assert all(re.fullmatch("[0-9a-f]{16}", session) for session in (first, real, *others)), "no name tells a probe"
     assert len({first, real, *others}) == 5, "nor does remembering one"
     after = leaves((run.parties.server, run.parties.clients))
     assert len(before) > 4 and all(map(torch.equal, before, after))
-    assert run.run(2) and told[-1] == (real, 2)
+    assert run.run(2) and result[-1] == (real, 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -180,8 +180,8 @@ def test_candidates_are_scored_by_the_answer_to_the_question_that_hid_them():
     member, half = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 1])
     candidates = Candidates(torch.zeros(4, 2), torch.zeros(4, 2), member, half)
     answers = [Guess(score=torch.full((4,), float(h)), decision=torch.full((4,), h == 1)) for h in (0, 1)]
-    found = {score.index: score for score in score_members(candidates, answers).victims}
-    assert [(found[i].half, found[i].score, found[i].decision) for i in range(4)] == [
+    results = {score.index: score for score in score_members(candidates, answers).victims}
+    assert [(results[i].half, results[i].score, results[i].decision) for i in range(4)] == [
         (0, 0.0, False), (0, 0.0, False), (1, 1.0, True), (1, 1.0, True)
     ]  # fmt: skip
 
@@ -195,14 +195,14 @@ def test_secrets_are_those_of_the_step_that_is_looked_at(plan):
 
 
 def test_trainings_of_two_seeds_never_share_a_place(tmp_path):
-    asked = [resolve(configure(defense="dp", grid=(0.1, 0.2), clients=2, train=40, seed=seed)) for seed in (0, 1)]
-    homes = {home_of(one, point, tmp_path) for one in asked for point in one.points}
-    assert len(homes) == sum(len(one.points) for one in asked)
+    configs = [resolve(configure(defense="dp", grid=(0.1, 0.2), clients=2, train=40, seed=seed)) for seed in (0, 1)]
+    homes = {home_of(one, point, tmp_path) for one in configs for point in one.points}
+    assert len(homes) == sum(len(one.points) for one in configs)
 
 
 def test_an_attack_that_learned_from_clients_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    def taught(self, held):
-        raise UsageError(f"taught by {len(held)} clients")
+    def taught(self, data):
+        raise UsageError(f"taught by {len(data)} clients")
 
     monkeypatch.setattr(LabelRecovery, "check_held", taught)
     small = dict(clients=2, train=40, rounds=1)
@@ -220,8 +220,8 @@ def test_the_theorem_begins_at_81_clients():
 def test_what_is_refused_would_have_been_wrong():
     """Hidden scales commute with relu; taken for such a layer, tanh gives other outputs."""
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
-    params, found = {n: v.double() for n, v in initial(spec, 0).items()}, channels_of(spec)
-    hidden = multiply(params, found.multipliers(rand(found.count, seed=1) + 0.5), torch.float64)
+    params, result = {n: v.double() for n, v in initial(spec, 0).items()}, channels_of(spec)
+    hidden = multiply(params, result.multipliers(rand(result.count, seed=1) + 0.5), torch.float64)
     x = 4 * rand(5, 64)
 
     def outputs(p, bent):

@@ -17,7 +17,7 @@ RESULTS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["sweep", "s", "--dataset", "parquet:/home/ann/cifar10"], "sweep s --dataset parquet:cifar10"),
         (["sweep", "/home/ann/mine.toml", "--out=/home/ann/out/"], "sweep mine.toml --out=out"),
@@ -49,8 +49,8 @@ RESULTS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("
         (["sweep", "s", "--out", "~ann/x", "--weights", "file:///home/ann/w"], "sweep s --out x --weights file:w"),
     ],
 )
-def test_a_command_names_no_folder_of_this_machine(words, told):
-    assert command_of(words) == f"ppbench {told}"
+def test_a_command_names_no_folder_of_this_machine(words, message):
+    assert command_of(words) == f"ppbench {message}"
 
 
 def test_results_say_the_command_without_where_they_lie(tmp_path, monkeypatch):

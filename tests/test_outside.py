@@ -94,9 +94,9 @@ def ours(truth, attack):
 def test_labels_are_read_with_numpy_alone(published, tmp_path):
     transcript, truth = published
     answered("labels.py", transcript, tmp_path / "mine", ("torch", "ppbench", "safetensors", "pandas", "scipy"))
-    found = score(load_transcript(transcript), tmp_path / "mine.json", truth)
-    assert found.record.metrics == ours(truth, "label_recovery").metrics
-    assert found.record.metric("label_accuracy").value == 1.0 and not found.decision.moved
+    scores = score(load_transcript(transcript), tmp_path / "mine.json", truth)
+    assert scores.record.metrics == ours(truth, "label_recovery").metrics
+    assert scores.record.metric("label_accuracy").value == 1.0 and not scores.decision.moved
 
 
 def test_what_the_page_for_users_shows_can_be_typed(published, tmp_path, monkeypatch):
@@ -109,15 +109,15 @@ def test_what_the_page_for_users_shows_can_be_typed(published, tmp_path, monkeyp
     exec(compile(block.replace("transcripts/ID", f"transcripts/{transcript.name}"), PAGE, "exec"), {})
     with open(tmp_path / "my-attack.json", encoding="utf-8") as file:
         assert json.load(file)["transcript"] == transcript.name
-    found = score(load_transcript(transcript), "my-attack.json", truth)
-    assert found.record.metric("psnr_median").value > 40
+    scores = score(load_transcript(transcript), "my-attack.json", truth)
+    assert scores.record.metric("psnr_median").value > 40
 
 
 def test_images_are_rebuilt_with_plain_torch(published, tmp_path):
     transcript, truth = published
     answered("dlg.py", transcript, tmp_path / "mine", ("ppbench", "safetensors"))
-    found = score(load_transcript(transcript), tmp_path / "mine", truth)
-    assert found.record.metric("psnr_median").value > 40 and found.record.metric("label_accuracy").value == 1.0
+    scores = score(load_transcript(transcript), tmp_path / "mine", truth)
+    assert scores.record.metric("psnr_median").value > 40 and scores.record.metric("label_accuracy").value == 1.0
     assert json.loads((truth / "ledger.jsonl").read_text().splitlines()[-1])["attack"] == "external:plain-dlg"
 
 
@@ -135,13 +135,13 @@ def test_the_site_holds_no_truth_and_its_rows_can_be_fetched(published, tmp_path
     before = book.read_bytes() if book.exists() else b""
     try:
         add_entry(truth, planted)
-        found = build_site(tmp_path / "transcripts", truth, tmp_path / "site")
+        result = build_site(tmp_path / "transcripts", truth, tmp_path / "site")
     finally:
         book.write_bytes(before)
     page = (tmp_path / "site" / "index.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and 'id="' + transcript.name in page
-    assert found[0].level == "rebuilt" and found[0].defense == "none"
-    for row in found:
+    assert result[0].level == "rebuilt" and result[0].defense == "none"
+    for row in result:
         home = tmp_path / "site" / "transcripts" / row.id
         assert load_transcript(home).about.id == row.id and all(f'transcripts/{row.id}/{f}"' in page for f in FILES)
     images = load_file(truth / "truth" / f"{transcript.name}.safetensors")["x"].numpy()

@@ -35,8 +35,8 @@ def controls(make, **about):
 
 
 def tables(records):
-    found = boards_of(records, no_claims)
-    return overviews(found, judged_evaluations(records), costs(found, records, lambda _: None))
+    ranked = boards_of(records, no_claims)
+    return overviews(ranked, judged_evaluations(records), costs(ranked, records, lambda _: None))
 
 
 def row(records, defense="dp"):
@@ -57,7 +57,7 @@ def grid(make, *values, **about):
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict", "told"),
+    ("values", "verdict", "message"),
     [
         (((0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)), BLIND, 0.1),  # of equals the best model
         (((0.1, 30.0, 0.95), (1.0, 24.0, 0.2)), "rebuilt by adaptive_dp", 0.1),
@@ -71,10 +71,10 @@ def grid(make, *values, **about):
         (((1.0, 8.0, 0.9),), BLIND, 1.0),
     ],
 )
-def test_a_row_tells_of_the_usable_value_that_leaks_least(fabricate, values, verdict, told):
-    found = row(controls(fabricate) + grid(fabricate, *values))
-    assert (found.verdict, found.value.entry.defense.control.value) == (verdict, told)
-    assert len(found.grid) == len(values) and (found.leaks is None) is (len(values) == 1)
+def test_a_row_tells_of_the_usable_value_that_leaks_least(fabricate, values, verdict, message):
+    entry = row(controls(fabricate) + grid(fabricate, *values))
+    assert (entry.verdict, entry.value.entry.defense.control.value) == (verdict, message)
+    assert len(entry.grid) == len(values) and (entry.leaks is None) is (len(values) == 1)
 
 
 def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
@@ -84,15 +84,15 @@ def test_what_falls_everywhere_is_told_where_it_looked_best(fabricate):
         for v, db in ((0.0, 35.0), (0.1, 8.0), (0.5, 12.0))
     ]
     known = grid(fabricate, (0.0, 34.0, 0.9), (0.1, 40.0, 0.9), (0.5, 41.0, 0.9))
-    found = row(controls(fabricate) + plain + known)
-    assert (found.verdict, found.value.entry.defense.control.value) == ("rebuilt by adaptive_dp", 0.1)
+    entry = row(controls(fabricate) + plain + known)
+    assert (entry.verdict, entry.value.entry.defense.control.value) == ("rebuilt by adaptive_dp", 0.1)
 
 
 def test_figures_of_a_row_are_those_of_its_value_beside_the_undefended(fabricate):
-    found = row(controls(fabricate) + grid(fabricate, (0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)))
-    assert found.value.loss == pytest.approx(-2.0) and found.accuracies == (0.9, 0.95)
-    assert found.value.metric.value == pytest.approx(9.0) and found.leaks == pytest.approx((8.0, 36.0))
-    assert found.value.cost.ratios.up == 1.0
+    entry = row(controls(fabricate) + grid(fabricate, (0.0, 35.0, 0.95), (0.1, 8.0, 0.93), (1.0, 7.0, 0.9)))
+    assert entry.value.loss == pytest.approx(-2.0) and entry.accuracies == (0.9, 0.95)
+    assert entry.value.metric.value == pytest.approx(9.0) and entry.leaks == pytest.approx((8.0, 36.0))
+    assert entry.value.cost.ratios.up == 1.0
 
 
 def test_what_only_plain_attacks_stand_for_is_marked(fabricate):
@@ -131,12 +131,12 @@ def test_what_else_is_given_away_at_that_value_is_said(fabricate, labels, asr, v
 
 
 def test_a_refuted_epsilon_is_the_verdict(fabricate):
-    (told,) = grid(fabricate, (0.1, 8.0, 0.93), epsilon=2.0)
+    (verdict,) = grid(fabricate, (0.1, 8.0, 0.93), epsilon=2.0)
     audit = fabricate("dp", 0.1, "mia_loss", "membership", stage="audit", control="sigma", accuracy=0.93, epsilon=2.0)
     bound = Metric(name="epsilon_lower", value=3.0, method="one run", n=400, higher_is_safer=False)
     audit = audit.model_copy(update={"metrics": [*audit.metrics, bound]})
-    assert row([*controls(fabricate), told, audit]).verdict == "epsilon refuted by audit"
-    page = head([*controls(fabricate), told, audit, *other(fabricate)])
+    assert row([*controls(fabricate), verdict, audit]).verdict == "epsilon refuted by audit"
+    page = head([*controls(fabricate), verdict, audit, *other(fabricate)])
     assert "audit: ≥ 3.00" in page and ">refuted (2)</span>" in page
 
 
@@ -166,8 +166,8 @@ def test_rows_of_tables_fall_when_half_are_within_a_tenth(fabricate):
 
 def test_a_role_that_falls_takes_the_control_value_with_it(fabricate):
     quiet, loud = grid(fabricate, (0.1, 8.0, 0.93)), grid(fabricate, (0.1, 30.0, 0.93), role="pilot")
-    found = row([*controls(fabricate), *quiet, *loud])
-    assert found.verdict == "rebuilt by adaptive_dp" and len(found.grid) == 1
+    entry = row([*controls(fabricate), *quiet, *loud])
+    assert entry.verdict == "rebuilt by adaptive_dp" and len(entry.grid) == 1
 
 
 def other(make):
@@ -223,8 +223,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown_if_there_is_any(dama
 
 def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
     def drawn(*values):
-        found = boards_of([*controls(fabricate), *grid(fabricate, *values)], no_claims)
-        (path,) = (p for p in write_figures(tmp_path, found, Knowledge()) if p.match("ppc-*.png"))
+        ranked = boards_of([*controls(fabricate), *grid(fabricate, *values)], no_claims)
+        (path,) = (p for p in write_figures(tmp_path, ranked, Knowledge()) if p.match("ppc-*.png"))
         return path.read_bytes(), path.stat().st_mtime_ns
 
     first = drawn((0.1, 8.0, 0.9), (0.2, 9.0, 0.8))
@@ -236,9 +236,9 @@ def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
 
 def test_evaluations_stand_in_the_order_of_their_seeds(fabricate):
     """Records come in the order of their files, which digests name: seed 10 was told between 1 and 2."""
-    found = [record for seed in (10, 2, 0) for record in controls(fabricate, seed=seed)]
-    assert [one.about.rpartition(", seed ")[2] for one in judged_evaluations(found)] == ["0", "2", "10"]
-    assert [record.config.seed for one in judged_evaluations(found) for record in one.records] == [0, 0, 2, 2, 10, 10]
+    records = [record for seed in (10, 2, 0) for record in controls(fabricate, seed=seed)]
+    assert [one.about.rpartition(", seed ")[2] for one in judged_evaluations(records)] == ["0", "2", "10"]
+    assert [record.config.seed for one in judged_evaluations(records) for record in one.records] == [0, 0, 2, 2, 10, 10]
 
 
 # -- many records: what grows with their number, and what the page does about it --------------------------------------
@@ -266,14 +266,14 @@ def test_work_on_boards_is_linear_in_the_records(many, monkeypatch):
 
 
 def test_boards_keep_suites_apart_and_seeds_together_each_with_lines_of_its_own(many):
-    found = boards_of(many, no_claims)
-    assert len({b.setting.suite for b in found}) == 2
-    labels = [b for b in found if b.setting.kind == "reconstruction"]
+    ranked = boards_of(many, no_claims)
+    assert len({b.setting.suite for b in ranked}) == 2
+    labels = [b for b in ranked if b.setting.kind == "reconstruction"]
     assert len(labels) == 2, "one board a suite, all seeds on it"
     names = [entry.name for entry in labels[0].entries if entry.defense.id == "spn"]
     assert len(names) == len(set(names)) == 18 and "spn strength = 0.01, seed 1" in names
     known = Knowledge.of(many)
-    for board in found[:3]:
+    for board in ranked[:3]:
         for ppc in ppcs(board, known):
             for line in ppc.lines:
                 controls = [point.control for point in line.points]
@@ -285,8 +285,8 @@ def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
     record = next(r for r in many if r.config.attack.kind == "tracing")
     follows = record.config.attack.follows
     assert not Knowledge().adaptive(record) and Knowledge(frozenset([follows])).adaptive(record)
-    found = bench_page.synthetic(2, kinds=("membership",))
-    assert follows not in Knowledge.of(many).declared and Knowledge.of(found).declared == {"mia_knowing"}
+    result = bench_page.synthetic(2, kinds=("membership",))
+    assert follows not in Knowledge.of(many).declared and Knowledge.of(result).declared == {"mia_knowing"}
 
 
 def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(
@@ -316,6 +316,6 @@ def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page):
     noise = np.random.default_rng(0).random((10, 3, 32, 32)).astype(np.float32)
     record = next(bench_page.synthetic(1))
     album = Album(lambda _: CellImages(noise, noise), budget=100_000)
-    found = [album.strip(record) for _ in range(5)]
-    assert found[0] is not None and found[-1] is None
-    assert album.refused == sum(uri is None for uri in found) > 0
+    results = [album.strip(record) for _ in range(5)]
+    assert results[0] is not None and results[-1] is None
+    assert album.refused == sum(uri is None for uri in results) > 0

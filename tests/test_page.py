@@ -72,16 +72,16 @@ def gradient_images(record=None):
 @pytest.fixture(scope="module")
 def records(fabricate):
     """Both controls, a defense under a plain and a knowing attack, a diverged and a failed cell, members."""
-    found = [
+    cells = [
         fabricate(d, None, "dlg", "reconstruction", db, **about)
         for d, db, about in (("none", 35.0, {}), ("full_noise", 6.0, {}), ("ppdl", 15.0, {"status": "failed"}))
     ]
-    found += [fabricate(d, None, "mia_loss", "membership", s) for d, s in (("none", 0.9), ("full_noise", 0.5))]
+    cells += [fabricate(d, None, "mia_loss", "membership", s) for d, s in (("none", 0.9), ("full_noise", 0.5))]
     for value in (0.1, 0.5):
         spn = partial(fabricate, "spn", value, control="alpha2")
-        found += [spn("dlg", "reconstruction", 18.0), spn("strong", "reconstruction", 30.0, adaptive=True)]
+        cells += [spn("dlg", "reconstruction", 18.0), spn("strong", "reconstruction", 30.0, adaptive=True)]
     more = dict(control="sigma", status="diverged", accuracy=None)
-    return [*found, fabricate("dp", 0.5, "dlg", "reconstruction", **more)]
+    return [*cells, fabricate("dp", 0.5, "dlg", "reconstruction", **more)]
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def page(records):
         Checked("spn", claim, "here", ClaimFinding("falls", "to 71.0%", "above chance", "50%", "71%", ())),
         Unchecked("spn", claim, "no record of mnist"),
     ]
-    told = [DefenseSentence("spn", "", "spn hides nothing."), DefenseSentence("dp", "", "dp hides all.")]
-    return Page(records, images=gradient_images, sentences=told, outcomes=outcomes).html()
+    values = [DefenseSentence("spn", "", "spn hides nothing."), DefenseSentence("dp", "", "dp hides all.")]
+    return Page(records, images=gradient_images, sentences=values, outcomes=outcomes).html()
 
 
 def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_it(page):
@@ -142,10 +142,10 @@ def test_names_and_sentences_stay_text(fabricate):
         harness=Check("harness", True, evil), claims=lambda _: evil, images=gradient_images,
         times=lambda _: lasting(machine=evil), problems=[evil],
     ).html()  # fmt: skip
-    found = Reader(page)
+    result = Reader(page)
     assert evil not in page and page.count("&lt;img src=x") > 20
-    assert all(load.startswith("data:image/png") or re.fullmatch(r"#[\w-]+", load) for load in found.loads)
-    assert found.data_blocks == found.tags.count("script") - len(assets().scripts)
+    assert all(load.startswith("data:image/png") or re.fullmatch(r"#[\w-]+", load) for load in result.loads)
+    assert result.data_blocks == result.tags.count("script") - len(assets().scripts)
 
 
 @pytest.mark.parametrize("fault", ["none stands", "noise leaks", "no noise", "canaries stand"])
@@ -157,9 +157,9 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
         return [fabricate(d, 0.1 if d == "dp" else None, "dlg", "reconstruction", db, **about) for d, db in rows]
 
     some, sound = one(3, True) + one(4, False), fault != "canaries stand"
-    found = judged_evaluations(some, sound)
-    checks, told = checks_of(found), standalone_sentences(defense_sentences(found))
-    assert len(checks) == 4 and {"3 clients" in sentence for sentence in told} == ({False} if sound else set())
+    verdict = judged_evaluations(some, sound)
+    checks, result = checks_of(verdict), standalone_sentences(defense_sentences(verdict))
+    assert len(checks) == 4 and {"3 clients" in sentence for sentence in result} == ({False} if sound else set())
     shown = Reader(Page(some, sentences=defense_sentences(judged_evaluations(some, sound)), sound=sound).html()).text
     top = shown[shown.index("At a glance") : shown.index("How to read this")]
     assert top.count("nothing concluded") == top.count("Controls fail: nothing is concluded here.") == 2 - sound
@@ -178,9 +178,9 @@ def test_a_defense_has_its_sentences_rows_images_and_claims_and_controls_have_no
 
 
 def test_anchors_are_words_and_no_two_names_share_one():
-    found = anchors(["spn", "a b", "a/b", "<x>", "x", ""])
-    assert found["spn"] == "defense-spn" and len(set(found.values())) == 6
-    assert all(re.fullmatch(r"[A-Za-z][\w-]*", anchor) for anchor in found.values())
+    result = anchors(["spn", "a b", "a/b", "<x>", "x", ""])
+    assert result["spn"] == "defense-spn" and len(set(result.values())) == 6
+    assert all(re.fullmatch(r"[A-Za-z][\w-]*", anchor) for anchor in result.values())
 
 
 def test_the_page_shows_who_played_which_role_how_often(fabricate, page):
@@ -217,11 +217,11 @@ def test_the_cost_board_has_bytes_memory_and_time_beside_the_undefended(fabricat
     again = fabricate("pbpfl", 10.0, "strong", "reconstruction").model_copy(update={"cost": mine.cost})
     ours = {mine.cell_id, again.cell_id}
     times = lambda r: lasting() if r.cell_id in ours else None  # noqa: E731
-    found = cost_board(Page([bare, again, mine, none], times=times).html())
-    assert [row.split()[0] for row in found] == ["none", "pbpfl", "spn"], "one row a setting, the undefended first"
+    result = cost_board(Page([bare, again, mine, none], times=times).html())
+    assert [row.split()[0] for row in result] == ["none", "pbpfl", "spn"], "one row a setting, the undefended first"
     whole = "kappa = 10 15.4 kB 0.33 1.0 kB 1.00 80 B 93.1 kB 0.20 42.1 ms x86_64, 1 thread 12.30 11.10 to 13.50"
-    assert whole in found[1] and "clients" not in found[0]
-    assert "alpha2 = 1 1.0 kB 0.02 1.0 kB 1.00 80 B not measured n/a not measured no epsilon" in found[2]
+    assert whole in result[1] and "clients" not in result[0]
+    assert "alpha2 = 1 1.0 kB 0.02 1.0 kB 1.00 80 B not measured n/a not measured no epsilon" in result[2]
     three = fabricate("none", None, "dlg", "reconstruction", clients=3)
     few, other = sorted(cost_board(Page([mine, three], times=lambda _: lasting(pairs=1)).html()), key=len)[::-1]
     assert "n/a" in few and "12.30 1 pair no epsilon" in few and "mlp, 10 clients, 20 rounds, seed 0" in few

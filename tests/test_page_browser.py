@@ -66,18 +66,18 @@ def see_all(page):
 def records_of(make):
     """Return a board with both controls, a defense at three values and an evil one, and members of all of them."""
     flag = Flag(code=EVIL, severity="warning", detail=EVIL)
-    found = []
+    results = []
     for defense, top, asr in (("none", 35.0, 0.9), ("full_noise", 6.0, 0.5)):
-        found.append(make(defense, None, "dlg", "reconstruction", top))
-        found.append(make(defense, None, "mia_loss", "membership", asr))
+        results.append(make(defense, None, "dlg", "reconstruction", top))
+        results.append(make(defense, None, "mia_loss", "membership", asr))
     for value in (0.01, 0.1, 1.0):
         about = dict(control="alpha2", accuracy=round(0.95 - value / 10, 3))
-        found.append(make("spn", value, "dlg", "reconstruction", 30 - 20 * value, error=value, **about))
-        found.append(make("spn", value, "strong", "reconstruction", 34 - value, adaptive=True, **about))
-        found.append(make("spn", value, "mia_loss", "membership", 0.6, **about))
-        found.append(make(EVIL, value, EVIL, "reconstruction", 20 + value, control=EVIL, reason=EVIL, adaptive=True))
-    found.append(make(EVIL, 5.0, "dlg", "reconstruction", control=EVIL, status="failed"))
-    return [r.model_copy(update={"flags": [flag]}) if r.config.defense.id == EVIL else r for r in found]
+        results.append(make("spn", value, "dlg", "reconstruction", 30 - 20 * value, error=value, **about))
+        results.append(make("spn", value, "strong", "reconstruction", 34 - value, adaptive=True, **about))
+        results.append(make("spn", value, "mia_loss", "membership", 0.6, **about))
+        results.append(make(EVIL, value, EVIL, "reconstruction", 20 + value, control=EVIL, reason=EVIL, adaptive=True))
+    results.append(make(EVIL, 5.0, "dlg", "reconstruction", control=EVIL, status="failed"))
+    return [r.model_copy(update={"flags": [flag]}) if r.config.defense.id == EVIL else r for r in results]
 
 
 def images_of(record):
@@ -257,13 +257,13 @@ def test_nothing_serious_stands_in_the_way_of_whoever_reads(browser, board, widt
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     with shown(browser, board, viewport={"width": width, "height": 900}, color_scheme=scheme) as (page, _):
         see_all(page)
-        found = axe.Axe().run(page).response["violations"]
-        serious = {one["id"]: one["nodes"][0]["html"] for one in found if one["impact"] in ("serious", "critical")}
+        failures = axe.Axe().run(page).response["violations"]
+        serious = {one["id"]: one["nodes"][0]["html"] for one in failures if one["impact"] in ("serious", "critical")}
         assert not serious
         page.evaluate("document.querySelector('h1').className = 'planted'")
         page.add_style_tag(content="h1 { color: #ccc; background: #ddd }")
-        found = axe.Axe().run(page).response["violations"]
-        assert any(one["id"] == "color-contrast" for one in found), "this test can fail"
+        failures = axe.Axe().run(page).response["violations"]
+        assert any(one["id"] == "color-contrast" for one in failures), "this test can fail"
 
 
 def test_line_and_pictures_stand_on_the_first_screen_and_enlarge(browser, board):
@@ -315,9 +315,9 @@ def test_a_row_opens_its_images_scores_settings_and_records(browser, board, fabr
         panel = page.locator("dialog.opened")
         assert panel.is_visible() and "spn" in panel.locator("h3").inner_text() and panel.locator("img").is_visible()
         cells = {f"records/{record.cell_id}.json" for record in records_of(fabricate)}
-        told = panel.locator("tr").all_inner_texts()
-        assert len(told) == 3 and all(any(cell in line for cell in cells) for line in told[1:]), "two attacks"
-        assert "Attack" in told[0] and {"dlg", "strong"} <= set(" ".join(told).split())
+        lines = panel.locator("tr").all_inner_texts()
+        assert len(lines) == 3 and all(any(cell in line for cell in cells) for line in lines[1:]), "two attacks"
+        assert "Attack" in lines[0] and {"dlg", "strong"} <= set(" ".join(lines).split())
         page.keyboard.press("Escape")
         assert not panel.is_visible()
 

@@ -37,15 +37,15 @@ def read(tmp_path: Path, text: str):
 def test_a_table_is_a_claim_a_row_and_keeps_what_is_printed(tmp_path):
     with pytest.raises(UsageError, match=r"none.toml cannot be read"):
         read_paper(tmp_path / "none.toml")
-    found = read(tmp_path, TABLE)
+    result = read(tmp_path, TABLE)
     first = Claim(
         *("psnr_median", 9.0, "digits", "", None, "Table 2"),
         when=(("step", 0.1), ("law", "grid")),
         setting="digits, batch 1",
     )
-    assert found.citation == "Doe et al., Rounded Uploads, 2026" and found.claims("nobody") == ()
-    assert found.claims("rounding")[0] == first and found.claims("rounding")[1].value == 6.5
-    assert found.claims("rounding")[2] == Claim("client_cost_ratio", 1.5, "", "", None, "Table 3")
+    assert result.citation == "Doe et al., Rounded Uploads, 2026" and result.claims("nobody") == ()
+    assert result.claims("rounding")[0] == first and result.claims("rounding")[1].value == 6.5
+    assert result.claims("rounding")[2] == Claim("client_cost_ratio", 1.5, "", "", None, "Table 3")
 
 
 def test_numbers_that_stand_beside_one_another_are_claims_to_be_better(tmp_path):
@@ -127,12 +127,12 @@ def test_every_number_of_the_tables_is_a_claim_once(name):
     alone = [(defense, claim) for defense, claim in paper(name).tables if claim.than is None]
     assert len(set(alone)) == len(alone)
     for table, count in PRINTED[name].items():
-        held = [c for _, c in alone if c.source == table or c.source.startswith(f"{table} (")]
-        assert len(held) == count, (table, len(held))
-        assert all(c.value is not None for c in held)
+        kept = [c for _, c in alone if c.source == table or c.source.startswith(f"{table} (")]
+        assert len(kept) == count, (table, len(kept))
+        assert all(c.value is not None for c in kept)
 
 
-def found(name: str, defense: str, **fields):
+def claimed(name: str, defense: str, **fields):
     """Return the values of the claims about a defense that have these fields, `when` in part."""
     when = tuple(fields.pop("when", {}).items())
     claims = [c for c in paper(name).claims(defense) if c.than is None and set(when) <= set(c.when)]
@@ -142,33 +142,33 @@ def found(name: str, defense: str, **fields):
 def test_what_the_papers_print_is_what_the_tables_of_claims_hold():
     """Sums of rows and single numbers, typed from the papers: a digit that is wrong, or in another row, is found."""
     caps = {"dp": {}, "spn": {}, "ppdl": {"theta": 0.05}}
-    assert [round(sum(found("fan2020", d, source="Table 7", when=w)), 2) for d, w in caps.items()] == [
+    assert [round(sum(claimed("fan2020", d, source="Table 7", when=w)), 2) for d, w in caps.items()] == [
         15.19, 17.03, 16.79,
     ]  # fmt: skip
-    assert found("fan2020", "ppdl", source="Table 9", when={"theta": 0.05}) == [
+    assert claimed("fan2020", "ppdl", source="Table 9", when={"theta": 0.05}) == [
         0.18, 0.18, 0.18, 0.02, 0.13, 0.16, 0.16, 0.16, 0.16,
     ]  # fmt: skip
-    assert sum(found("fan2020", "ppdl", source="Table 10", when={"theta": 0.3})) == pytest.approx(5.56)
-    assert found("fan2020", "spn", source="Table 11", when={"alpha2": 0.1}) == [0.9927, 0.6897, 0.3457, 0.8880]
-    assert found("fan2020", "ppdl", source="Table 11", when={"theta": 0.05, "sigma": 0.5}, dataset="svhn") == [0.5151]
+    assert sum(claimed("fan2020", "ppdl", source="Table 10", when={"theta": 0.3})) == pytest.approx(5.56)
+    assert claimed("fan2020", "spn", source="Table 11", when={"alpha2": 0.1}) == [0.9927, 0.6897, 0.3457, 0.8880]
+    assert claimed("fan2020", "ppdl", source="Table 11", when={"theta": 0.05, "sigma": 0.5}, dataset="svhn") == [0.5151]
     errors = [c for c in paper("feng2020").claims("pbpfl") if c.metric == "mse" and c.dataset == "bank-marketing"]
     assert sum(c.value for c in errors) == pytest.approx(0.727)
     assert sum(c.undefended for c in errors) == pytest.approx(0.730)
     ratios = {c.metric: round(c.value, 2) for c in paper("feng2020").claims("pbpfl") if "ratio" in c.metric}
     assert (ratios["upload_ratio"], ratios["client_backward_ratio"], ratios["client_cost_ratio"]) == (3.0, 2.54, 2.5)
-    assert found("feng2020", "pbpfl", source="Table 2") == [0.6174, 0.6557, 0.5933]
-    assert found("yang2024", "mpdp", metric="asr", source="Table 4") == [0.5030, 0.5023]
-    assert found("yang2024", "mpdp", metric="psnr_median", source="Table 2") == [9.22, 8.49]
-    assert found("yang2024", "mp_cdp", metric="psnr_median") == [12.15, 12.85]
-    assert found("yang2024", "pile", source="Table 3", clients=100) == [0.5992, 170174.57 / 26.01, 12.13, 0.5511]
-    assert found("yang2024", "hybridalpha", source="Table 1 (ACC)", clients=100, dataset="cifar10") == [
+    assert claimed("feng2020", "pbpfl", source="Table 2") == [0.6174, 0.6557, 0.5933]
+    assert claimed("yang2024", "mpdp", metric="asr", source="Table 4") == [0.5030, 0.5023]
+    assert claimed("yang2024", "mpdp", metric="psnr_median", source="Table 2") == [9.22, 8.49]
+    assert claimed("yang2024", "mp_cdp", metric="psnr_median") == [12.15, 12.85]
+    assert claimed("yang2024", "pile", source="Table 3", clients=100) == [0.5992, 170174.57 / 26.01, 12.13, 0.5511]
+    assert claimed("yang2024", "hybridalpha", source="Table 1 (ACC)", clients=100, dataset="cifar10") == [
         pytest.approx(3.89 * 86400 / 71.31)
     ]
-    assert found("yang2024", "tp_smc", source="Table 5 (Grad_Enc)") == [23.15, 28.29, 50.96, 54.73]
-    assert found("cao2022", "fedpc", source="Table 4") == [0.8927, 0.8564, 0.8317, 0.8001]
-    assert sum(found("cao2022", "phong", source="Table 2")) == pytest.approx(7.2903)
-    assert found("feng2023", "baffle", source="Table 2", dataset="cifar10", when={"k": 500}) == [0.3814, 0.4169]
-    assert found("feng2023", "baffle", source="Table 3 (Avg)", metric="accuracy_top5", when={"k": 20}) == [0.8024]
+    assert claimed("yang2024", "tp_smc", source="Table 5 (Grad_Enc)") == [23.15, 28.29, 50.96, 54.73]
+    assert claimed("cao2022", "fedpc", source="Table 4") == [0.8927, 0.8564, 0.8317, 0.8001]
+    assert sum(claimed("cao2022", "phong", source="Table 2")) == pytest.approx(7.2903)
+    assert claimed("feng2023", "baffle", source="Table 2", dataset="cifar10", when={"k": 500}) == [0.3814, 0.4169]
+    assert claimed("feng2023", "baffle", source="Table 3 (Avg)", metric="accuracy_top5", when={"k": 20}) == [0.8024]
 
 
 def test_settings_are_those_that_the_papers_print():

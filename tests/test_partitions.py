@@ -128,9 +128,9 @@ def test_hold_out_is_stratified(labels, parts, seed):
     train, test = hold_out(y, parts, seed)
     assert torch.cat([train, test]).sort().values.tolist() == list(range(len(y)))
     for c in y.unique():
-        held, total = int((y[test] == c).sum()), int((y == c).sum())
-        assert held < total
-        assert held in (total // parts, total // parts + 1, total - 1)
+        kept, total = int((y[test] == c).sum()), int((y == c).sum())
+        assert kept < total
+        assert kept in (total // parts, total // parts + 1, total - 1)
     if (y.bincount()[y.unique()] > parts).all():
         assert len(test) == -(-len(y) // parts)
 

@@ -62,7 +62,7 @@ def true_mean(run: Federation, data: dict[Slot, Data]) -> Params:
     """The weighted mean of the clients' gradients at the true weights."""
     params, total = run.parties.server.params, sum(SIZES)
     parts = [(SIZES[slot.client] / total, true_gradient(run.plan, params, batch)) for slot, batch in data.items()]
-    return {n: sum((share * found[n] for share, found in parts), torch.zeros(())) for n in params}
+    return {n: sum((share * value[n] for share, value in parts), torch.zeros(())) for n in params}
 
 
 # -- sums --------------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def test_one_upload_is_uniform_noise_and_so_is_a_difference_of_its_families(fede
     sent = uploads(run.probe(batches(run)))[0]
     words = {f: flat(getattr(sent, f)) for f in FAMILIES}
     views = [*words.values(), words["beta"] - words["g"], words["sigma"] - words["g"], words["beta"] - words["sigma"]]
-    for found in views:
-        assert stats.kstest(found.double().numpy() / 2**64 + 0.5, "uniform").pvalue > 1e-3
+    for value in views:
+        assert stats.kstest(value.double().numpy() / 2**64 + 0.5, "uniform").pvalue > 1e-3
     # beta of the head is exactly zero before it is masked: even there nothing shows.
     head = sent.beta[HEAD_WEIGHT].flatten()
     assert len(set(head.tolist())) == len(head) and bool((head.double().abs() > 2.0**50).float().mean() > 0.9)
@@ -162,17 +162,19 @@ def test_a_mask_shared_by_the_families_leaves_their_differences_bare(federation)
 def test_evidence_is_about_whole_cohorts_and_exact(sizes, federation):
     run = federation(sizes=sizes)
     view, victims = watched(run, batch=BATCH, count=2 * BATCH * len(sizes))
-    found = view.defense.evidence(view)
-    assert [e.unit for e in found] == list(victims.units)
-    assert all(len(e.unit) == len(sizes) and e.channel == "sum" for e in found)
-    for piece in found:
+    evidence = view.defense.evidence(view)
+    assert [e.unit for e in evidence] == list(victims.units)
+    assert all(len(e.unit) == len(sizes) and e.channel == "sum" for e in evidence)
+    for piece in evidence:
         truth = victims.truth(piece.unit)
         x, y = (t.unflatten(0, (len(sizes), BATCH)) for t in (truth.x, truth.y))
         assert at_truth(piece, x, y) < 1e-20
         # With unequal counts it matters whose batch is whose; with equal ones it does not, and all is one batch.
         assert (at_truth(piece, x.flip(0), y.flip(0)) < 1e-20) == (sizes != SIZES)
         assert (piece.params is None) == (sizes == SIZES)
-    assert len(found) == 2 and len({id(e.simulate) for e in found}) == 1, "attacks take victims of one model together"
+    assert len(evidence) == 2 and len({id(e.simulate) for e in evidence}) == 1, (
+        "attacks take victims of one model together"
+    )
 
 
 def test_a_cohort_that_is_not_whole_and_a_listener_are_given_nothing(federation):

@@ -85,12 +85,12 @@ def mask_of(net: Net, hidden: Params, kappa: float, masked_bias: bool = True) ->
     return direction, kappa * logits.square().mean().sqrt() / size
 
 
-def recovery(name, kappa, dtype=torch.float64, found=None, masked_bias=True, scales=None):
+def recovery(name, kappa, dtype=torch.float64, result=None, masked_bias=True, scales=None):
     """Relative L2 error of the recovered gradient."""
     net, params, exact, true = case(name)
-    found = found or exact
-    scales = 0.5 + 1.5 * rand(found.count, seed=2) if scales is None else scales
-    multiplier = found.multipliers(scales)
+    result = result or exact
+    scales = 0.5 + 1.5 * rand(result.count, seed=2) if scales is None else scales
+    multiplier = result.multipliers(scales)
     hidden = multiply(params, multiplier, torch.float64)
     direction, gamma = mask_of(net, hidden, kappa, masked_bias)
     sent = {n: p.to(dtype) for n, p in mask(hidden, gamma * direction, masked_bias).items()}
@@ -115,7 +115,7 @@ def test_surrogates_are_the_literal_per_sample_jacobians(shape, masked_bias):
     w = torch.tensor([1.0, 1, 1, 0, 1]).double()  # a padded place
     directions = torch.stack([rand(3, seed=4) - 0.5, *torch.eye(3).double()])
     with torch.no_grad():
-        found = surrogates(net, params, Batch(x, y, w), directions, masked_bias)
+        recovered = surrogates(net, params, Batch(x, y, w), directions, masked_bias)
 
     def alpha_of(p, one):
         inner = {n.removeprefix("features."): v for n, v in p.items() if n.startswith("features.")}
@@ -129,14 +129,14 @@ def test_surrogates_are_the_literal_per_sample_jacobians(shape, masked_bias):
     for name in params:
         g = sum(torch.tensordot(e - y[i], d[name], 1) for i, e, d in zip(real, logits, d_logits, strict=True)) / 4
         beta = sum(a * d[name] for a, d in zip(alpha, d_alpha, strict=True)) / 4
-        torch.testing.assert_close(found.g[name], g, rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(found.beta[name], beta, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(recovered.g[name], g, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(recovered.beta[name], beta, rtol=1e-12, atol=1e-13)
         for k, r_a in enumerate(directions):
             sigma = sum(
                 torch.tensordot(r_a, a * dy[name], 1) + (r_a @ (e - y[i])) * da[name]
                 for i, e, a, dy, da in zip(real, logits, alpha, d_logits, d_alpha, strict=True)
             )
-            torch.testing.assert_close(found.sigma[name][k], sigma / 4, rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(recovered.sigma[name][k], sigma / 4, rtol=1e-12, atol=1e-13)
 
 
 # -- T3, T4, T8: recovery --------------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def plain_error(name: str) -> float:
     data = images()
     with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
         single = {n: p.float() for n, p in params.items()}
-        found = gradient(lambda p: squared(net(p, data.x.float()), data.y.float()).mean(), single)
-    return relative(found, true)
+        gradients = gradient(lambda p: squared(net(p, data.x.float()), data.y.float()).mean(), single)
+    return relative(gradients, true)
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
@@ -179,10 +179,10 @@ def test_wide_scales_and_a_bias_in_the_clear_are_recovered_too(name):
     assert recovery(name, 10.0, masked_bias=False) < 1e-12
 
 
-def naive_norms(found: Channels) -> Channels:
+def naive_norms(result: Channels) -> Channels:
     """The scale in the convolution's rows, as if a norm commuted with it; its own weight and bias untouched."""
-    factors = dict(found.factors)
-    for name in found.factors:
+    factors = dict(result.factors)
+    for name in result.factors:
         place, kind = name.rsplit(".", 2)[-2:]
         norm = name.rsplit(".", 1)[0]
         if place.startswith("norm") or norm == "features.1":
@@ -190,16 +190,16 @@ def naive_norms(found: Channels) -> Channels:
             if kind == "weight":
                 factors[f"{conv}.weight"] = replace(factors[f"{conv}.weight"], out=factors[name].out)
             del factors[name]
-    return replace(found, factors=factors)
+    return replace(result, factors=factors)
 
 
-def untied(found: Channels) -> Channels:
+def untied(result: Channels) -> Channels:
     """Fresh scales for the rows of one block's last convolution, not those of its shortcut."""
     name = "features.4.conv2.weight"
-    out = found.factors[name].out
+    out = result.factors[name].out
     assert out is not None
-    fresh = replace(found.factors[name], out=out * 0 + found.count + 1 + torch.arange(len(out)).numpy())
-    return replace(found, factors={**found.factors, name: fresh}, count=found.count + len(out))
+    fresh = replace(result.factors[name], out=out * 0 + result.count + 1 + torch.arange(len(out)).numpy())
+    return replace(result, factors={**result.factors, name: fresh}, count=result.count + len(out))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_ignored_norms_and_untied_shortcuts_fail_recovery(name, spoilt):
     """T8, a guard of the guards: where the rules are broken, the error is no rounding (about a half, measured)."""
     wrong = spoilt(case(name)[2])
     assert len(wrong.factors) < len(case(name)[2].factors) or wrong.count > case(name)[2].count
-    assert recovery(name, 1.0, found=wrong) > 0.1
+    assert recovery(name, 1.0, result=wrong) > 0.1
     assert recovery(name, 1.0) < 1e-12
 
 
@@ -233,13 +233,13 @@ def test_fifty_rounds_equal_those_of_fedsgd(opt, unequal, digits):
     plan = digits_plan(opt)
     plain = started(NoDefense(), plan, unequal)
     plain.run(50)
-    held = Data(digits.x[600:].double(), digits.y[600:].double())
-    assert plain.accuracy(held) > 0.7, "a model that learned nothing would prove nothing"
+    data = Data(digits.x[600:].double(), digits.y[600:].double())
+    assert plain.accuracy(data) > 0.7, "a model that learned nothing would prove nothing"
     for defense in (PBPFL(kappa=100.0), PBPFLExt(kappa=10.0)):
         run = started(defense, plan, unequal)
         assert run.run(50)
         assert relative(run.parties.server.params, plain.parties.server.params) < 1e-10
-        assert run.accuracy(held) == pytest.approx(plain.accuracy(held))
+        assert run.accuracy(data) == pytest.approx(plain.accuracy(data))
 
 
 def test_no_secret_comes_twice(unequal):
@@ -302,15 +302,15 @@ def test_evidence_at_the_truth_is_exact(threat, unequal):
     run.run(2)
     victims = {Slot(p, c): Data(run.shards[c].x[p : p + 3], run.shards[c].y[p : p + 3]) for p in (0, 1) for c in (1, 2)}
     view = run.probe(victims).view(threat)
-    found = view.defense.evidence(view)
+    evidence = view.defense.evidence(view)
     if threat == "client/1":
-        assert found == []
+        assert evidence == []
         return
-    assert [e.unit for e in found] == [(slot,) for slot in victims]
-    assert {e.channel for e in found} == {"recovered" if threat == "server/1" else "g"}
+    assert [e.unit for e in evidence] == [(slot,) for slot in victims]
+    assert {e.channel for e in evidence} == {"recovered" if threat == "server/1" else "g"}
     # One object for equal weights: the server's stay the same over probes, a listener's are perturbed anew each time.
-    assert len({id(e.simulate) for e in found}) == (1 if threat == "server/1" else 2)
-    for piece in found:
+    assert len({id(e.simulate) for e in evidence}) == (1 if threat == "server/1" else 2)
+    for piece in evidence:
         truth = victims[piece.unit[0]]
         assert at_truth(piece, truth.x[None], truth.y[None]) < 1e-20
         other = run.shards[0]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from ppbench.attacks.reconstruction.peel import Peel
 from ppbench.attacks.reconstruction.peeling.image import Spectrum, opponent_variation, opponents
 from ppbench.attacks.reconstruction.peeling.layer import KnownOutput, PeeledLayer, cut_small, inner_inputs
 from ppbench.attacks.reconstruction.peeling.traced import ConvBlock, chain_of, tiled, untiled
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
@@ -72,8 +71,7 @@ def sent(plan: Plan, x: Tensor, label: int) -> tuple[Params, Params]:
     """Return initial weights, and the gradient of one example at them, float32."""
     params = initial(plan.spec, 0)
     y = F.one_hot(torch.tensor([label]), 10).float()
-    found = gradient(lambda p: plan.objective(p, x.float(), y, torch.ones(1)), params)
-    return params, {name: value.detach() for name, value in found.items()}
+    return params, batch_gradient(plan, params, x, y)
 
 
 def smooth(seed: int) -> Tensor:
@@ -152,8 +150,8 @@ def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> 
 def test_inner_activations_are_exact() -> None:
     """1,176 numbers of which no place is known, from 2,400 entries of a gradient and 400 features."""
     layer, truth = second_layer(smooth(1))
-    found, seen, spent = inner_inputs(layer, seeded(), 1000)
-    assert float(((found - truth) * seen).norm() / truth.norm()) < 1e-4
+    result, seen, spent = inner_inputs(layer, seeded(), 1000)
+    assert float(((result - truth) * seen).norm() / truth.norm()) < 1e-4
     assert float(seen.double().mean()) > 0.9 and int(spent) <= 1000
 
 
@@ -161,9 +159,9 @@ def test_a_cotangent_below_is_what_autograd_sends_there() -> None:
     layer, truth = second_layer(smooth(2))
     leaf = truth.clone().requires_grad_()
     out = F.max_pool2d(F.relu(layer.convolved(leaf)), 2)
-    (wanted,) = torch.autograd.grad((out * layer.known.cotangents).sum(), leaf)
+    (expected,) = torch.autograd.grad((out * layer.known.cotangents).sum(), leaf)
     below = layer.below(truth, torch.ones_like(truth, dtype=torch.bool))
-    assert torch.allclose(below.cotangents, wanted, atol=1e-12)
+    assert torch.allclose(below.cotangents, expected, atol=1e-12)
     assert torch.equal(below.fires, truth > 1e-6 * truth.max())
 
 
@@ -200,9 +198,9 @@ def test_an_image_in_flowers_quickstart_network_is_rebuilt_where_searches_fail()
     params, update = sent(plan, truth, 7)
     guess = guessed(Peel(budget=1400), plan, params, update)
     assert guess.y.tolist() == [7]
-    found, others = decibels(guess, truth), [guessed(a(budget=200), plan, params, update) for a in (IDLG, IG)]
-    assert found > 25
-    assert max(decibels(other, truth) for other in others) < found - 6
+    value, others = decibels(guess, truth), [guessed(a(budget=200), plan, params, update) for a in (IDLG, IG)]
+    assert value > 25
+    assert max(decibels(other, truth) for other in others) < value - 6
 
 
 def test_a_digit_in_a_sequence_of_layers_is_rebuilt() -> None:

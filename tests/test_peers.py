@@ -38,7 +38,7 @@ def one_hot(name: str) -> Tensor:
 
 
 @pytest.fixture
-def asked(monkeypatch) -> tuple[View, Challenge]:
+def inputs(monkeypatch) -> tuple[View, Challenge]:
     """Return a view and a challenge whose model answers what the arrays say."""
     target, population = tensor("target").double(), tensor("population_target").double()
     for module in (lira, rmia):
@@ -67,17 +67,9 @@ def gamma(ours: np.ndarray, theirs: np.ndarray) -> float:
     ],
     ids=["rmia", "lira", "lira_offline"],
 )
-def test_scores_rank_candidates_as_the_published_ones_do(attack, peer, least, asked):
-    scores, theirs = attack.signal(*asked).numpy(), PEERS[peer]
-    found = gamma(scores, theirs) if peer.startswith("rmia") else float(spearmanr(scores, theirs).statistic)
-    assert found >= least, f"rank correlation {found:.4f}"
+def test_scores_rank_candidates_as_the_published_ones_do(attack, peer, least, inputs):
+    scores, theirs = attack.signal(*inputs).numpy(), PEERS[peer]
+    result = gamma(scores, theirs) if peer.startswith("rmia") else float(spearmanr(scores, theirs).statistic)
+    assert result >= least, f"rank correlation {result:.4f}"
     member = PEERS["member"]
     assert abs(roc_auc_score(member, scores) - roc_auc_score(member, theirs)) < 0.03
-
-
-def test_the_arrays_tell_attacks_apart():
-    """Members are found in them, and a wrong attack would not rank as these do."""
-    member = PEERS["member"]
-    assert all(roc_auc_score(member, PEERS[name]) > 0.6 for name in ("rmia_offline", "lira"))
-    gap = PEERS["target"].astype(np.float64)[np.arange(len(member)), PEERS["labels"]]
-    assert spearmanr(gap, PEERS["lira"]).statistic < 0.9 and spearmanr(gap, PEERS["rmia_offline"]).statistic < 0.98

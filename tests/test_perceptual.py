@@ -135,8 +135,8 @@ def test_making_the_network_moves_nobodys_draws(weights):
 
 def test_equal_images_are_at_distance_0_and_unlike_ones_are_not(alexnet):
     x = image()
-    for found in alexnet.compare(x, x):
-        assert (found.lpips, found.feat_mse) == (0, 0)
+    for figures in alexnet.compare(x, x):
+        assert (figures.lpips, figures.feat_mse) == (0, 0)
     near, far = alexnet.compare(x + 0.02 * image(1), x)[0], alexnet.compare(image(2), x)[0]
     assert 0 < near.lpips < far.lpips and 0 < near.feat_mse < far.feat_mse
 
@@ -154,8 +154,8 @@ def test_a_failed_reconstruction_is_measured_as_grey_and_a_wild_one_clipped(alex
     x = image()
     failed = x.clone()
     failed[0, 0, 0, 0] = torch.nan
-    found = alexnet.compare(failed, x)
-    assert found[0] == alexnet.compare(torch.full_like(x, 0.5), x)[0] and found[1].lpips == 0
+    figures = alexnet.compare(failed, x)
+    assert figures[0] == alexnet.compare(torch.full_like(x, 0.5), x)[0] and figures[1].lpips == 0
     assert alexnet.compare(x.round() * 1e6 - 10, x)[0] == alexnet.compare(x.round(), x)[0]
 
 
@@ -198,8 +198,8 @@ def small(pictures: str, out: Path, **more: object):
 
 
 def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictures, weights, tmp_path):
-    found = small(pictures, tmp_path / "out", weights=str(weights))
-    for record in found.records:
+    result = small(pictures, tmp_path / "out", weights=str(weights))
+    for record in result.records:
         assert record.config.perceptual == weights_identity(str(weights)), record.reason
         exact = record.config.defense.id == "none"
         assert (record.metric("psnr_median").value > 60) is exact
@@ -211,7 +211,7 @@ def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictur
     again = small(pictures, tmp_path / "out", weights=str(weights))
     assert again.computed == 0
     without = small(pictures, tmp_path / "out")
-    assert without.computed == len(found.records), "measured otherwise, these are other cells"
+    assert without.computed == len(result.records), "measured otherwise, these are other cells"
     for record in without.records:
         assert record.config.perceptual == "" and "AlexNet" in record.metric("lpips_mean").reason
 
@@ -235,7 +235,7 @@ def test_real_weights_on_real_images_give_the_published_check():
     x = torch.tensor(np.stack(cats)).permute(0, 3, 1, 2).float() / 255
     real = feature_network(str(root / "weights" / "alexnet_features.safetensors"))
     noise = 0.05 * torch.randn(x.shape, generator=seeded(0))
-    near = [found.lpips for found in real.compare(x + noise, x)]
+    near = [result.lpips for result in real.compare(x + noise, x)]
     assert all(0.002 < value < 0.025 for value in near) and 0.004 < np.mean(near) < 0.01
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
     apart = [real.compare(x[i : i + 1], x[j : j + 1])[0].lpips for i, j in pairs]

@@ -38,21 +38,21 @@ def changed(record, **decibels):
 def test_each_victim_counts_by_the_attack_that_hurts_it_most(fabricate):
     one = changed(fabricate("spn", 0.1, "dlg", "reconstruction", 10.0), v0=40.0)
     two = changed(fabricate("spn", 0.1, "ig", "reconstruction", 20.0, adaptive=True), v0=5.0, v1=None)
-    found = worst_case([one, two], "psnr_median")
-    assert [v.psnr for v in found.victims[:3]] == [40.0, 11.0, 22.0]
-    assert (found.name, found.attack, found.attacks) == ("portfolio (ig)", "ig", ("ig", "dlg"))
-    assert found.knows and found.leading is two and found.config is two.config
-    assert found.metric("psnr_max").value == 40.0
+    result = worst_case([one, two], "psnr_median")
+    assert [v.psnr for v in result.victims[:3]] == [40.0, 11.0, 22.0]
+    assert (result.name, result.attack, result.attacks) == ("portfolio (ig)", "ig", ("ig", "dlg"))
+    assert result.knows and result.leading is two and result.config is two.config
+    assert result.metric("psnr_max").value == 40.0
     for record in (one, two):
-        assert found.metric("psnr_median").value >= record.metric("psnr_median").value
-    assert worst_case([two, one], "psnr_median") == found  # whatever the order
+        assert result.metric("psnr_median").value >= record.metric("psnr_median").value
+    assert worst_case([two, one], "psnr_median") == result  # whatever the order
 
 
 def test_an_attack_that_is_best_on_every_victim_is_the_worst_case_as_it_is(fabricate):
     weak, strong = (fabricate("spn", 0.1, a, "reconstruction", db) for a, db in (("dlg", 10.0), ("ig", 20.0)))
-    found = worst_case([weak, strong], "psnr_median")
-    assert found.leading is strong and found.alone and found.name == "ig"
-    assert found.metric("psnr_median") is strong.metric("psnr_median")
+    result = worst_case([weak, strong], "psnr_median")
+    assert result.leading is strong and result.alone and result.name == "ig"
+    assert result.metric("psnr_median") is strong.metric("psnr_median")
     assert worst_case([weak], "psnr_median").leading is weak
     assert worst_case([], "psnr_median") is None
 
@@ -128,17 +128,17 @@ def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prep
     task, trial = prepared
     slots = [slot for unit in trial.victims.units for slot in unit]
     assert all(slot.probe >= FIRST_TUNING_PROBE for slot in slots) and len(slots) == 2
-    held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
+    rows = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     mine = torch.cat([trial.victims.truth(unit).x for unit in trial.victims.units])
-    assert not held & {row.numpy().tobytes() for row in mine}
+    assert not rows & {row.numpy().tobytes() for row in mine}
 
 
 def test_public_examples_are_held_by_no_client_and_known_to_every_view():
     task = make_task(configure(defense="none", clients=3, public=0.5))
-    held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
+    rows = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     sizes = len(task.public.x), sum(len(shard.x) for shard in task.shards.values())
     assert sizes[0] == sum(sizes) // 2
-    assert not any(row.numpy().tobytes() in held for row in task.public.x)
+    assert not any(row.numpy().tobytes() in rows for row in task.public.x)
     assert make_task(configure(defense="none", clients=3)).public is None
 
 
@@ -174,8 +174,11 @@ def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
 
 def test_one_budget_for_all_that_search_unless_one_is_named():
     settings = {"dlg.budget": 7}
-    found = {a.name: a for a in select_attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
-    assert found["dlg"].budget == 7 and found["ig"].budget == found["gifd"].budget == found["adaptive_dp"].budget == 50
+    results = {a.name: a for a in select_attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
+    assert (
+        results["dlg"].budget == 7
+        and results["ig"].budget == results["gifd"].budget == results["adaptive_dp"].budget == 50
+    )
 
 
 # -- CAP and PPC: the paper's equation, versioned distances, grids with holes -----------------------------------------
@@ -231,17 +234,17 @@ def test_cap_with_a_bounded_distance_is_bounded_by_the_mean_accuracy(pairs, rand
     ],
 )
 def test_distances_by_kind(record, kind, figure, name, expected):
-    found = record_distance(record(kind=kind, figure=figure))
-    assert found.name == name and found.value == pytest.approx(expected)
-    assert found.low <= found.value <= found.high
+    decibels = record_distance(record(kind=kind, figure=figure))
+    assert decibels.name == name and decibels.value == pytest.approx(expected)
+    assert decibels.low <= decibels.value <= decibels.high
 
 
 def test_cap_of_a_series_with_its_bracket_and_correction(record):
-    found = series_cap([record(0.1, 0.5, 1.0), record(0.2, 0.4, 0.5)], 0.7)
-    assert found.value == pytest.approx((0.5 + 0.2) / 2) and found.n == 2 and found.distance == "recon/1"
-    assert found.low == pytest.approx((0.4 * 0.9 + 0.3 * 0.4) / 2)
-    assert found.corrected == pytest.approx((0.4 / 0.6 + 0.3 / 0.6 * 0.5) / 2)
-    assert found.low < found.value < found.high
+    result = series_cap([record(0.1, 0.5, 1.0), record(0.2, 0.4, 0.5)], 0.7)
+    assert result.value == pytest.approx((0.5 + 0.2) / 2) and result.n == 2 and result.distance == "recon/1"
+    assert result.low == pytest.approx((0.4 * 0.9 + 0.3 * 0.4) / 2)
+    assert result.corrected == pytest.approx((0.4 / 0.6 + 0.3 / 0.6 * 0.5) / 2)
+    assert result.low < result.value < result.high
     assert series_cap([record(0.1), record(0.2)], None).corrected is None
 
 

@@ -48,24 +48,24 @@ def flags() -> dict[str, object]:
         "cublas": lambda: torch.backends.cuda.matmul.allow_tf32,
         "matmul": torch.get_float32_matmul_precision,
     }
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     for name, one in read.items():
         try:
-            found[name] = one()
+            results[name] = one()
         except RuntimeError:
-            found[name] = "refused"
-    return found
+            results[name] = "refused"
+    return results
 
 
 def operations() -> dict[tuple[str, str], str]:
     """Return the precision of each operation, its own, by torch's newer interface; nothing moves."""
-    found: dict[tuple[str, str], str] = {}
+    results: dict[tuple[str, str], str] = {}
     for key in precision.OPERATIONS if NEW else ():
-        found[key] = torch._C._get_fp32_precision_getter(*key)
+        results[key] = torch._C._get_fp32_precision_getter(*key)
         torch._C._set_fp32_precision_setter(*key, "none")
-    for key, value in found.items():
+    for key, value in results.items():
         torch._C._set_fp32_precision_setter(*key, value)
-    return found
+    return results
 
 
 def settings() -> tuple[object, ...]:

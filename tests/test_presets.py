@@ -63,8 +63,8 @@ def test_the_preset_is_what_the_paper_prints(name):
     experiment = resolve(config)  # no data are read
     values = {point.value for point in experiment.points if point.defense.name == name}
     assert values == GRIDS[name] if name in GRIDS else values
-    wanted = [attack for attack in config.attacks if attack != "standard"]
-    assert set(wanted) <= {attack.name for attack in experiment.applicable}
+    expected = [attack for attack in config.attacks if attack != "standard"]
+    assert set(expected) <= {attack.name for attack in experiment.applicable}
 
 
 def test_epochs_are_the_papers():

@@ -62,13 +62,13 @@ def victims(run, batch=1, count=4, **options):
 def test_a_local_probe_sends_what_local_training_makes_of_the_batch(federate, plan):
     local = Local("delta", epochs=2, batch=16, opt=SGD)
     run = federate(Plain(), replace(plan, local=local))
-    found = victims(run, batch=2)
-    view = run.probe(found.data, "local").view("server/1")
+    result = victims(run, batch=2)
+    view = run.probe(result.data, "local").view("server/1")
     assert view.plan.local == replace(local, batch=2)
     params = run.parties.server.params
     for evidence in plain_evidence(view):
         (slot,) = evidence.unit
-        data = found.data[slot]
+        data = result.data[slot]
         simulate = simulation(view.plan, params)
         first = simulate(data.x[None].double(), data.y[None].double())
         middle = {n: (params[n].double() - 0.1 * first[n]).float() for n in first}
@@ -80,10 +80,10 @@ def test_a_local_probe_sends_what_local_training_makes_of_the_batch(federate, pl
 
 def test_rounds_follow_each_other_and_plain_evidence_takes_the_first(federate, plan):
     run = federate(Plain())
-    found = victims(run)
-    once, thrice = run.probe(found.data), run.probe(found.data, rounds=3)
+    result = victims(run)
+    once, thrice = run.probe(result.data), run.probe(result.data, rounds=3)
     uploads = [e for e in thrice.mail if e.receiver == SERVER]
-    assert sorted({e.round for e in uploads}) == [1, 2, 3] and len(uploads) == 3 * len(found.units)
+    assert sorted({e.round for e in uploads}) == [1, 2, 3] and len(uploads) == 3 * len(result.units)
     biases = [e.message.params["head.bias"] for e in thrice.mail if e.sender == SERVER and e.receiver == 0]
     assert len(biases) == 4 and not any(torch.equal(a, b) for a, b in itertools.pairwise(biases))
     assert (
@@ -98,10 +98,10 @@ def test_a_curious_client_still_reads_the_others_sum(federate, plan, kind, round
     run = federate(Plain(), replace(plan, local=Local("delta", epochs=1, batch=16, opt=SGD)))
     run.shards = {c: type(s)(s.x[:40], s.y[:40]) for c, s in run.shards.items()}  # equal weights, as a client assumes
     run.parties.server = replace(run.parties.server, counts=torch.full_like(run.parties.server.counts, 40))
-    found = victims(run, batch=2, threat="client/1", count=6)
-    view = run.probe(found.data, kind, rounds).view("client/1", own=found.own)
+    result = victims(run, batch=2, threat="client/1", count=6)
+    view = run.probe(result.data, kind, rounds).view("client/1", own=result.own)
     (evidence,) = plain_evidence(view)
-    data = [found.data[slot] for slot in evidence.unit]
+    data = [result.data[slot] for slot in evidence.unit]
     x, y = torch.stack([d.x for d in data]), torch.stack([d.y for d in data])
     assert [slot.client for slot in evidence.unit] == [1, 2, 3]
     assert at_truth(evidence, x, y) < 1e-6  # the difference of two float32 models
@@ -109,14 +109,14 @@ def test_a_curious_client_still_reads_the_others_sum(federate, plan, kind, round
 
 def test_victims_are_asked_about_in_the_role_that_they_played(federate):
     run = federate(Odd())
-    found = victims(run, count=6, roles=2)
-    assert len({slot.probe for slot in found.data}) == 6 and len(found.data) == 24
-    transcript = run.probe(found.data)
+    result = victims(run, count=6, roles=2)
+    assert len({slot.probe for slot in result.data}) == 6 and len(result.data) == 24
+    transcript = run.probe(result.data)
     roles = transcript.roles()
     for role, parity in (("even", 0), ("odd", 1)):
-        some = found.playing(role, roles, 6)
+        some = result.playing(role, roles, 6)
         assert len(some.units) == 6 and {slot.client % 2 for (slot,) in some.units} == {parity}
-    assert found.playing("nobody", roles, 6).units == ()
+    assert result.playing("nobody", roles, 6).units == ()
 
 
 def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
@@ -125,9 +125,9 @@ def test_colluders_bring_their_states_and_no_secret_of_the_target(federate):
     shards = {c: type(s)(s.x[:40], s.y[:40]) for c, s in federate(Plain()).shards.items()}
     run = federate(PBPFLExt(), plan)
     run.shards = shards
-    found = victims(run, threat="collusion/1", count=3, sums=True)
-    assert found.units == tuple((Slot(p, 0),) for p in range(3)) and len(found.data) == 12
-    view = run.probe(found.data).view("collusion/1")
+    result = victims(run, threat="collusion/1", count=3, sums=True)
+    assert result.units == tuple((Slot(p, 0),) for p in range(3)) and len(result.data) == 12
+    view = run.probe(result.data).view("collusion/1")
     assert {s.party for s in view.states} == {SERVER, 1, 2, 3}
     exchange = next(e for e in view.exchanges() if e.slot == Slot(0, 0))
     keys = view.state_at(exchange, 1)
@@ -162,8 +162,8 @@ def test_a_number_of_examples_that_is_none_is_refused_by_name(federate, plan, de
     class Liar(type(defense)):
         def reply(self, ctx, me, message, result, data):
             state, answer = super().reply(ctx, me, message, result, data)
-            told = ctx.party == 2 and isinstance(message, Hello)
-            return state, replace(answer, count=torch.tensor(count)) if told else answer
+            outcome = ctx.party == 2 and isinstance(message, Hello)
+            return state, replace(answer, count=torch.tensor(count)) if outcome else answer
 
     gradient = replace(plan, local=Local("gradient", batch=8))
     with pytest.raises(ProtocolError, match=r"^Client 2 told .* examples, not one int64 from 1 to 2\^40\.$"):
@@ -202,17 +202,17 @@ def test_an_attack_on_local_training_is_not_run_on_single_gradients():
 
 
 def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
-    found = evaluate(
+    evaluation = evaluate(
         defense="baffle", grid=(5.0,), rounds=1, stages=("init",), threats=("client/1",),
         attacks=("dlg", "label_recovery", "tracing"),
         victims=4, clients=3, attack_batch=(1,), settings={"dlg.budget": 50}, out=tmp_path / "o", workers=1,
     )  # fmt: skip
-    mine = [r for r in found.records if r.config.defense.id == "baffle"]
+    mine = [r for r in evaluation.records if r.config.defense.id == "baffle"]
     assert {r.status for r in mine} == {"failed"} and all(nothing_to_read(r) for r in mine)
     assert {r.reason for r in mine if r.config.attack.follows} == {
         "attack 'tracing' has nothing to follow: attack 'dlg': nothing in the view of client/1 can be read"
     }
-    assert not any("hide" in sentence or "Labels" in sentence for sentence in found.verdict)
+    assert not any("hide" in sentence or "Labels" in sentence for sentence in evaluation.verdict)
 
 
 # -- what views reach -------------------------------------------------------------------------------------------------
@@ -287,8 +287,8 @@ def test_a_leaking_client_is_caught(federate):
 
     run = federate(Leaky())
     view, victims = watched(run)
-    found = leaks(view, [data.x for data in victims.data.values()])
-    assert found and "debug" in found[0]
+    leakage = leaks(view, [data.x for data in victims.data.values()])
+    assert leakage and "debug" in leakage[0]
 
 
 def test_a_client_sees_only_its_own_mail_state_and_data(federate):
@@ -328,9 +328,9 @@ def test_a_membership_challenge_does_not_tell_the_unknown_half(federate, digits)
     candidates = choose_candidates(run.shards, test, 40, Seeds(0))
     for half in (0, 1):
         question = candidates.challenge(half)
-        asked = candidates.half == half
-        assert (question.known[asked] == -1).all()
-        assert torch.equal(question.known[~asked].bool(), candidates.member[~asked])
+        unknown = candidates.half == half
+        assert (question.known[unknown] == -1).all()
+        assert torch.equal(question.known[~unknown].bool(), candidates.member[~unknown])
         assert leaks(question, [candidates.member[None].float()]) == []
     assert candidates.member.float().mean() == 0.5
 

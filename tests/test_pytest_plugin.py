@@ -75,8 +75,8 @@ def test_limits_that_hold_pass_and_doubt_is_a_warning(tried):
     body = "assert set(ppbench.worst) == {'asr', 'psnr', 'labels', 'cap'}; assert any(ppbench.out.glob('*.html'))"
     certain = tried(marked("max_asr=1", f"{body}; print('found', ppbench.worst['asr'])"))
     certain.assert_outcomes(passed=1)
-    (told,) = re.findall(r"found ([\d.]+) \[[\d.]+, ([\d.]+)\]", certain.stdout.str())
-    limit = f"max_asr={fmean(map(float, told)):.3f}"
+    (values,) = re.findall(r"found ([\d.]+) \[[\d.]+, ([\d.]+)\]", certain.stdout.str())
+    limit = f"max_asr={fmean(map(float, values)):.3f}"
     result = tried(marked(limit, body))
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines([f"*PpbenchUndecided: the worst asr*within {limit}; undecided*"])
@@ -203,18 +203,18 @@ def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path):
     ],
 )
 def test_the_figure_itself_decides_and_its_interval_says_how_surely(figure, ends, kept, sure):
-    found = judge_limit(figure, 0.6, ends and Worst(*ends, ""))
-    assert (found.kept, found.sure) == (kept, sure)
-    assert ("undecided" in found.sentence) == (ends is not None and not sure)
+    result = judge_limit(figure, 0.6, ends and Worst(*ends, ""))
+    assert (result.kept, result.sure) == (kept, sure)
+    assert ("undecided" in result.sentence) == (ends is not None and not sure)
 
 
 def test_worst_figures_are_over_attacks_and_control_values(fabricate):
     images = [(0.1, "dlg", 30, 0.1), (0.1, "ig", 20, 0.2), (1.0, "dlg", 5, 0.8), (1.0, "ig", 8, 0.6)]
     cells = [fabricate("dp", v, a, "reconstruction", db, error=e, control="sigma") for v, a, db, e in images]
     cells += [fabricate("dp", v, "mia_loss", "membership", 0.5 + v / 10, control="sigma") for v in (0.1, 1.0)]
-    found, there = worst_figures(cells), worst_figures(cells, at=1.0)
-    assert (found["psnr"].value, there["psnr"].value) == (31, 9)
-    assert "dlg, sigma=0.1, init" in found["psnr"].where and "ig, sigma=1" in there["psnr"].where
-    assert found["cap"].value == there["cap"].value == pytest.approx(0.95 * (0.1 + 0.6) / 2)
-    assert found["asr"].value == there["asr"].value == pytest.approx(0.6)
-    assert "labels" not in found
+    result, there = worst_figures(cells), worst_figures(cells, at=1.0)
+    assert (result["psnr"].value, there["psnr"].value) == (31, 9)
+    assert "dlg, sigma=0.1, init" in result["psnr"].where and "ig, sigma=1" in there["psnr"].where
+    assert result["cap"].value == there["cap"].value == pytest.approx(0.95 * (0.1 + 0.6) / 2)
+    assert result["asr"].value == there["asr"].value == pytest.approx(0.6)
+    assert "labels" not in result

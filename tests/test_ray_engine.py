@@ -42,10 +42,10 @@ def cluster(planted):
     from ray.cluster_utils import Cluster
 
     one = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    found = Cluster(initialize_head=True, head_node_args={**one, "_system_config": FAST_DEATH})
-    found.second = found.add_node(**one)
-    yield found
-    found.shutdown()
+    result = Cluster(initialize_head=True, head_node_args={**one, "_system_config": FAST_DEATH})
+    result.second = result.add_node(**one)
+    yield result
+    result.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def done(out: Path, executor: Executor) -> Store:
     """Have all CELLS computed."""
     store = Store(out)
     store.prepare()
-    asked = plan_cells([resolve(configure(**CELLS))])
-    compute(asked, unfinished(asked, store), store, executor, Bars(quiet=True), strict=False)
+    question = plan_cells([resolve(configure(**CELLS))])
+    compute(question, unfinished(question, store), store, executor, Bars(quiet=True), strict=False)
     return store
 
 

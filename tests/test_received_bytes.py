@@ -79,8 +79,8 @@ def test_what_an_oracle_clips_by_is_in_no_message_and_no_view(threat):
         view = run.probe({Slot(0, c): data[c] for c in range(CLIENTS)}).view(threat)
         run.run(ROUNDS)
         counts.append((run.wire.down, run.wire.up))
-        held = [m.message for m in view.mail] + [s.state for s in view.states]
-        seen.append([(type(h), [(leaf.shape, leaf.dtype) for leaf in leaves(h)]) for h in held])
+        kept = [m.message for m in view.mail] + [s.state for s in view.states]
+        seen.append([(type(h), [(leaf.shape, leaf.dtype) for leaf in leaves(h)]) for h in kept])
         mails = [m.message for m in view.mail if isinstance(m.message, Surrogates)]
         sizes.append([float(tree_norm(m.beta)) for m in mails])
     assert counts[0] == counts[1] and seen[0] == seen[1]

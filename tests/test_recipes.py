@@ -209,7 +209,7 @@ def described(tree: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Return what an evaluation with all six says, by a copy of the package; `page`, `table` and `tree` beside it."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out") / "results"
     shutil.copytree(ROOT / "ppbench", tree / "ppbench", ignore=shutil.ignore_patterns("__pycache__"))
@@ -224,10 +224,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
         [sys.executable, "-c", RUN, str(rows), str(out)], capture_output=True, text=True, env=env, cwd=tree, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["where"].startswith(str(tree))
+    content = json.loads(done.stdout.splitlines()[-1])
+    assert content["where"].startswith(str(tree))
     return {
-        **found,
+        **content,
         "page": (out / "leaderboard.html").read_text(),
         "figures": sorted(path.name for path in (out / "figures").iterdir()),
         "table": list(csv.DictReader((out / "leaderboard.csv").open())),
@@ -243,35 +243,35 @@ def test_every_file_and_group_that_the_table_names_is_there() -> None:
             assert known or word in groups, f"{what}: {word}"
 
 
-def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(told: dict) -> None:
-    assert told["listed"]["defenses"]["sign_sgd"] == "ppbench-fl"
-    mine = [row for row in told["table"] if row["defense"] == "sign_sgd"]
+def test_a_defense_is_listed_evaluated_and_its_claim_stands_beside_its_cells(outputs: dict) -> None:
+    assert outputs["listed"]["defenses"]["sign_sgd"] == "ppbench-fl"
+    mine = [row for row in outputs["table"] if row["defense"] == "sign_sgd"]
     assert {row["control_value"] for row in mine} == {"5"} and {row["status"] for row in mine} == {"complete"}
     assert {row["claimed"] for row in mine if row["attack"] == "label_recovery"} == {"CAP 0.50 (Table 99)"}
 
 
-def test_an_attack_is_listed_and_has_cells(told: dict) -> None:
-    assert told["listed"]["attacks"]["row_ratio"] == "ppbench-fl"
-    assert ["sign_sgd", "row_ratio", "reconstruction", "complete"] in told["cells"]
+def test_an_attack_is_listed_and_has_cells(outputs: dict) -> None:
+    assert outputs["listed"]["attacks"]["row_ratio"] == "ppbench-fl"
+    assert ["sign_sgd", "row_ratio", "reconstruction", "complete"] in outputs["cells"]
 
 
-def test_a_question_has_cells_columns_a_board_and_a_sentence(told: dict) -> None:
-    assert told["listed"]["questions"]["attribute"] == "ppbench-fl"
-    assert ["sign_sgd", "value_search", "attribute", "complete"] in told["cells"]
-    assert "Attribute inference" in told["page"] and "Values guessed" in told["page"]
-    assert any(sentence.startswith("Attribute inference [server/1") for sentence in told["sentences"])
-    assert all(row["attribute_accuracy"] for row in told["table"] if row["attack"] == "value_search")
+def test_a_question_has_cells_columns_a_board_and_a_sentence(outputs: dict) -> None:
+    assert outputs["listed"]["questions"]["attribute"] == "ppbench-fl"
+    assert ["sign_sgd", "value_search", "attribute", "complete"] in outputs["cells"]
+    assert "Attribute inference" in outputs["page"] and "Values guessed" in outputs["page"]
+    assert any(sentence.startswith("Attribute inference [server/1") for sentence in outputs["sentences"])
+    assert all(row["attribute_accuracy"] for row in outputs["table"] if row["attack"] == "value_search")
 
 
-def test_a_metric_is_in_the_records_and_a_column_in_the_table(told: dict) -> None:
-    assert "labels_missed" in told["metrics"]
-    columns = list(told["table"][0])
+def test_a_metric_is_in_the_records_and_a_column_in_the_table(outputs: dict) -> None:
+    assert "labels_missed" in outputs["metrics"]
+    columns = list(outputs["table"][0])
     assert columns[-4:] == ["labels_missed", "attribute_accuracy", "attribute_accuracy_low", "attribute_accuracy_high"]
-    for row in told["table"]:
+    for row in outputs["table"]:
         if row["attack"] == "label_recovery":
             assert float(row["labels_missed"]) == pytest.approx(1 - float(row["label_accuracy"]))
 
 
-def test_a_chart_is_on_the_page_and_among_the_files(told: dict) -> None:
-    assert 'aria-label="planted: 1 rows"' in told["page"] or 'aria-label="planted: 3 rows"' in told["page"]
-    assert {"planted-reconstruction.svg", "planted-reconstruction.png"} <= set(told["figures"])
+def test_a_chart_is_on_the_page_and_among_the_files(outputs: dict) -> None:
+    assert 'aria-label="planted: 1 rows"' in outputs["page"] or 'aria-label="planted: 3 rows"' in outputs["page"]
+    assert {"planted-reconstruction.svg", "planted-reconstruction.png"} <= set(outputs["figures"])

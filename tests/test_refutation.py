@@ -127,8 +127,8 @@ class Boasting(DP):
 
 def of(fed, kind="gradient", rounds=1):
     privacy = Privacy(epsilon=0.5, delta=0.01)
-    found = with_probe_guarantee(privacy, fed, kind, rounds)
-    return found.probe_epsilon, found.probe_delta
+    outcome = with_probe_guarantee(privacy, fed, kind, rounds)
+    return outcome.probe_epsilon, outcome.probe_delta
 
 
 def test_a_probed_upload_has_the_guarantee_of_a_step_that_every_example_takes_part_in(federate, shards):

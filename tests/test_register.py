@@ -36,11 +36,13 @@ def site(tmp_path_factory, register):
             continue
         folder, ignored = home / entry.name, shutil.ignore_patterns("*.egg-info", "__pycache__")
         shutil.copytree(ROOT / entry.install / "src", folder, ignore=ignored)
-        told = tomllib.loads((ROOT / entry.install / "pyproject.toml").read_text())["project"]
-        info = folder / f"{told['name'].replace('-', '_')}-{told['version']}.dist-info"
+        document = tomllib.loads((ROOT / entry.install / "pyproject.toml").read_text())["project"]
+        info = folder / f"{document['name'].replace('-', '_')}-{document['version']}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {told['name']}\nVersion: {told['version']}\n")
-        groups = told["entry-points"].items()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {document['name']}\nVersion: {document['version']}\n"
+        )
+        groups = document["entry-points"].items()
         lines = [f"[{group}]\n" + "\n".join(f"{n} = {where}" for n, where in some.items()) for group, some in groups]
         (info / "entry_points.txt").write_text("\n".join(lines))
         (info / "top_level.txt").write_text("".join(f"{path.name}\n" for path in (folder).iterdir() if path != info))
@@ -74,7 +76,7 @@ def test_the_shipped_register_pins_the_examples_as_they_are_now(register, instal
             suite = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite
             assert load_suite(suite, add=[entry.name] if group == "defenses" else [], isolate=False).configs
             other = entry.model_copy(update={"code": "0" * 12, "version": "9"})
-            assert [told.split()[1] for told in pin_faults(group, other)] == ["version", "code"]
+            assert [result.split()[1] for result in pin_faults(group, other)] == ["version", "code"]
 
 
 CHANGES = [
@@ -100,14 +102,14 @@ def repository(folder):
     return folder / "leaderboards" / "register.toml"
 
 
-@pytest.mark.parametrize(("before", "after", "told"), CHANGES)
-def test_what_pins_nothing_is_refused_by_file_line_and_key(tmp_path, before, after, told):
+@pytest.mark.parametrize(("before", "after", "message"), CHANGES)
+def test_what_pins_nothing_is_refused_by_file_line_and_key(tmp_path, before, after, message):
     assert before in SHIPPED.read_text()
     path = repository(tmp_path)
     path.write_text(SHIPPED.read_text().replace(before, after, 1))
     with pytest.raises(UsageError) as caught:
         load_register(path)
-    assert told in str(caught.value) and str(path) in str(caught.value), caught.value
+    assert message in str(caught.value) and str(path) in str(caught.value), caught.value
 
 
 def test_versions_and_commits_pin_and_a_missing_file_is_told(tmp_path):
@@ -125,14 +127,14 @@ def test_figures_that_moved_or_went_are_named(register, cell):
     entry, record = register.named("sign_sgd")[1], cell(share=10.0)
     metric = record.metric("psnr_median")
 
-    def told(value, **changes):
+    def result(value, **changes):
         about = dict(defense="dp", control=0.1, attack="dlg", metric="psnr_median", value=value) | changes
         return moved_figures(entry.model_copy(update={"figure": (RegisteredFigure(**about),)}), [record])
 
-    assert told(metric.value) == told(metric.low) == []
-    assert "was 30, and now is" in told(30.0)[0]
+    assert result(metric.value) == result(metric.low) == []
+    assert "was 30, and now is" in result(30.0)[0]
     for changes in ({"control": 0.2}, {"attack": "ig"}, {"defense": "none"}, {"metric": "psnr_mode"}):
-        assert "is not there now" in told(metric.value, **changes)[0]
+        assert "is not there now" in result(metric.value, **changes)[0]
 
 
 # -- the workflow ------------------------------------------------------------------------------------------------------
@@ -143,25 +145,25 @@ def jobs():
 
 def test_the_workflows_commands_are_real(jobs, site, register, tmp_path):
     """Its scripts run as GitHub runs them; pip installs nothing, and the last one computes nothing: see below."""
-    found = {"PYTHONPATH": f"{ROOT}:{site / 'sign_sgd'}"}
+    results = {"PYTHONPATH": f"{ROOT}:{site / 'sign_sgd'}"}
     runner, ran = Runner(tmp_path / "workspace", tmp_path / "home", ROOT), Ran()
     for name in ("benchmarks", "leaderboards", "examples"):
         (runner.workspace / name).symlink_to(ROOT / name)
     outputs = {}
     for step in jobs["entries"]["steps"]:
         if "run" in step:
-            code, told = runner.script({**step, "shell": "bash"}, {}, found, ran)
+            code, message = runner.script({**step, "shell": "bash"}, {}, results, ran)
             assert code == 0, ran.log
-            outputs |= told
+            outputs |= message
     names = [entry.name for _, entry in register.entries()]
     assert json.loads(outputs["names"]) == names
     install, compute = (step for step in jobs["again"]["steps"] if "NAME" in step.get("env", {}))
-    code, _ = runner.script({**install, "env": {}, "shell": "bash"}, {}, {**found, "NAME": "sign_sgd"}, ran)
+    code, _ = runner.script({**install, "env": {}, "shell": "bash"}, {}, {**results, "NAME": "sign_sgd"}, ran)
     assert code == 0 and (runner.home / "pip.txt").read_text().split() == [
         *("install", "."),
         *("install", str(ROOT / "examples" / "my_defense")),
     ]
-    code, _ = runner.script({**compute, "env": {}, "shell": "bash"}, {}, {**found, "NAME": "nobody"}, ran)
+    code, _ = runner.script({**compute, "env": {}, "shell": "bash"}, {}, {**results, "NAME": "nobody"}, ran)
     assert code != 0 and "has no entry 'nobody'" in ran.log
 
 
@@ -175,9 +177,9 @@ def test_what_the_workflow_computes_is_pinned(script, installed, undrawn, tmp_pa
 
 
 def test_the_workflow_runs_weekly_and_by_hand_reads_alone_and_has_no_expressions_in_scripts(jobs):
-    told = yaml.safe_load(WORKFLOW.read_text())
-    assert told["permissions"] == {"contents": "read"} and set(told[True]) == {"schedule", "workflow_dispatch"}
-    assert [one["cron"].split()[-1] for one in told[True]["schedule"]] == ["1"]
+    document = yaml.safe_load(WORKFLOW.read_text())
+    assert document["permissions"] == {"contents": "read"} and set(document[True]) == {"schedule", "workflow_dispatch"}
+    assert [one["cron"].split()[-1] for one in document[True]["schedule"]] == ["1"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     assert not [step for step in steps if "${{" in step.get("run", "")]
     assert all("@v" in step["uses"] for step in steps if "uses" in step)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import delivered, letters, seeded, told
+from observations import delivered, half_known, letters, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -64,8 +64,8 @@ def test_randomized_response_is_bounded_below_its_epsilon_in_nineteen_of_twenty_
     bounds = []
     for _ in range(200):
         member = g.random(m) < 0.5
-        told = np.where(g.random(m) < rate, member, ~member)
-        figure = epsilon_bound(member, told, np.ones(m, dtype=bool), delta=0)
+        result = np.where(g.random(m) < rate, member, ~member)
+        figure = epsilon_bound(member, result, np.ones(m, dtype=bool), delta=0)
         bounds.append(figure.value)
     assert np.mean(np.array(bounds) > epsilon) < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
     assert 0.8 < float(np.median(bounds)) < 1.0
@@ -99,7 +99,7 @@ VIEW = delivered(PLAN, {"head.weight": torch.eye(CLASSES), "head.bias": torch.ze
 """Of a model that answers its input: a candidate's x is the target's logits on it."""
 
 
-def asked(size: float, seed: int = 0, count: int = 200) -> tuple[View, list[Challenge], Tensor]:
+def questions(size: float, seed: int = 0, count: int = 200) -> tuple[View, list[Challenge], Tensor]:
     """Return the view, both halves' challenges, and who was in.
 
     A member has `size` more on its label's logit; everybody's logits are noise of deviation 1.
@@ -125,17 +125,17 @@ def bound(view: View, challenges: list[Challenge], member: Tensor, attack: OneRu
 
 
 def test_planted_leak_gives_a_bound_and_noise_gives_none():
-    strong = bound(*asked(8.0))
+    strong = bound(*questions(8.0))
     assert 2.5 < strong.value <= epsilon_lower(200, 100, 100)
     assert "100 guesses" in strong.interval.method
-    assert 0.2 < bound(*asked(1.0)).value < strong.value - 1
-    nulls = [bound(*asked(0.0, seed)).value for seed in range(40)]
+    assert 0.2 < bound(*questions(1.0)).value < strong.value - 1
+    nulls = [bound(*questions(0.0, seed)).value for seed in range(40)]
     assert sum(value > 0 for value in nulls) <= stats.binom.ppf(0.999, 40, 0.05)
 
 
 def test_guessing_on_fewer_is_surer():
     """At a middling leak the surest tenth is righter than the whole; how many are guessed on is fixed by the share."""
-    view, challenges, member = asked(3.0, count=1000)
+    view, challenges, member = questions(3.0, count=1000)
     right = []
     for share, made in ((0.1, 50), (0.5, 250), (1.0, 500)):
         guesses = OneRunAudit(share=share).run(view, challenges, torch.Generator())
@@ -146,7 +146,7 @@ def test_guessing_on_fewer_is_surer():
 
 
 def test_the_known_half_is_never_used():
-    view, challenges, _ = asked(3.0)
+    view, challenges, _ = questions(3.0)
     flipped = [replace(c, known=torch.where(c.known >= 0, 1 - c.known, c.known)) for c in challenges]
     straight, other = (OneRunAudit().run(view, c, seeded(1)) for c in (challenges, flipped))
     for a, b, challenge in zip(straight, other, challenges, strict=True):
@@ -177,7 +177,7 @@ def test_equal_scores_are_coins():
     """A model that cannot be queried: as many right as wrong, over forty federations."""
     right = total = 0
     for seed in range(40):
-        view, challenges, member = asked(8.0, seed)
+        view, challenges, member = questions(8.0, seed)
         broken = replace(view, mail=())
         guesses = OneRunAudit().run(broken, challenges, seeded(seed))
         for guess, challenge in zip(guesses, challenges, strict=True):
@@ -189,20 +189,20 @@ def test_equal_scores_are_coins():
 
 
 def test_references_and_uploads_are_used_where_there_are_any():
-    view, challenges, _ = asked(3.0)
+    view, challenges, _ = questions(3.0)
     count = len(challenges[0].x)
     g = seeded(3)
     keep = torch.arange(8)[:, None] % 2 == torch.arange(count) % 2
     outputs = torch.randn(8, 1, count, 4, generator=g, dtype=torch.float64)
     outputs = outputs + 3 * keep[:, None, :, None] * challenges[0].labels
     references = References(keep, outputs, torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(8, 0, 4).double())
-    told = replace(challenges[0], references=references)
-    (with_references,) = OneRunAudit().run(view, [told], torch.Generator())
-    assert torch.equal(with_references.score, LiRA().run(view, [told], torch.Generator())[0].score)
+    result = replace(challenges[0], references=references)
+    (with_references,) = OneRunAudit().run(view, [result], torch.Generator())
+    assert torch.equal(with_references.score, LiRA().run(view, [result], torch.Generator())[0].score)
     update = {n: torch.randn(v.shape, generator=g) for n, v in initial(SPEC, 0).items()}
     server = View("server/1", SERVER, PLAN, NoDefense(), letters(1, 1, view.mail[0].message.params, update), ())
-    (by_uploads,) = OneRunAudit().run(server, [told], torch.Generator())
-    assert torch.equal(by_uploads.score, UpdateCosine().run(server, [told], torch.Generator())[0].score)
+    (by_uploads,) = OneRunAudit().run(server, [result], torch.Generator())
+    assert torch.equal(by_uploads.score, UpdateCosine().run(server, [result], torch.Generator())[0].score)
 
 
 # -- RMIA (planted leaks on trained models are in test_lira) ----------------------------------------------------------
@@ -213,11 +213,11 @@ def test_the_prior_is_the_papers_by_loops(seed, pairs, a, online):
     p, keep = g.uniform(1e-6, 1, size=(2 * pairs, 2, 3)), np.zeros((2 * pairs, 3), dtype=bool)
     for q in range(3):
         keep[g.permutation(2 * pairs)[:pairs], q] = True
-    found = log_prior(torch.tensor(p).log(), torch.tensor(keep), a, online)
+    result = log_prior(torch.tensor(p).log(), torch.tensor(keep), a, online)
     for q in range(3):
         inside, outside = p[keep[:, q], :, q].mean(0), p[~keep[:, q], :, q].mean(0)
         expected = (inside + outside) / 2 if online else ((1 + a) * outside + 1 - a) / 2
-        assert np.allclose(found[:, q].exp().numpy(), expected, rtol=1e-9)
+        assert np.allclose(result[:, q].exp().numpy(), expected, rtol=1e-9)
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.lists(st.integers(-3, 3), min_size=1, max_size=20))
@@ -243,24 +243,24 @@ def challenge(runs: int, seed: int = 0, count: int = 300, population: int = 500)
     logits = base + noise + 2 * learned[..., None] * hot
     x, labels = logits[0].float(), hot.float()
     references = References(keep, logits[1:, None, :count], labels[count:], x[count:], logits[1:, count:])
-    own = dict(x=x[:count], labels=labels[:count], known=told(member), references=references)
+    own = dict(x=x[:count], labels=labels[:count], known=half_known(member), references=references)
     return Challenge((), 1, **own), member
 
 
 @pytest.mark.parametrize("runs", [2, 8])
 @pytest.mark.parametrize("attack", [RMIA(), RMIA(gamma=2.0), OfflineRMIA(), OfflineRMIA(gamma=2.0, a=0.6)])
 def test_two_to_eight_references_beat_the_loss(runs, attack):
-    asked, member = challenge(runs)
-    (guess,) = attack.run(VIEW, [asked], torch.Generator())
-    likely = asked.x.double().log_softmax(-1)[asked.labels == 1]
+    challenges, member = challenge(runs)
+    (guess,) = attack.run(VIEW, [challenges], torch.Generator())
+    likely = challenges.x.double().log_softmax(-1)[challenges.labels == 1]
     gain = 0.1 if type(attack) is RMIA else 0.02  # over ten seeds .15 or more, offline .055
     assert roc_auc_score(member, guess.score) > roc_auc_score(member, likely) + gain
     assert roc_auc_score(member, guess.score) > 0.75
 
 
 def test_gamma_moves_shares_and_the_tie_break_keeps_the_order():
-    asked, _ = challenge(4)
-    one, two = (RMIA(gamma=gamma).run(VIEW, [asked], torch.Generator())[0].score for gamma in (1.0, 2.0))
+    challenges, _ = challenge(4)
+    one, two = (RMIA(gamma=gamma).run(VIEW, [challenges], torch.Generator())[0].score for gamma in (1.0, 2.0))
     assert bool((two <= one + 1e-6).all())
     assert len(two.unique()) == len(two)  # shares of 500 alone would tie
     assert torch.equal(one.argsort(), two.argsort())
@@ -268,21 +268,21 @@ def test_gamma_moves_shares_and_the_tie_break_keeps_the_order():
 
 def test_ties_break_where_the_population_is_beaten_whole():
     """TPR at a low FPR lives at the very top, where every member beats all z (spec: .000 -> .115)."""
-    asked, member = challenge(4)
-    low = replace(asked.references, x=-9 * asked.references.labels)  # the target finds all z unlikely
-    (guess,) = RMIA().run(VIEW, [replace(asked, references=low)], torch.Generator())
+    challenges, member = challenge(4)
+    low = replace(challenges.references, x=-9 * challenges.references.labels)  # the target finds all z unlikely
+    (guess,) = RMIA().run(VIEW, [replace(challenges, references=low)], torch.Generator())
     assert bool((guess.score > 0.99).all())
     half = Half(member.numpy(), guess.score.numpy(), guess.decision.numpy())
     assert operating_point(half, 0.05)[0] > 0.2
 
 
 def test_without_a_population_the_ratio_alone_decides():
-    asked, member = challenge(4)
-    r = asked.references
+    challenges, member = challenge(4)
+    r = challenges.references
     empty = replace(r, labels=r.labels[:0], x=r.x[:0], population=r.population[:, :0])
-    (usual,) = RMIA().run(VIEW, [asked], torch.Generator())
+    (usual,) = RMIA().run(VIEW, [challenges], torch.Generator())
     for references in (empty, replace(r, x=r.x * torch.nan)):
-        (guess,) = RMIA().run(VIEW, [replace(asked, references=references)], torch.Generator())
+        (guess,) = RMIA().run(VIEW, [replace(challenges, references=references)], torch.Generator())
         assert torch.equal(guess.score.argsort(), usual.score.argsort())
         assert bool((guess.decision == member).double().mean() > 0.7)
 
@@ -300,27 +300,28 @@ def test_probabilities_that_underflow_are_no_trouble():
 @pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_AUGMENTATIONS])
 def test_the_record_comes_first_and_copies_are_many_and_unlike(count):
     x = torch.rand(3, 2, 5, 6)
-    found = augmentations(x, count)
-    assert found.shape == (count, 3, 2, 5, 6)
-    assert torch.equal(found[0], x)
-    assert len({tuple(copy.flatten().tolist()) for copy in found}) == count
+    augmented = augmentations(x, count)
+    assert augmented.shape == (count, 3, 2, 5, 6)
+    assert torch.equal(augmented[0], x)
+    assert len({tuple(copy.flatten().tolist()) for copy in augmented}) == count
     assert (
-        torch.equal(found, augmentations(x.clone(), 1000)[:count]) and len(augmentations(x, 1000)) == MOST_AUGMENTATIONS
+        torch.equal(augmented, augmentations(x.clone(), 1000)[:count])
+        and len(augmentations(x, 1000)) == MOST_AUGMENTATIONS
     )
 
 
 def test_the_second_is_the_mirror_image_and_the_third_a_shift():
     x = torch.arange(12.0).reshape(1, 1, 3, 4)
-    found = augmentations(x, 4)
-    assert torch.equal(found[1], x.flip(-1))
-    assert found[2, 0, 0].tolist() == [[0, 0, 1, 2], [4, 4, 5, 6], [8, 8, 9, 10]]
-    assert torch.equal(found[3], found[2].flip(-1))
+    augmented = augmentations(x, 4)
+    assert torch.equal(augmented[1], x.flip(-1))
+    assert augmented[2, 0, 0].tolist() == [[0, 0, 1, 2], [4, 4, 5, 6], [8, 8, 9, 10]]
+    assert torch.equal(augmented[3], augmented[2].flip(-1))
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (4, 3, 8)])
 def test_what_is_no_image_has_itself_only_and_fewer_than_one_is_refused(shape):
     x = torch.rand(shape, dtype=torch.float64)
-    found = augmentations(x, 5)
-    assert torch.equal(found, x[None]) and found.data_ptr() != x.data_ptr()
+    augmented = augmentations(x, 5)
+    assert torch.equal(augmented, x[None]) and augmented.data_ptr() != x.data_ptr()
     with pytest.raises(UsageError, match="expected 1"):
         augmentations(torch.rand(1, 1, 4, 4), 0)

@@ -39,8 +39,8 @@ def reshaped(path):
 
 def changed(path):
     text = path.read_text()
-    told = json.loads(text)["about"]["utility"]["accuracy"]
-    path.write_text(text.replace(f'"accuracy": {told}', '"accuracy": 0.5', 1))
+    accuracy = json.loads(text)["about"]["utility"]["accuracy"]
+    path.write_text(text.replace(f'"accuracy": {accuracy}', '"accuracy": 0.5', 1))
 
 
 def strange(path):

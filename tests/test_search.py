@@ -36,8 +36,8 @@ def test_steps_are_those_of_torch_adam(by):
         z.grad = {"slope": slope, "sign": slope.sign(), "soft": (slope / slope.abs().mean(1, keepdim=True)).tanh()}[by]
         optimizer.step()
         schedule.step()
-    found = descend(bowl, torch.zeros(2, 3), DescentSchedule(steps, 0.09, by=by))
-    assert torch.allclose(found.end, z.detach(), atol=1e-5)
+    solution = descend(bowl, torch.zeros(2, 3), DescentSchedule(steps, 0.09, by=by))
+    assert torch.allclose(solution.end, z.detach(), atol=1e-5)
 
 
 def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters():
@@ -58,15 +58,15 @@ def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_the
         value = bowl(z, index)
         return value._replace(score=(z[:, 0] - 0.5).abs())
 
-    found = descend(passing, torch.zeros(2, 3), DescentSchedule(40, 0.1), marks=[1, 3, 40])
-    assert found.score[0] < 0.06
-    assert abs(float(found.z[0, 0]) - 0.5) == pytest.approx(float(found.score[0]), abs=1e-6)
-    assert abs(float(found.end[0, 0]) - 0.5) > 0.2
-    assert [mark.evaluations for mark in found.trail] == [1, 3, 40]
-    assert torch.equal(found.trail[0].z, torch.zeros(2, 3))
-    assert torch.equal(found.trail[-1].z, found.z)
-    assert all((a.score >= b.score).all() for a, b in zip(found.trail, found.trail[1:], strict=False))
-    assert found.evaluations.tolist() == [40, 40]
+    solution = descend(passing, torch.zeros(2, 3), DescentSchedule(40, 0.1), marks=[1, 3, 40])
+    assert solution.score[0] < 0.06
+    assert abs(float(solution.z[0, 0]) - 0.5) == pytest.approx(float(solution.score[0]), abs=1e-6)
+    assert abs(float(solution.end[0, 0]) - 0.5) > 0.2
+    assert [mark.evaluations for mark in solution.trail] == [1, 3, 40]
+    assert torch.equal(solution.trail[0].z, torch.zeros(2, 3))
+    assert torch.equal(solution.trail[-1].z, solution.z)
+    assert all((a.score >= b.score).all() for a, b in zip(solution.trail, solution.trail[1:], strict=False))
+    assert solution.evaluations.tolist() == [40, 40]
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
@@ -79,10 +79,10 @@ def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken):
         bad = (index == 0) & (torch.tensor(len(seen)) >= 5)
         return RowValue(torch.where(bad, broken, value.loss), value.gradient, torch.where(bad, broken, value.score))
 
-    found, alone = (descend(f, torch.zeros(2, 3), DescentSchedule(30, 0.1)) for f in (failing, bowl))
-    assert found.evaluations.tolist() == [5, 30]
-    assert torch.equal(found.z[1], alone.z[1])
-    assert found.score.isfinite().all()
+    solution, alone = (descend(f, torch.zeros(2, 3), DescentSchedule(30, 0.1)) for f in (failing, bowl))
+    assert solution.evaluations.tolist() == [5, 30]
+    assert torch.equal(solution.z[1], alone.z[1])
+    assert solution.score.isfinite().all()
     assert seen == [2] * 5 + [1] * 25
 
 
@@ -97,9 +97,9 @@ def test_rows_are_projected_after_every_step_each_by_its_index():
     def box(z: Tensor, index: Tensor) -> Tensor:
         return z.clamp(-limits[index][:, None], limits[index][:, None])
 
-    found = descend(watched, torch.zeros(2, 3), DescentSchedule(60, 0.1), project=box)
-    assert all((z.abs() <= limits[:, None]).all() for z in [*seen, found.end])
-    assert torch.allclose(found.end[0], torch.tensor([0.3, -0.3, 0.3]), atol=1e-3)
+    solution = descend(watched, torch.zeros(2, 3), DescentSchedule(60, 0.1), project=box)
+    assert all((z.abs() <= limits[:, None]).all() for z in [*seen, solution.end])
+    assert torch.allclose(solution.end[0], torch.tensor([0.3, -0.3, 0.3]), atol=1e-3)
 
 
 def quadratics(victims: int, size: int, condition: float = 1e3):
@@ -135,22 +135,22 @@ def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **opt
 @given(victims=st.integers(1, 7), size=st.integers(1, 12), slots=st.integers(1, 4), history=st.integers(1, 20))
 def test_finds_the_minimum_of_every_quadratic(victims, size, slots, history):
     function, centers = quadratics(victims, size, 10.0)
-    found = run(function, torch.zeros(victims, size, dtype=torch.float64), slots=slots, history=history)
-    assert set(found.reasons) == {"converged"}
-    assert torch.allclose(found.z, centers, atol=1e-4)
+    guesses = run(function, torch.zeros(victims, size, dtype=torch.float64), slots=slots, history=history)
+    assert set(guesses.reasons) == {"converged"}
+    assert torch.allclose(guesses.z, centers, atol=1e-4)
 
 
 def test_rosenbrock_takes_about_as_many_evaluations_as_scipy():
     starts = torch.full((1, 10), -1.2, dtype=torch.float64)
-    found = run(rosenbrock, starts, stop=1e-14)
+    guesses = run(rosenbrock, starts, stop=1e-14)
 
     def plain(z: np.ndarray) -> tuple[float, np.ndarray]:
         loss, gradient = rosenbrock(torch.tensor(z)[None], torch.zeros(1, dtype=torch.int64))
         return float(loss), gradient[0].numpy()
 
     theirs = scipy.optimize.minimize(plain, starts[0].numpy(), jac=True, method="L-BFGS-B", options={"maxcor": 100})
-    assert found.reasons == ("converged",)
-    assert int(found.evaluations) <= 2 * theirs.nfev
+    assert guesses.reasons == ("converged",)
+    assert int(guesses.evaluations) <= 2 * theirs.nfev
 
 
 def test_compact_form_equals_the_two_loop_recursion_also_when_pairs_are_replaced():
@@ -198,13 +198,13 @@ def test_budget_is_kept_victim_by_victim_and_the_best_point_returned():
     starts = torch.full((3, 8), -1.2, dtype=torch.float64)
     budget = torch.tensor([1, 7, 30])
     stop = torch.zeros(3, dtype=torch.float64)
-    found = minimize(rosenbrock, starts, budget=budget, stop=stop, settings=LBFGSSettings())
-    assert found.evaluations.tolist() == budget.tolist()
-    assert found.reasons == ("budget",) * 3
-    assert torch.equal(found.z[0], starts[0])
-    loss, _ = rosenbrock(found.z, torch.arange(3))
-    assert torch.allclose(loss, found.loss)
-    assert found.loss[0] > found.loss[1] > found.loss[2]
+    solution = minimize(rosenbrock, starts, budget=budget, stop=stop, settings=LBFGSSettings())
+    assert solution.evaluations.tolist() == budget.tolist()
+    assert solution.reasons == ("budget",) * 3
+    assert torch.equal(solution.z[0], starts[0])
+    loss, _ = rosenbrock(solution.z, torch.arange(3))
+    assert torch.allclose(loss, solution.loss)
+    assert solution.loss[0] > solution.loss[1] > solution.loss[2]
 
 
 def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget():
@@ -214,9 +214,9 @@ def test_a_floor_above_the_stop_ends_as_stalled_long_before_the_budget():
         loss, gradient = function(z, index)
         return loss + 1.0, gradient
 
-    found = run(raised, torch.zeros(2, 6, dtype=torch.float64), budget=5000, patience=30)
-    assert set(found.reasons) <= {"stalled", "line search"}
-    assert int(found.evaluations.max()) < 500
+    guesses = run(raised, torch.zeros(2, 6, dtype=torch.float64), budget=5000, patience=30)
+    assert set(guesses.reasons) <= {"stalled", "line search"}
+    assert int(guesses.evaluations.max()) < 500
 
 
 def test_a_start_that_is_not_finite_ends_alone():
@@ -226,17 +226,17 @@ def test_a_start_that_is_not_finite_ends_alone():
         loss, gradient = function(z, index)
         return torch.where(index == 1, torch.nan, loss), gradient
 
-    found = run(broken, torch.zeros(3, 4, dtype=torch.float64))
-    assert found.reasons == ("converged", "not finite", "converged")
-    assert found.loss[1] == torch.inf
-    assert torch.equal(found.z[1], torch.zeros(4, dtype=torch.float64))
-    assert torch.allclose(found.z[2], centers[2], atol=1e-4)
+    guesses = run(broken, torch.zeros(3, 4, dtype=torch.float64))
+    assert guesses.reasons == ("converged", "not finite", "converged")
+    assert guesses.loss[1] == torch.inf
+    assert torch.equal(guesses.z[1], torch.zeros(4, dtype=torch.float64))
+    assert torch.allclose(guesses.z[2], centers[2], atol=1e-4)
 
 
 def test_a_region_without_finite_values_is_backed_out_of():
     def barrier(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         return (z - z.log()).sum(1) - z.shape[1], 1 - 1 / z
 
-    found = run(barrier, torch.full((1, 3), 20.0, dtype=torch.float64), stop=1e-9)
-    assert found.reasons == ("converged",)
-    assert torch.allclose(found.z, torch.ones(1, 3, dtype=torch.float64), atol=1e-4)
+    guesses = run(barrier, torch.full((1, 3), 20.0, dtype=torch.float64), stop=1e-9)
+    assert guesses.reasons == ("converged",)
+    assert torch.allclose(guesses.z, torch.ones(1, 3, dtype=torch.float64), atol=1e-4)

@@ -90,9 +90,9 @@ def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does():
 def test_session_round_and_purpose_each_change_the_stream_and_nothing_else_does():
     keys, _ = agreed(complete_graph(3))
     sessions, rounds = ("real", "probe-0", "probe-1", "probe-10", "observed"), (1, 2, 10, 11)
-    asked = list(product(sessions, rounds, ("g", "sigma", "beta")))
-    words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in asked]
-    assert len({tuple(w.tolist()) for w in words}) == len(asked)
+    question = list(product(sessions, rounds, ("g", "sigma", "beta")))
+    words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in question]
+    assert len({tuple(w.tolist()) for w in words}) == len(question)
     single = torch.stack(words).flatten()
     assert len(set(single.tolist())) == single.numel(), "not one word comes twice"
     again = secagg.stream(keys[0], context(0, 1, "real"), 1, "g", 32)
@@ -317,14 +317,14 @@ def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense,
     run = federate(defense)
     server, clients = keys(run)
     view = run.probe(scene_victims(run).data).view(threat)
-    held = (view, view.defense.evidence(view))
-    seen = {c for c, one in enumerate(clients) if leaks(held, [one.shared[None]])}
-    private = {c for c, one in enumerate(clients) if leaks(held, [one.private[None]])}
+    kept = (view, view.defense.evidence(view))
+    seen = {c for c, one in enumerate(clients) if leaks(kept, [one.shared[None]])}
+    private = {c for c, one in enumerate(clients) if leaks(kept, [one.private[None]])}
     everybody = set(range(run.plan.clients))
     expected = {"server/1": (everybody, set()), "client/1": ({0}, {0}), "eavesdropper/1": (set(), set())}
     expected["server-active/1"] = expected["server/1"]
     assert (seen, private) == expected.get(threat, (everybody, everybody - {0}))  # colluders: all but client 0's own
-    assert bool(leaks(held, [server.private[None]])) == (threat not in ("client/1", "eavesdropper/1"))
+    assert bool(leaks(kept, [server.private[None]])) == (threat not in ("client/1", "eavesdropper/1"))
 
 
 def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
@@ -334,9 +334,9 @@ def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
     exact = {}
     for threat in ("server/1", "eavesdropper/1"):
         view = transcript.view(threat)
-        found = view.defense.evidence(view)
-        truth = [victims.data[e.unit[0]] for e in found]
-        exact[threat] = [at_truth(e, d.x[None], d.y[None]) for e, d in zip(found, truth, strict=True)]
+        evidence = view.defense.evidence(view)
+        truth = [victims.data[e.unit[0]] for e in evidence]
+        exact[threat] = [at_truth(e, d.x[None], d.y[None]) for e, d in zip(evidence, truth, strict=True)]
     assert len(exact["server/1"]) == len(victims.data) and max(exact["server/1"]) < 1e-8
     assert min(exact["eavesdropper/1"]) > 0.5
 
@@ -345,8 +345,8 @@ def test_the_battery_passes_it_and_finds_a_key_that_is_sent_along():
     with registered("defenses", Shuffled):
         check_defense(Shuffled)
     assert not list(no_view_reaches_a_secret(DefenseTrial(Shuffled()), "eavesdropper/1"))
-    (found,) = no_view_reaches_a_secret(DefenseTrial(Telltale()), "eavesdropper/1")
-    assert "what a client keeps in its state is reached" in found
+    (result,) = no_view_reaches_a_secret(DefenseTrial(Telltale()), "eavesdropper/1")
+    assert "what a client keeps in its state is reached" in result
 
 
 # -- answers that are none -------------------------------------------------------------------------------------------

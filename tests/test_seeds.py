@@ -17,10 +17,10 @@ def words(generator):
 
 def of_seed(seed):
     """Return the words that the twister begins with (Matsumoto and Nishimura 2002)."""
-    found = [seed & 0xFFFFFFFF]
+    results = [seed & 0xFFFFFFFF]
     for place in range(1, TWISTER):
-        found.append((1812433253 * (found[-1] ^ (found[-1] >> 30)) + place) & 0xFFFFFFFF)
-    return np.array(found, dtype=np.uint64)
+        results.append((1812433253 * (results[-1] ^ (results[-1] >> 30)) + place) & 0xFFFFFFFF)
+    return np.array(results, dtype=np.uint64)
 
 
 def test_without_a_secret_draws_are_those_of_the_seed_of_which_torch_keeps_half():
@@ -33,8 +33,8 @@ def test_without_a_secret_draws_are_those_of_the_seed_of_which_torch_keeps_half(
 
 def test_with_one_they_hang_on_all_of_it_and_are_no_seeds():
     made = Seeds(3, SALT).generator("noise", 1)
-    found = words(made)
-    assert not (found == of_seed(int(found[0]))).any(where=np.arange(TWISTER) > 0) and found.max() < 2**32
+    result = words(made)
+    assert not (result == of_seed(int(result[0]))).any(where=np.arange(TWISTER) > 0) and result.max() < 2**32
     same, other = Seeds(3, SALT).generator("noise", 1), Seeds(3, SALT[:-1] + "c").generator("noise", 1)
     first, again, apart = (torch.randn(1000, generator=g) for g in (made, same, other))
     assert torch.equal(first, again) and abs(float(first @ apart)) < 150

@@ -32,9 +32,9 @@ def outcome(share=1.0):
 
 
 def test_the_networks_of_a_sound_harness_fall():
-    found = selftest()
-    assert {trial.model: trial.share for trial in found.trials} == {subject.model: 1.0 for subject in SUBJECTS}
-    check = check_harness(found)
+    result = selftest()
+    assert {trial.model: trial.share for trial in result.trials} == {subject.model: 1.0 for subject in SUBJECTS}
+    check = check_harness(result)
     assert check.control == "harness" and check.ok is True
 
 

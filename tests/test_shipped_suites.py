@@ -22,8 +22,8 @@ LARGE = (12, "resnet50_fixup", "unet", "vgg16", "frozen_backbone")
 
 
 @cache
-def standing_in(name: str, held: int) -> Dataset:
-    """Return a small data set of the shape that a suite's has, with `held` images to train on."""
+def standing_in(name: str, size: int) -> Dataset:
+    """Return a small data set of the shape that a suite's has, with `size` images to train on."""
     if name.startswith("csv:"):
         x, y = torch.rand(900, 24), torch.rand(900, 1)
         train, test = Split(x[:800], y[:800], 1), Split(x[800:], y[800:], 1)
@@ -33,11 +33,11 @@ def standing_in(name: str, held: int) -> Dataset:
         x, y = torch.randint(0, 256, (90, 3, 64, 64), dtype=torch.uint8), (torch.rand(90, 1, 64, 64) < 0.2).float()
         return masked_dataset("segmentation:lggs", Split(x[:80], y[:80], 1), Split(x[80:], y[80:], 1))
     shape, classes = SHAPES.get(name, (3, 32, 32)), CLASSES.get(name, 10)
-    x = torch.randint(0, 256, (200, *shape), dtype=torch.uint8).repeat(-(-(held + 800) // 200), 1, 1, 1)
-    y, domain = torch.arange(held + 800) % classes, torch.arange(held + 800) % 4 if name == "officehome" else None
+    x = torch.randint(0, 256, (200, *shape), dtype=torch.uint8).repeat(-(-(size + 800) // 200), 1, 1, 1)
+    y, domain = torch.arange(size + 800) % classes, torch.arange(size + 800) % 4 if name == "officehome" else None
     parts = [
         Split(x[p], y[p], classes, None if domain is None else domain[p])
-        for p in (slice(held), slice(held, held + 800))
+        for p in (slice(size), slice(size, size + 800))
     ]
     return Dataset(name, *parts, classes, shape, (0, 1), "image")
 
@@ -74,8 +74,8 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     monkeypatch.setenv("PPBENCH_DATA", str(downloads))
     suite = load_suite(name, preset)
     few = 1000 if any(place in suite.configs[0].dataset for place in ("ham10000", "breakhis")) else 4000
-    held = max(few, *(needed(config) for config in suite.configs))
-    monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name, held))
+    size = max(few, *(needed(config) for config in suite.configs))
+    monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name, size))
     task_module.task_of.cache_clear()
     assert suite.id == (f"{name}@{preset}" if preset else name) and preset in titles()[name]
     first = suite.configs[0].seed
@@ -85,8 +85,8 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     alone = replace(suite, places=dict(kept))
     planned = plan_sweep(alone, tmp_path / "out")
     task_module.task_of.cache_clear()
-    found = {c.config.defense.id for one in planned.asked for c in one.cells}
-    assert found >= {experiment.config.defense for experiment, _ in kept}
+    results = {c.config.defense.id for one in planned.asked for c in one.cells}
+    assert results >= {experiment.config.defense for experiment, _ in kept}
     assert planned.todo == planned.asked and not (tmp_path / "out").exists()
 
 

@@ -47,8 +47,8 @@ def text(path):
 def test_no_page_asks_anything_of_a_network(site):
     files = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
     assert len(files) > 20
-    found = [f"{path.name}: {match[0]}" for path in files for match in LOADED.finditer(path.read_text())]
-    assert not found, found
+    results = [f"{path.name}: {match[0]}" for path in files for match in LOADED.finditer(path.read_text())]
+    assert not results, results
     assert LOADED.search('<link href="https://fonts.example/css" rel="stylesheet">')
     assert LOADED.search("<script src=//cdn.example/x.js>") and LOADED.search("a{b:url('https://x.example/f')}")
     assert not LOADED.search('<a href="https://example.org">')
@@ -59,8 +59,8 @@ def test_every_document_keeps_its_address_and_can_be_searched(site):
     pages |= {Path("index.html")}
     assert len(pages) > 10 and not [page for page in pages if not (site / page).is_file()]
     index = json.loads((site / "search/search_index.json").read_text())
-    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    assert {str(page) for page in pages} <= found | {"index.html"}
+    results = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {str(page) for page in pages} <= results | {"index.html"}
 
 
 @pytest.mark.parametrize("group", ["defenses", "attacks"])
@@ -85,8 +85,8 @@ def test_the_gallery_has_every_board_that_is_kept(site):
     manifests = sorted((ROOT / "leaderboards/results").glob("*/manifest.toml"))
     assert manifests
     for manifest in manifests:
-        told = tomllib.loads(manifest.read_text())
-        assert told["command"] in page and str(told["cells"]) in page, manifest
+        document = tomllib.loads(manifest.read_text())
+        assert document["command"] in page and str(document["cells"]) in page, manifest
     assert "full_noise" in page
 
 
@@ -111,8 +111,10 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path):
     (tmp_path / "more/x.csv").write_text("1\n")
     hook = (ROOT / "docs/make_site.py").read_text().replace("in generated_pages().items()", "in ()")
     (tmp_path / "docs/make_site.py").write_text(hook)
-    told = 'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
-    (tmp_path / "mkdocs.yml").write_text(told + "plugins: []\nvalidation: { anchors: warn }\n")
+    settings = (
+        'site_name: x\ndocs_dir: docs\nexclude_docs: "*.py"\nhooks: [docs/make_site.py]\nuse_directory_urls: false\n'
+    )
+    (tmp_path / "mkdocs.yml").write_text(settings + "plugins: []\nvalidation: { anchors: warn }\n")
     outcomes, pages = [], []
     for link in ("../less/README.md", "../more"):
         (tmp_path / "docs/guide.md").write_text(

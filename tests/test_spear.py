@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import seeded, uploads
+from observations import batch_gradient, seeded, uploads
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.separation import Separation, separate
 from ppbench.attacks.reconstruction.spear import Spear, tapped
 from ppbench.attacks.reconstruction.spear_features import SpearFeatures, feature_bounds
-from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
@@ -40,9 +39,7 @@ def digits(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def sent(plan: Plan, x: Tensor, y: Tensor, dtype: torch.dtype, seed: int = 0) -> tuple[Params, Params]:
     """Return initial weights, and the gradient of the batch at them, in `dtype`."""
     params = {n: v.to(dtype) for n, v in initial(plan.spec, seed).items()}
-    ones = torch.ones(len(x), dtype=dtype)
-    found = gradient(lambda p: plan.objective(p, x.to(dtype), y.to(dtype), ones), params)
-    return params, {n: v.detach() for n, v in found.items()}
+    return params, batch_gradient(plan, params, x, y)
 
 
 def guessed(plan: Plan, params: Params, update: Params, count: int, draws: int = DRAWS, seed: int = 0) -> Guess:
@@ -79,28 +76,28 @@ def separated(layer: PublicLayer, x: Tensor, delta: Tensor, draws: int = DRAWS, 
 @given(st.integers(2, 6), st.integers(0, 10_000))
 def test_inputs_and_cotangents_of_small_batches_are_exact(count, seed):
     layer, x, delta = layer_gradient(count, seed)
-    found = separated(layer, x, delta)
-    assert found is not None and bool((found.agreement == 1).all())
-    order = torch.cdist(x, found.inputs).argmin(1)
+    recovered = separated(layer, x, delta)
+    assert recovered is not None and bool((recovered.agreement == 1).all())
+    order = torch.cdist(x, recovered.inputs).argmin(1)
     assert sorted(order.tolist()) == list(range(count))
-    assert float((found.inputs[order] - x).abs().max()) < 1e-6
-    assert float((found.cotangents[:, order] - delta).abs().max()) < 1e-6 * float(delta.abs().max())
+    assert float((recovered.inputs[order] - x).abs().max()) < 1e-6
+    assert float((recovered.cotangents[:, order] - delta).abs().max()) < 1e-6 * float(delta.abs().max())
 
 
 def test_equal_inputs_are_one_example():
     layer, x, delta = layer_gradient(4, 1)
     x, delta = torch.cat([x, x[:1]]), torch.cat([delta, 0.5 * delta[:, :1]], 1)
-    found = separated(layer, x, delta)
-    assert found.inputs.shape == (4, 30)
-    assert float(torch.cdist(x, found.inputs).min(1).values.max()) < 1e-6
+    recovered = separated(layer, x, delta)
+    assert recovered.inputs.shape == (4, 30)
+    assert float(torch.cdist(x, recovered.inputs).min(1).values.max()) < 1e-6
 
 
 def test_linearly_dependent_inputs_are_not_told():
     """The middle of two others: the gradient has rank 2, and no basis of two fires what three inputs do."""
     layer, x, delta = layer_gradient(3, 2)
     x[2] = (x[0] + x[1]) / 2
-    found = separated(layer, x, delta, 5000)
-    assert found is None or float(found.agreement.mean()) < 1
+    recovered = separated(layer, x, delta, 5000)
+    assert recovered is None or float(recovered.agreement.mean()) < 1
 
 
 @pytest.mark.parametrize("size", [0.3, 1.0, 100.0])
@@ -120,8 +117,8 @@ def test_gradients_of_one_number_tell_nothing(value):
 
 def test_more_examples_than_units_can_tell_end_within_the_draws():
     layer, x, delta = layer_gradient(24, 6, units=40)
-    found = separated(layer, x, delta, 12_000)
-    assert found is None or (found.draws <= 12_000 + 5_000 and float(found.agreement.mean()) < 1)
+    recovered = separated(layer, x, delta, 12_000)
+    assert recovered is None or (recovered.draws <= 12_000 + 5_000 and float(recovered.agreement.mean()) < 1)
 
 
 # -- the attack -----------------------------------------------------------------------------------------------------
@@ -211,9 +208,9 @@ def test_features_behind_convolutions_are_exact_and_give_images():
     params, update = sent(plan, x, y, torch.float32)
     layer = tapped(plan)
     known = PublicLayer(params[layer.weight].double(), params[layer.bias].double(), 0.0, math.inf)
-    found = separate(update[layer.weight], update[layer.bias], known, 4, seeded(), DRAWS)
+    recovered = separate(update[layer.weight], update[layer.bias], known, 4, seeded(), DRAWS)
     flat = plan.net.flat_features({n: v.double() for n, v in params.items()}, x)
-    assert float((torch.cdist(flat, found.inputs).min(1).values / flat.norm(dim=1)).max()) < 1e-4
+    assert float((torch.cdist(flat, recovered.inputs).min(1).values / flat.norm(dim=1)).max()) < 1e-4
     view = uploads(plan, params, [update])
     (guess,) = SpearFeatures(budget=80).run(view, [Challenge((Slot(0, 0),), 4)], seeded())
     assert float(decibels(guess.x, x).min()) > 20

@@ -148,12 +148,12 @@ def test_poisson_takes_each_example_with_the_stated_rate_and_pads_with_weight_ze
 
 
 def test_without_noise_and_with_a_wide_clip_dp_sgd_is_the_batch_gradient(federate, shards):
-    found = []
+    results = []
     for defense in (NoDefense(), DPSGD(noise_multiplier=0.0, clip=1e6)):
         view, _ = watched(federate(defense), batch=4, count=16)
-        found.append(view.defense.evidence(view)[0].observed)
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-4, atol=1e-6)
+        results.append(view.defense.evidence(view)[0].observed)
+    for name in results[0]:
+        torch.testing.assert_close(results[0][name], results[1][name], rtol=1e-4, atol=1e-6)
 
 
 def test_epsilon_falls_with_noise_and_rises_with_rounds(plan):

@@ -112,17 +112,17 @@ def test_an_evaluation_says_that_nothing_can_be_read_and_is_complete(tmp_path):
         defense="standalone", attacks=("label_recovery", "mia_loss", "adaptive_server"), attack_batch=(1,), victims=2,
         rounds=1, train=60, clients=3, budget=5, stages=("init", "final"), candidates=8,
     )  # fmt: skip
-    found = evaluate(config, out=tmp_path, workers=1)
-    mine = [r for r in found.records if r.config.defense.id == "standalone"]
+    evaluation = evaluate(config, out=tmp_path, workers=1)
+    mine = [r for r in evaluation.records if r.config.defense.id == "standalone"]
     assert {r.config.attack.kind for r in mine} == {"label", "membership", "reconstruction"}
     for record in mine:
         assert record.status == "failed" and record.reason.endswith("can be read") and not record.metrics
         assert record.utility.accuracy is not None and record.cost.bytes_up == record.cost.bytes_setup == 0
-    none = [r for r in found.records if r.config.defense.id == "none"]
+    none = [r for r in evaluation.records if r.config.defense.id == "none"]
     assert {r.status for r in none} == {"complete"}
-    assert defenses_without_result(found.records) == [] and exit_of(found.records, reliable=True) is Exit.OK
+    assert defenses_without_result(evaluation.records) == [] and exit_of(evaluation.records, reliable=True) is Exit.OK
     louder = [r.model_copy(update={"cost": r.cost.model_copy(update={"bytes_up": 4.0})}) for r in mine]
     assert defenses_without_result(louder) == ["standalone"]
     claim = Claim("accuracy", None, "", "", None, "Figure 7", than=Rival("standalone"))
-    (told,) = check_claims({"none": [claim]}, found.records, [])
-    assert "no record" not in getattr(told, "reason", "") and "beside" in told.finding.worst
+    (verdict,) = check_claims({"none": [claim]}, evaluation.records, [])
+    assert "no record" not in getattr(verdict, "reason", "") and "beside" in verdict.finding.worst

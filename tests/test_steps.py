@@ -39,7 +39,7 @@ def mixed(shares, m=120, k=4, seed=0):
     return delta @ torch.cat([inputs, torch.ones(k, 1, dtype=torch.float64)], 1), inputs
 
 
-def asked(change, count=4):
+def layer_question(change, count=4):
     layer = PublicLayer(
         torch.zeros(len(change), change.shape[1] - 1).double(), torch.zeros(len(change)).double(), 0.0, 1.0
     )
@@ -49,20 +49,20 @@ def asked(change, count=4):
 def test_inputs_are_told_apart_by_zeros_alone():
     """The layer's weights, here zero, take no part: nothing needs to be known of which units fire."""
     change, inputs = mixed([0.6, 0.5, 0.4, 0.3])
-    found = asked(change)
-    assert torch.cdist(inputs, found).amin(1).max() < 1e-6
-    assert torch.cdist(inputs, asked(change * 1e-3)).amin(1).max() < 1e-6  # at any scale
+    result = layer_question(change)
+    assert torch.cdist(inputs, result).amin(1).max() < 1e-6
+    assert torch.cdist(inputs, layer_question(change * 1e-3)).amin(1).max() < 1e-6  # at any scale
 
 
 def test_what_no_zeros_or_no_rank_tell_apart_is_not_told():
     dense, _ = mixed([0.0, 0.0, 0.0, 0.0])
-    assert asked(dense) is None
+    assert layer_question(dense) is None
     change, _ = mixed([0.6, 0.5, 0.4, 0.3])
     noise = torch.randn(change.shape, generator=seeded(), dtype=torch.float64)
-    assert asked(change + 0.1 * noise) is None and asked(noise) is None
-    assert asked(change, count=3) is None  # more inputs than examples
+    assert layer_question(change + 0.1 * noise) is None and layer_question(noise) is None
+    assert layer_question(change, count=3) is None  # more inputs than examples
     shifted = torch.cat([change[:, :-1] + 5 * change[:, -1:], change[:, -1:]], 1)  # inputs in [5, 6], not [0, 1]
-    assert asked(shifted) is None
+    assert layer_question(shifted) is None
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def probed(deal):
 def test_many_undefended_steps_give_the_batch_away(probed, name):
     view, victims, _ = probed(load("defenses", name)())
     guesses = FedAvgInversion(budget=1, restarts=0).run(view, victims.challenges(), seeded())
-    found = [value for value, _ in scored(victims, guesses)]
-    assert sum(value > 60 for value in found) >= 0.6 * len(found), found
+    guess = [value for value, _ in scored(victims, guesses)]
+    assert sum(value > 60 for value in guess) >= 0.6 * len(guess), guess
     assert sum(g.evaluations == 1 for g in guesses) >= 2
 
 
@@ -93,29 +93,29 @@ def test_a_pilots_secret_number_and_rate_of_steps_hide_no_image(probed):
     view, victims, run = probed(MANY, "pilot")
     assert MANY.fewest_steps(4, 32, 1) == 8
     assert len({(float(c.rate), int(c.epochs)) for c in run.parties.clients}) > 1
-    found = [value for value, _ in scored(victims, AdaptiveFedPC().run(view, victims.challenges(), seeded()))]
-    assert len(found) == 12 and sum(value > 60 for value in found) >= 8, found
+    guesses = [value for value, _ in scored(victims, AdaptiveFedPC().run(view, victims.challenges(), seeded()))]
+    assert len(guesses) == 12 and sum(value > 60 for value in guesses) >= 8, guesses
     blurred = replace(MANY, pilot_clip=1.0, pilot_sigma=0.01)  # noise leaves no rank
     view, victims, _ = probed(blurred, "pilot")
-    found = [value for value, _ in scored(victims, AdaptiveFedPC().run(view, victims.challenges(), seeded()))]
-    assert max(found) < 40
+    guesses = [value for value, _ in scored(victims, AdaptiveFedPC().run(view, victims.challenges(), seeded()))]
+    assert max(guesses) < 40
 
 
 def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
     """Mean correlation with the victims .62; .18 and .24 of filters by other classes' cotangents: digits are alike."""
     view, victims, _ = probed(MANY, "ternary")
-    told, layer = known_signs(view, MANY), first_layer(view.plan)
+    result, layer = known_signs(view, MANY), first_layer(view.plan)
 
     def correlation(shift):
-        found = []
+        results = []
         for (slot,) in victims.units:
             data = victims.data[slot]
             labels = (data.y.argmax(1) + shift) % 10
-            guess = images_from_signs(told[slot], layer, labels, view.plan, seeded())
+            guess = images_from_signs(result[slot], layer, labels, view.plan, seeded())
             assert guess.x.shape == data.x.shape and float(guess.x.min()) >= 0
             pairs = torch.stack([guess.x.flatten(1), data.x.flatten(1)], 1)
-            found += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
-        return sum(found) / len(found)
+            results += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
+        return sum(results) / len(results)
 
     assert correlation(0) > 0.45 > correlation(5) + 0.1
 
@@ -160,6 +160,6 @@ def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):
     for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "inconclusive")):
         mine = [cells("fedpc", pilot, pilots, "pilot", control="beta"),
                 cells("fedpc", ternary, others, "ternary", control="beta")]  # fmt: skip
-        (found,) = check_claims({"fedpc": [claim]}, [*around, *mine], [])
-        assert "on the 12 that both share" in found.finding.reason, found.finding
-        assert found.finding.verdict == verdict, found.finding
+        (judgment,) = check_claims({"fedpc": [claim]}, [*around, *mine], [])
+        assert "on the 12 that both share" in judgment.finding.reason, judgment.finding
+        assert judgment.finding.verdict == verdict, judgment.finding

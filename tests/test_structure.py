@@ -41,7 +41,7 @@ def circle(arrows):
 
 def test_neither_packages_nor_files_import_one_another_in_a_circle():
     for part in (room, lambda module: module):
-        assert not (found := circle(arrows_between(part))), " -> ".join(found)
+        assert not (result := circle(arrows_between(part))), " -> ".join(result)
     planted = arrows_between(room)
     planted["ppbench.federation"] |= {"ppbench.defenses"}  # the contract must not know a defense
     assert "ppbench.defenses" in circle(planted)
@@ -122,7 +122,7 @@ def comparisons(path):
 
 def test_nobody_but_the_questions_asks_which_question_it_is(tmp_path):
     files = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "questions"]
-    assert not {str(p): found for p in files if (found := list(comparisons(p)))}
+    assert not {str(p): result for p in files if (result := list(comparisons(p)))}
     planted = 'attack.kind == "label"', 'kind in ("membership",)', '"tracing" != kind', "isinstance(v, ImageScore | X)"
     (tmp_path / "module.py").write_text("\n".join(planted))
     assert list(comparisons(tmp_path / "module.py")) == [1, 2, 3, 4]

@@ -95,8 +95,8 @@ def install(folder, example, module, group, name):
     package = f"ppbench-{module.replace('_', '-')}"
     info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
-    told = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{told}")
+    metadata = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
     (info / "entry_points.txt").write_text(f"[ppbench.{group}]\n{module} = {module}:{name}\n")
 
 
@@ -132,10 +132,10 @@ def received(honest, tmp_path_factory):
 
 
 def run(*words):
-    found = CliRunner().invoke(app, [str(word) for word in words])
-    assert found.exception is None or isinstance(found.exception, SystemExit | UsageError), found.exception
-    code = 2 if isinstance(found.exception, UsageError) else found.exit_code
-    return code, str(found.exception or "") + found.output
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit | UsageError), result.exception
+    code = 2 if isinstance(result.exception, UsageError) else result.exit_code
+    return code, str(result.exception or "") + result.output
 
 
 def checked(what, tmp_path, **terms):
@@ -143,13 +143,13 @@ def checked(what, tmp_path, **terms):
     home = tmp_path / f"scratch{len(list(tmp_path.iterdir()))}"
     home.mkdir()
     of = case_of_folder if what.is_dir() else case_of_archive
-    found = list(run_checks(of(what, home, RerunTerms(workers=1, **terms))))
-    assert [one.name for one in found] == list(CHECKS)
-    return {one.name: one for one in found}
+    result = list(run_checks(of(what, home, RerunTerms(workers=1, **terms))))
+    assert [one.name for one in result] == list(CHECKS)
+    return {one.name: one for one in result}
 
 
-def failed(found):
-    return {name: one.sentence for name, one in found.items() if one.ok is False}
+def failed(result):
+    return {name: one.sentence for name, one in result.items() if one.ok is False}
 
 
 def rewritten(out, change):
@@ -180,11 +180,11 @@ def worse_labels(record):
 
 # -- an honest one -----------------------------------------------------------------------------------------------------
 def test_an_honest_submission_is_handed_in_and_accepted(received, site):
-    path, (code, told) = received
-    assert code == 0, told
-    lines = [line.split()[:2] for line in told.splitlines() if line.startswith("pass")]
-    assert lines == [["pass", name] for name in CHECKS] and told.strip().endswith(str(path))
-    assert "agree bit for bit" in told
+    path, (code, result) = received
+    assert code == 0, result
+    lines = [line.split()[:2] for line in result.splitlines() if line.startswith("pass")]
+    assert lines == [["pass", name] for name in CHECKS] and result.strip().endswith(str(path))
+    assert "agree bit for bit" in result
     about = submission_of(Store(path).files)
     (entry,) = about.plugins
     assert (entry.group, entry.name, entry.package, entry.version) == (
@@ -196,11 +196,11 @@ def test_an_honest_submission_is_handed_in_and_accepted(received, site):
     assert entry.code == sources.code_of(("defenses", "sign_sgd")) and entry.commit == ""
     assert (about.suite, about.digest, about.licence) == ("tiny/1", load_suite("tiny").digest, "Apache-2.0")
     assert {"numpy", "torch", "pydantic"} <= {one.name for one in about.environment.packages}
-    code, told = run("submit", "--check", path, "--workers", 1)
-    assert code == 0 and told.strip().endswith("Accepted."), told
-    seed, first = (words.partition("--seed ")[2].partition(")")[0] for words in (told, received[1][1]))
+    code, result = run("submit", "--check", path, "--workers", 1)
+    assert code == 0 and result.strip().endswith("Accepted."), result
+    seed, first = (words.partition("--seed ")[2].partition(")")[0] for words in (result, received[1][1]))
     assert seed != first and int(seed) >= 0
-    assert run("submit", "--check", path, "--workers", 1, "--seed", seed)[1] == told, "it draws the same cells"
+    assert run("submit", "--check", path, "--workers", 1, "--seed", seed)[1] == result, "it draws the same cells"
 
 
 def test_an_archive_of_a_submission_is_one_of_results(received, honest, tmp_path):
@@ -215,8 +215,8 @@ def test_an_archive_of_a_submission_is_one_of_results(received, honest, tmp_path
 def test_cells_of_other_defenses_of_the_suite_may_come_along(out, tmp_path, unboarded):
     sweep(load_suite("tiny"), out=out, engine="inline")
     rewritten(out, lambda record: record)
-    found = checked(out, tmp_path)
-    assert failed(found) == {} and "of none, full_noise, sign_sgd" in found["complete"].sentence
+    failures = checked(out, tmp_path)
+    assert failed(failures) == {} and "of none, full_noise, sign_sgd" in failures["complete"].sentence
 
 
 # -- each thing that may be wrong -------------------------------------------------------------------------------------
@@ -226,8 +226,10 @@ def test_an_altered_score_and_an_altered_name_are_found_by_verify_and_nothing_is
     data = json.loads(first.read_text())
     data["metrics"][0]["value"] += 0.25
     first.write_text(json.dumps(data))
-    code, told = run("submit", out, "--workers", 1, "--out", tmp_path / "a.zip")
-    assert code == 1 and "FAIL     verify" in told and "not made again" in told and "Nothing was written." in told
+    code, message = run("submit", out, "--workers", 1, "--out", tmp_path / "a.zip")
+    assert (
+        code == 1 and "FAIL     verify" in message and "not made again" in message and "Nothing was written." in message
+    )
     assert not (tmp_path / "a.zip").exists()
     second.rename(second.with_name("0" * 32 + ".json"))
     assert "holds cell" in failed(checked(out, tmp_path))["verify"]
@@ -235,8 +237,8 @@ def test_an_altered_score_and_an_altered_name_are_found_by_verify_and_nothing_is
 
 def test_cells_of_another_state_of_the_suite_are_none_of_it(out, tmp_path):
     rewritten(out, lambda r: r.model_copy(update={"config": r.config.model_copy(update={"suite_digest": "0" * 16})}))
-    found = failed(checked(out, tmp_path))
-    assert "ppbench comes with tiny/1" in found["suite"] and "complete" not in found
+    failures = failed(checked(out, tmp_path))
+    assert "ppbench comes with tiny/1" in failures["suite"] and "complete" not in failures
     rewritten(out, lambda r: r.model_copy(update={"config": r.config.model_copy(update={"suite": "other/1"})}))
     assert failed(checked(out, tmp_path))["suite"] == "No suite that comes with ppbench is called 'other'."
 
@@ -255,19 +257,19 @@ def test_an_attack_that_got_a_smaller_budget_is_no_cell_of_the_suite(out, tmp_pa
 
 def test_an_attack_left_out_everywhere_is_missing_though_verify_cannot_know(out, tmp_path):
     rewritten(out, lambda r: None if r.config.attack.id == "mia_loss" else r)
-    found = failed(checked(out, tmp_path))
-    assert set(found) <= {"complete", "verify"} and "under mia_loss" in found["complete"]
+    failures = failed(checked(out, tmp_path))
+    assert set(failures) <= {"complete", "verify"} and "under mia_loss" in failures["complete"]
 
 
 def test_controls_that_follow_attacks_of_defenses_that_are_not_there_are_not_missing(site, tmp_path):
     path = tmp_path / "followed.toml"
     path.write_text(TINY.replace('"analytic",', '"analytic", "adaptive_dp",'))
-    asked = load_suite(path, add=["sign_sgd"])
-    every = {c.id: c.config for e in asked.places for g in groups(e) for c in cells(e, g)}
-    mine = [e for e in asked.places if e.config.defense == "sign_sgd"]
+    rescored = load_suite(path, add=["sign_sgd"])
+    every = {c.id: c.config for e in rescored.places for g in groups(e) for c in cells(e, g)}
+    mine = [e for e in rescored.places if e.config.defense == "sign_sgd"]
     have = [c.config for e in mine for g in groups(e) for c in cells(e, g)]
     assert any(config.attack.follows == "adaptive_dp" for config in every.values())
-    assert not [told for told, wrong in complete._compare("tiny/1", [*every.values()], have) if wrong]
+    assert not [result for result, wrong in complete._compare("tiny/1", [*every.values()], have) if wrong]
     torn = [config for config in have if config.attack.follows is None or config.defense.id != "none"]
     assert [wrong for _, wrong in complete._compare("tiny/1", [*every.values()], torn)].count(True) == 1
 
@@ -281,8 +283,8 @@ def test_controls_that_did_not_run_or_a_self_test_that_is_not_there_fail(out, tm
     (out / "selftest.json").unlink()
     assert "harness: Not known" in failed(checked(out, tmp_path))["controls"]
     rewritten(out, lambda r: None if r.config.defense.id == "none" else r)
-    found = failed(checked(out, tmp_path))
-    assert "control none" in found["controls"] and "such as none under" in found["complete"]
+    failures = failed(checked(out, tmp_path))
+    assert "control none" in failures["controls"] and "such as none under" in failures["complete"]
 
 
 def test_a_plugin_that_was_edited_after_the_run_is_other_code(site, out, received, tmp_path):
@@ -291,11 +293,11 @@ def test_a_plugin_that_was_edited_after_the_run_is_other_code(site, out, receive
     try:
         module.write_text(before.replace("digits: int = 5", "digits: int = 5  # better"))
         forget()
-        found = checked(out, tmp_path)
-        assert "are of other code than what is installed here" in failed(found)["code"]
-        assert found["suite"].ok is None and found["again"].ok is None
-        code, told = run("submit", "--check", received[0], "--workers", 1)
-        assert code == 1 and "is handed in; here is ppbench-sign-sgd 0.1.0" in told and "Not accepted." in told
+        failures = checked(out, tmp_path)
+        assert "are of other code than what is installed here" in failed(failures)["code"]
+        assert failures["suite"].ok is None and failures["again"].ok is None
+        code, message = run("submit", "--check", received[0], "--workers", 1)
+        assert code == 1 and "is handed in; here is ppbench-sign-sgd 0.1.0" in message and "Not accepted." in message
     finally:
         module.write_text(before)
         forget()
@@ -304,10 +306,10 @@ def test_a_plugin_that_was_edited_after_the_run_is_other_code(site, out, receive
 def test_what_is_handed_in_must_be_installed_where_it_is_judged(site, received, out, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(site)])
     forget()
-    code, told = run("submit", "--check", received[0])
-    assert code == 2 and "install ppbench-sign-sgd in version 0.1.0" in told
-    code, told = run("submit", out)
-    assert code == 2 and "is no plugin of a package that is installed here" in told
+    code, message = run("submit", "--check", received[0])
+    assert code == 2 and "install ppbench-sign-sgd in version 0.1.0" in message
+    code, message = run("submit", out)
+    assert code == 2 and "is no plugin of a package that is installed here" in message
     monkeypatch.undo()
     forget()
 
@@ -320,9 +322,13 @@ def test_a_forgery_that_verify_cannot_see_is_what_computing_again_is_for(out, tm
     hit, missed = (
         next(s for s in range(99) if bool({*draw_cells(records, 0.1, s).cells} & {*forged}) is w) for w in (True, False)
     )
-    found = failed(checked(out, tmp_path, seed=hit))
-    told = found.pop("again")
-    assert found == {} and "sign_sgd under label_recovery" in told and "label is False, computed again True" in told
+    failures = failed(checked(out, tmp_path, seed=hit))
+    message = failures.pop("again")
+    assert (
+        failures == {}
+        and "sign_sgd under label_recovery" in message
+        and "label is False, computed again True" in message
+    )
     assert failed(checked(out, tmp_path, seed=missed)) == {}, "a tenth of the cells finds a forged one in ten times"
 
 
@@ -353,9 +359,9 @@ def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded
         ({SUBMISSION: to_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
         ({SUBMISSION: b"[" * 100_000}, "does not have the required form"),
     ]
-    for place, (members, told) in enumerate(evil):
-        code, said = run("submit", "--check", put(path, tmp_path / f"{place}.zip", **members))
-        assert code == 2 and told in said, (members.keys(), said)
+    for place, (members, result) in enumerate(evil):
+        code, printed = run("submit", "--check", put(path, tmp_path / f"{place}.zip", **members))
+        assert code == 2 and result in printed, (members.keys(), printed)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"{place}.zip" for place in range(len(evil))]
     (tmp_path / "0.zip").write_bytes(path.read_bytes()[:-100])
     assert run("submit", "--check", tmp_path / "0.zip")[0] == 2
@@ -382,28 +388,28 @@ def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received
             update={"config": r.config.model_copy(update={"suite_digest": "0" if r.cell_id == first else "1"})}
         ),
     )
-    code, told = run("submit", out)
-    assert code == 2 and "Cells of one suite" in told
+    code, message = run("submit", out)
+    assert code == 2 and "Cells of one suite" in message
 
 
 # -- secrets, drawing, comparing ---------------------------------------------------------------------------------------
 def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
     out, salt = tmp_path / "secret", "ab" * 32
-    asked = with_salt(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
-    sweep(asked, out=out, engine="inline", only=ONLY)
+    rescored = with_salt(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
+    sweep(rescored, out=out, engine="inline", only=ONLY)
     shutil.rmtree(out / "cache")
     assert (out / "salt").read_text().strip() == salt
     (tmp_path / "scratch").mkdir()
     pack_archive(out, tmp_path / "s.zip", to_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
     assert "salt" not in zipfile.ZipFile(tmp_path / "s.zip").namelist()
-    code, told = run("submit", "--check", tmp_path / "s.zip")
-    assert code == 2 and "--salt FILE" in told
+    code, message = run("submit", "--check", tmp_path / "s.zip")
+    assert code == 2 and "--salt FILE" in message
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "salt").write_text("cd" * 32)
     assert run("submit", "--check", tmp_path / "s.zip", "--salt", tmp_path / "other" / "salt")[0] == 2
     assert "There is no file" in run("submit", "--check", tmp_path / "s.zip", "--salt", tmp_path / "x" / "salt")[1]
-    code, told = run("submit", "--check", tmp_path / "s.zip", "--salt", out / "salt", "--workers", 1)
-    assert code == 0, told
+    code, message = run("submit", "--check", tmp_path / "s.zip", "--salt", out / "salt", "--workers", 1)
+    assert code == 0, message
 
 
 @pytest.fixture
@@ -421,18 +427,18 @@ def attacked(site, tmp_path, monkeypatch, unboarded):
 
 
 def test_an_attack_is_handed_in_and_runs_apart_again(attacked, tmp_path):
-    found = checked(attacked, tmp_path, share=0.0)
-    assert failed(found) == {}, found
+    failures = checked(attacked, tmp_path, share=0.0)
+    assert failed(failures) == {}, failures
 
 
 def test_cells_are_drawn_of_both_kinds_by_a_seed_that_anyone_can_repeat(honest):
     records = Store(honest).load_all()
     theirs = {r.cell_id for r in records if r.config.defense.code}
     for share, seed in ((0.0, 1), (0.1, 2), (0.1, 3), (1.0, 4)):
-        found = draw_cells(records, share, seed)
-        assert found == draw_cells(records[::-1], share, seed) and len({*found.cells}) == len(found.cells)
-        wanted = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
-        assert [len({*found.cells} & theirs), len({*found.cells} - theirs)] == wanted
+        result = draw_cells(records, share, seed)
+        assert result == draw_cells(records[::-1], share, seed) and len({*result.cells}) == len(result.cells)
+        expected = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
+        assert [len({*result.cells} & theirs), len({*result.cells} - theirs)] == expected
     draws = {draw_cells(records, 0.1, seed).cells for seed in range(20)}
     assert len(draws) > 10
     first = min(theirs, key=lambda cell: hashlib.sha256(f"2/{cell}".encode()).digest())
@@ -455,17 +461,17 @@ def test_bit_for_bit_means_every_score_and_whatever_is_computed(cell):
     assert "utility differs" in first_difference(record, record.model_copy(update={"utility": better}))
 
 
-def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, asked):
+def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, rescored):
     record = cell()
     assert untolerated_difference(record, record) == "" and untolerated_difference(
         record, gained(record, 1e-6)
     ) != first_difference(record, record)
     noisy = [v.model_copy(update={"psnr": v.psnr + (-1) ** i * 0.3}) for i, v in enumerate(record.victims)]
-    assert untolerated_difference(record, asked(record, asked=record.asked, victims=noisy)) == ""
-    found = untolerated_difference(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
-    assert "computed again" in found and "p = " in found
-    short = asked(record, victims=record.victims[:12], asked=record.asked)
-    lower = asked(
+    assert untolerated_difference(record, rescored(record, asked=record.asked, victims=noisy)) == ""
+    failures = untolerated_difference(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
+    assert "computed again" in failures and "p = " in failures
+    short = rescored(record, victims=record.victims[:12], asked=record.asked)
+    lower = rescored(
         short, victims=[v.model_copy(update={"psnr": v.psnr - 2 - i / 10}) for i, v in enumerate(short.victims)]
     )
     lower = lower.model_copy(update={"asked": short.asked})
@@ -488,15 +494,15 @@ def test_which_comparison_applies_is_told(received, tmp_path, monkeypatch):
     about = submission_of(Store(path).files)
     other = about.environment.model_copy(update={"processor": "Other (AVX512)"})
     new = put(path, tmp_path / "n.zip", **{SUBMISSION: to_json(about.model_copy(update={"environment": other}))})
-    told = checked(new, tmp_path)["again"]
-    assert told.ok and "within the tolerance of another machine (processor Other (AVX512), here " in told.sentence
+    result = checked(new, tmp_path)["again"]
+    assert result.ok and "within the tolerance of another machine (processor Other (AVX512), here " in result.sentence
     here = this_machine()
     assert here.unlike(here) == ()
     older = [replace_version(one) for one in here.packages]
     assert any(
         c.startswith("numpy 0.1, here ") for c in here.model_copy(update={"packages": tuple(older)}).unlike(here)
     )
-    assert rerun.TOLERANCE_WORDS in told.sentence
+    assert rerun.TOLERANCE_WORDS in result.sentence
 
 
 def replace_version(one):

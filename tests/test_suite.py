@@ -165,8 +165,8 @@ def test_a_defense_may_be_added_and_data_lie_elsewhere(tmp_path, monkeypatch):
 
 def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path):
     text = GOOD.replace('["dlg", "label_recovery"]', '["dlg", "adaptive_dp", "adaptive_ppdl"]')
-    found = {c.defense: c.attacks for c in load_suite(written(tmp_path, text)).configs}
-    assert found == {"dp": ("dlg", "adaptive_dp"), "ppdl": ("dlg", "adaptive_ppdl")}
+    results = {c.defense: c.attacks for c in load_suite(written(tmp_path, text)).configs}
+    assert results == {"dp": ("dlg", "adaptive_dp"), "ppdl": ("dlg", "adaptive_ppdl")}
     with pytest.raises(UsageError, match=r"line 15, key questions.attacks: .*did you mean 'adaptive_dp'"):
         load_suite(written(tmp_path, GOOD.replace('["dlg", "label_recovery"]', '["dlg", "adaptive_dq"]')))
     own = GOOD.replace("grid = [0, 0.1]", 'grid = [0, 0.1]\nquestions = { attacks = ["adaptive_ppdl"] }')

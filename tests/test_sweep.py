@@ -85,46 +85,46 @@ def swept(tiny, tmp_path_factory):
 
 
 def test_every_cell_once_and_controls_shared(swept):
-    found, heard = swept
-    ids = [r.cell_id for r in found.records]
-    assert len(set(ids)) == len(ids) == found.computed == heard.cells["complete"]
-    defenses = [r.config.defense for r in found.records]
+    evaluation, heard = swept
+    ids = [r.cell_id for r in evaluation.records]
+    assert len(set(ids)) == len(ids) == evaluation.computed == heard.cells["complete"]
+    defenses = [r.config.defense for r in evaluation.records]
     points = {(d.id, d.control and d.control.value) for d in defenses}
     assert points == {("none", None), ("full_noise", None), ("dp", 0.001), ("dp", 0.1), ("dp_sgd", 1.0)}
-    assert len(list((found.out / "cache").iterdir())) == len(points)  # one training each, for both evaluations
+    assert len(list((evaluation.out / "cache").iterdir())) == len(points)  # one training each, for both evaluations
     assert heard.expected == heard.done
     assert heard.done["training"] == 2 * len(points) and heard.done["attacking"] == len(ids)
-    assert {r.config.suite for r in found.records} == {"tiny/1"}
-    assert {r.config.suite_digest for r in found.records} == {found.suite.digest}
-    assert all(r.asked for r in found.records)
+    assert {r.config.suite for r in evaluation.records} == {"tiny/1"}
+    assert {r.config.suite_digest for r in evaluation.records} == {evaluation.suite.digest}
+    assert all(r.asked for r in evaluation.records)
 
 
 def test_the_controls_and_the_harness_are_checked(swept):
-    found, _ = swept
-    assert [c.control for c in found.checks] == ["none", "full_noise", "harness"] and found.reliable
-    assert any(sentence.startswith("dp ") for sentence in found.verdict)
-    assert (found.out / "leaderboard.html").is_file() and not found.failed
+    evaluation, _ = swept
+    assert [c.control for c in evaluation.checks] == ["none", "full_noise", "harness"] and evaluation.reliable
+    assert any(sentence.startswith("dp ") for sentence in evaluation.verdict)
+    assert (evaluation.out / "leaderboard.html").is_file() and not evaluation.failed
 
 
 def test_a_second_sweep_finds_everything(swept, tiny):
-    found, _ = swept
-    files = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
-    again = sweep(tiny, out=found.out, engine="inline")
-    assert again.computed == 0 and again.records == found.records and again.verdict == found.verdict
-    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in found.out.rglob("*") if p.is_file()}
+    evaluation, _ = swept
+    files = {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in evaluation.out.rglob("*") if p.is_file()}
+    again = sweep(tiny, out=evaluation.out, engine="inline")
+    assert again.computed == 0 and again.records == evaluation.records and again.verdict == evaluation.verdict
+    assert files == {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in evaluation.out.rglob("*") if p.is_file()}
 
 
 def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept, tmp_path):
     """A suite is a name over evaluations: the same figures, victim by victim."""
-    found, _ = swept
-    config = next(c for c in found.suite.configs if c.defense == "dp_sgd")
+    evaluation, _ = swept
+    config = next(c for c in evaluation.suite.configs if c.defense == "dp_sgd")
     config = config.model_copy(update={"suite": "evaluate/1", "suite_digest": ""})
     alone = evaluate(config, out=tmp_path / "a", workers=1)
 
     def key(record):
         return record.config.model_copy(update={"suite": "", "suite_digest": ""}).cell_id()
 
-    mine = {key(r): r for r in found.records}
+    mine = {key(r): r for r in evaluation.records}
     assert len(alone.records) > 5
     for record in alone.records:
         other = mine[key(record)]
@@ -134,18 +134,18 @@ def test_cells_equal_those_of_an_evaluation_but_for_their_suite(swept, tmp_path)
 
 def test_finished_cells_of_other_code_are_told(swept, tiny, monkeypatch):
     """Cells are named by versions: who edits a defense and forgets its version must hear why nothing changes."""
-    found, _ = swept
+    evaluation, _ = swept
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sweep(tiny, out=found.out, engine="inline")
+        sweep(tiny, out=evaluation.out, engine="inline")
     monkeypatch.setattr(sources, "source_digest", lambda **_: "other")
     with pytest.warns(UserWarning, match="has changed since cells in .* Raise the version"):
-        sweep(tiny, out=found.out, engine="inline")
+        sweep(tiny, out=evaluation.out, engine="inline")
 
 
 def test_only_keeps_the_controls(swept):
-    found, _ = swept
-    some = plan_sweep(found.suite, found.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
+    evaluation, _ = swept
+    some = plan_sweep(evaluation.suite, evaluation.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
     cells = [c.config for one in some.cells for c in one.cells]
     assert {c.defense.id for c in cells} == {"dp", "none", "full_noise"} and not some.todo
     assert {c.defense.control.value for c in cells if c.defense.control} == {0.1}
@@ -156,8 +156,8 @@ def test_only_one_of_several_networks_with_its_own_controls(tmp_path):
     two = tmp_path / "two.toml"
     two.write_text(f'{TINY}task = {{ model = "lenet" }}\nquestions = {{ attacks = ["label_recovery"] }}\n')
     some = plan_sweep(load_suite(two), tmp_path / "out", {"model": ["lenet"]})
-    found = {(c.config.defense.id, c.config.model.id) for one in some.cells for c in one.cells}
-    assert found == {("dp_sgd", "lenet"), ("none", "lenet"), ("full_noise", "lenet")}
+    results = {(c.config.defense.id, c.config.model.id) for one in some.cells for c in one.cells}
+    assert results == {("dp_sgd", "lenet"), ("none", "lenet"), ("full_noise", "lenet")}
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def made(monkeypatch):
 
 
 def test_an_evaluation_resolves_its_configuration_once(made, tmp_path):
-    found = evaluate(**SMALL, out=tmp_path / "out", workers=1)
-    assert len(found.records) == 4 * 4, "four points; probes twice, records twice"
+    evaluation = evaluate(**SMALL, out=tmp_path / "out", workers=1)
+    assert len(evaluation.records) == 4 * 4, "four points; probes twice, records twice"
     assert made == {
         **{"partition": 1, "points": 1, "select_attacks": 1},
         "make_defense": 1 + 2 + 2,  # the defense as it is set, its grid, the controls

@@ -47,7 +47,7 @@ def rows(count: int, seed: int = 0) -> Tensor:
 
 def accuracies(guess: Guess, truth: Tensor) -> list[float]:
     """Return the best accuracy that any guessed row has for each true one."""
-    return [max(row_accuracy(found, one, COLUMNS) for found in guess.x) for one in truth]
+    return [max(row_accuracy(guesses, one, COLUMNS) for guesses in guess.x) for one in truth]
 
 
 def posed(batch: int, count: int = 2, noise: bool = False) -> tuple[View, Tensor]:
@@ -112,9 +112,9 @@ def test_a_category_that_training_never_had_is_not_found():
 
 
 def test_the_accuracy_is_a_mean_beside_chance_and_absent_without_columns():
-    def score(index: int, **told: float) -> ImageScore:
+    def score(index: int, **label: float) -> ImageScore:
         kept = ("psnr", "rmse", "rmse_raw", "ssim", "label", "confidence", "at_truth")
-        return ImageScore(probe=index, client=0, index=0, evaluations=1, **dict.fromkeys(kept), **told)
+        return ImageScore(probe=index, client=0, index=0, evaluations=1, **dict.fromkeys(kept), **label)
 
     known = image_metrics(
         [score(0, accuracy=1.0, blind_accuracy=0.5), score(1, accuracy=0.5, blind_accuracy=0.25)], 2, 0
@@ -156,8 +156,8 @@ def test_budgets_are_kept_and_one_bad_upload_harms_no_other(budget):
     assert all(0 < g.evaluations <= budget and torch.equal(g.x, h.x) for g, h in zip(first, again, strict=True))
     bad = {n: torch.full_like(v, torch.nan) for n, v in view.mail[3].message.params.items()}
     spoilt = replace(view.mail[3], message=replace(view.mail[3].message, params=bad))
-    found = attack.run(replace(view, mail=(*view.mail[:3], spoilt)), ask(2, 2), seeded())
-    assert torch.allclose(found[0].x, first[0].x, atol=1e-3) and found[1].x.isfinite().all()
+    guesses = attack.run(replace(view, mail=(*view.mail[:3], spoilt)), ask(2, 2), seeded())
+    assert torch.allclose(guesses[0].x, first[0].x, atol=1e-3) and guesses[1].x.isfinite().all()
 
 
 def test_tables_without_numbers_have_only_categories_to_settle():
@@ -200,17 +200,17 @@ def test_an_evaluation_of_a_table_tells_the_accuracy_of_its_columns_and_how_they
     lines = []
     progress = Bars(quiet=True)
     progress.say = lines.append
-    found = evaluate(
+    evaluation = evaluate(
         **dict(defense="none", dataset=f"csv:{table}", model="mlp", clients=2, rounds=1, victims=4, attack_batch=(1,)),
         **dict(stages=("init",), threats=("server/1",), attacks=("tableak",), out=tmp_path / "out", workers=1),
         settings={"tableak.budget": 400},
         progress=progress,
     )
-    told = {r.config.defense.id: r.metric("reconstruction_accuracy") for r in found.records}
-    assert told["none"].value == 1 and 0 < told["none"].chance < 1
-    assert told["full_noise"].value < 0.9
+    label = {r.config.defense.id: r.metric("reconstruction_accuracy") for r in evaluation.records}
+    assert label["none"].value == 1 and 0 < label["none"].chance < 1
+    assert label["full_noise"].value < 0.9
     read = "60 rows; numbers: age, dose; categories (values): job (3), ill (2); target: y (2 classes)"
-    assert (f"csv:t.csv: {read}",) == tuple(lines) == found.notes == origin_of(Store(found.out)).data
-    assert as_json(found)["data"] == lines
-    assert f"<br>csv:t.csv: {read}" in (found.out / "leaderboard.html").read_text()
-    assert "reconstruction_accuracy_chance" in (found.out / "leaderboard.csv").read_text().splitlines()[0]
+    assert (f"csv:t.csv: {read}",) == tuple(lines) == evaluation.notes == origin_of(Store(evaluation.out)).data
+    assert as_json(evaluation)["data"] == lines
+    assert f"<br>csv:t.csv: {read}" in (evaluation.out / "leaderboard.html").read_text()
+    assert "reconstruction_accuracy_chance" in (evaluation.out / "leaderboard.csv").read_text().splitlines()[0]

@@ -194,17 +194,17 @@ def test_a_planted_fault_is_named(defense, name, words):
 
 
 def test_every_property_has_a_fault_that_it_finds():
-    found = {name for _, name, _ in FAULTS}
+    results = {name for _, name, _ in FAULTS}
     same_code = {"resumes_round_robin", "secrets_from_a_client"}  # under another schedule, threat model
-    assert found == set(DEFENSE_PROPERTIES) - same_code
+    assert results == set(DEFENSE_PROPERTIES) - same_code
 
 
 def test_all_failures_are_told_together_and_one_that_is_meant_can_be_left_out_with_its_reason():
     with pytest.raises(AssertionError) as caught:
         check_defense(TellsItsData, only=("one_seed_one_result", "secrets_from_the_server", "secrets_from_a_listener"))
     assert str(caught.value).count("\n- ") == 2 and "breaks 2 of 3" in str(caught.value)
-    found = check_defense(Nameless, only=("declares_itself",), skip={"declares_itself": "it is a test"})
-    assert found == (Finding("declares_itself", "not asked", "it is a test"),)
+    result = check_defense(Nameless, only=("declares_itself",), skip={"declares_itself": "it is a test"})
+    assert result == (Finding("declares_itself", "not asked", "it is a test"),)
 
 
 def test_input_that_cannot_be_used_is_refused():
@@ -225,9 +225,9 @@ def test_findings_keep_apart_what_fails_and_what_cannot_be_told():
 
         return question
 
-    found = ask_all(0, {"a": asking(None), "b": asking(Inconclusive("too few")), "c": asking(NotAsked("no"))}, (), {})
-    assert [f.outcome for f in found] == ["fails", "inconclusive", "not asked"]
-    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: inconclusive (too few)"
+    result = ask_all(0, {"a": asking(None), "b": asking(Inconclusive("too few")), "c": asking(NotAsked("no"))}, (), {})
+    assert [f.outcome for f in result] == ["fails", "inconclusive", "not asked"]
+    assert result[0].sentence == "one. Also: two." and str(result[1]) == "b: inconclusive (too few)"
 
 
 def test_a_difference_counts_only_where_seeds_agree():

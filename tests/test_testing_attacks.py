@@ -36,16 +36,16 @@ def spoilt(base, name, *, look=lambda *_: None, answer=lambda guess, _: guess, s
     class Spoilt(base):
         def run(self, view, challenges, generator):
             look(self, view, challenges)
-            found = super().run(view, challenges, generator if seeded else torch.Generator().manual_seed(0))
-            return [answer(*both) for both in zip(found, challenges, strict=True)]
+            guesses = super().run(view, challenges, generator if seeded else torch.Generator().manual_seed(0))
+            return [answer(*both) for both in zip(guesses, challenges, strict=True)]
 
     return dataclass(frozen=True)(type(name, (Spoilt,), members))
 
 
-def victims_images(asked):
+def victims_images(challenge):
     """Return the victims' images as the harness draws them: what an attack must not read for itself."""
-    victims = choose_victims(shards_for(NoDefense(), base_plan()), "server/1", asked.batch, 96, Seeds(0))
-    return victims.truth(asked.unit).x
+    victims = choose_victims(shards_for(NoDefense(), base_plan()), "server/1", challenge.batch, 96, Seeds(0))
+    return victims.truth(challenge.unit).x
 
 
 def scribble(_, view, challenges):
@@ -64,7 +64,7 @@ def trust_mail(attack, view, challenges):
     assert all(evidence[c.unit] for c in challenges)
 
 
-def contrast(guess, asked):
+def contrast(guess, challenge):
     if float(guess.x.std()) < 1e-3:
         raise ZeroDivisionError("contrast")
     return guess
@@ -75,19 +75,19 @@ class Contagious(LabelRecovery):
     """Has one victim's bad numbers spoil all answers."""
 
     def run(self, view, challenges, generator):
-        found = super().run(view, challenges, generator)
+        guesses = super().run(view, challenges, generator)
         bad = [leaf for e in view.mail for leaf in leaves(e.message) if not bool(leaf.isfinite().all())]
-        return [replace(g, y=(g.y + 1) % 10) for g in found] if bad else found
+        return [replace(g, y=(g.y + 1) % 10) for g in guesses] if bad else guesses
 
 
-def inside(guess, asked):
+def inside(guess, challenge):
     """Recognize the members' images."""
     known = {row.numpy().tobytes() for row in pool().shards[1].x}
-    told = torch.tensor([row.numpy().tobytes() in known for row in asked.x])
-    return replace(guess, decision=told, score=told.float())
+    result = torch.tensor([row.numpy().tobytes() in known for row in challenge.x])
+    return replace(guess, decision=result, score=result.float())
 
 
-def everybody(guess, asked):
+def everybody(guess, challenge):
     return replace(guess, decision=torch.ones_like(guess.decision), score=torch.rand(guess.score.shape))
 
 
@@ -159,8 +159,8 @@ def test_every_property_has_a_fault_that_it_finds():
     variants = {f"keeps_form_and_budget_{threat}" for threat in THREATS} | {"survives_black_images"}
     variants |= {name for name in UNDEFENDED_ONLY if name.startswith(("tosses_coins_", "knows_no_member_of_"))}
     variants |= {f"answers_{bad}" for bad in ("nan", "inf", "huge", "absent")}
-    asked = {name for questions in ATTACK_PROPERTIES.values() for name in questions}
-    assert asked - variants <= names
+    question = {name for questions in ATTACK_PROPERTIES.values() for name in questions}
+    assert question - variants <= names
 
 
 def test_a_defense_that_nobody_installed_can_be_attacked_too():
@@ -170,8 +170,8 @@ def test_a_defense_that_nobody_installed_can_be_attacked_too():
 
         name: ClassVar[str] = "mine"
 
-    found = check_attack(LabelRecovery, against=[Mine()], only=("one_seed_one_guess", "finds_the_planted_leak"))
-    assert [(f.property, f.outcome) for f in found] == [
+    result = check_attack(LabelRecovery, against=[Mine()], only=("one_seed_one_guess", "finds_the_planted_leak"))
+    assert [(f.property, f.outcome) for f in result] == [
         ("finds_the_planted_leak", "holds"),
         ("one_seed_one_guess", "holds"),
         ("one_seed_one_guess against mine", "holds"),

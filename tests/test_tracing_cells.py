@@ -18,26 +18,26 @@ from ppbench.run.experiment import resolve
 
 def kinds(**options: object) -> dict[tuple[int, str], set[str]]:
     """Return the kinds of the cells of each batch and role."""
-    asked = {"attacks": ("dlg", "label_recovery", "tracing"), "stages": ("init",), **options}
-    experiment = resolve(configure(**asked))
-    found: dict[tuple[int, str], set[str]] = {}
+    settings = {"attacks": ("dlg", "label_recovery", "tracing"), "stages": ("init",), **options}
+    experiment = resolve(configure(**settings))
+    results: dict[tuple[int, str], set[str]] = {}
     for group in groups(experiment):
         for cell in cells(experiment, group):
-            found.setdefault((group.batch, group.role), set()).add(cell.attack.kind)
-    return found
+            results.setdefault((group.batch, group.role), set()).add(cell.attack.kind)
+    return results
 
 
 def test_a_group_of_one_owner_has_no_tracing_cell():
-    found = kinds(defense="none", victims=8, attack_batch=(1, 4, 8))
-    assert found[1, ""] == found[4, ""] == {"reconstruction", "label", "tracing"}
-    assert found[8, ""] == {"reconstruction", "label"}, "8 victims at batch 8 are one client's"
-    assert kinds(defense="none", victims=9, attack_batch=(8,))[8, ""] == found[1, ""]
+    result = kinds(defense="none", victims=8, attack_batch=(1, 4, 8))
+    assert result[1, ""] == result[4, ""] == {"reconstruction", "label", "tracing"}
+    assert result[8, ""] == {"reconstruction", "label"}, "8 victims at batch 8 are one client's"
+    assert kinds(defense="none", victims=9, attack_batch=(8,))[8, ""] == result[1, ""]
 
 
 def test_colluders_have_one_victim_and_a_curious_client_of_two_as_well():
     for threat, clients in (("collusion/1", 10), ("client/1", 2)):
-        found = kinds(defense="none", victims=8, attack_batch=(1,), threats=(threat,), clients=clients)
-        assert "tracing" not in found[1, ""]
+        result = kinds(defense="none", victims=8, attack_batch=(1,), threats=(threat,), clients=clients)
+        assert "tracing" not in result[1, ""]
     assert "tracing" in kinds(defense="none", victims=8, attack_batch=(1,), threats=("client/1",), clients=3)[1, ""]
 
 
@@ -57,8 +57,8 @@ def test_owners_are_counted_as_victims_are_drawn(defense, threat):
 
 def test_one_owner_found_out_later_has_no_figure_and_raises_no_alarm(fabricate):
     """A role that one client always plays is known after the probe; noise names that client too."""
-    found = tracing_accuracy([3] * 8, [3] * 8)
-    assert found.value is None and found.chance == 1 and "nobody else" in found.reason
+    rate = tracing_accuracy([3] * 8, [3] * 8)
+    assert rate.value is None and rate.chance == 1 and "nobody else" in rate.reason
     record = fabricate("none", None, "tracing", "tracing")
     one = [TraceScore(index=i, owner=3, guess=3) for i in range(8)]
     assert Tracing().blind(one, record.config) is None

@@ -18,12 +18,12 @@ ROWS = (("dp", 1.0, 0.7, 12.0, 6.0), ("dp", 0.01, 0.94, 35.0, 6.0), ("spn", 0.1,
 
 
 def test_every_setting_stands_where_its_figures_are_along_its_control_value(fabricate):
-    found = tradeoff_of(board(fabricate, *ROWS))
-    placed = {(one.series, one.about): (one.accuracy[0], round(one.leak[0])) for one in found.settings}
+    result = tradeoff_of(board(fabricate, *ROWS))
+    placed = {(one.series, one.about): (one.accuracy[0], round(one.leak[0])) for one in result.settings}
     assert placed["dp", "sigma = 0.01"] == (0.94, 36) and placed["dp", "sigma = 1"] == (0.7, 13)
-    assert [one.about for one in found.settings if one.series == "dp"] == ["sigma = 0.01", "sigma = 1"]
-    assert {one.series for one in found.settings} == {"none", "full_noise", "dp", "spn"}
-    assert found.chance == pytest.approx(11.0) and not found.safer
+    assert [one.about for one in result.settings if one.series == "dp"] == ["sigma = 0.01", "sigma = 1"]
+    assert {one.series for one in result.settings} == {"none", "full_noise", "dp", "spn"}
+    assert result.chance == pytest.approx(11.0) and not result.safer
 
 
 def test_who_points_at_a_mark_reads_its_setting_and_figures(fabricate):
@@ -38,8 +38,8 @@ def test_what_is_safer_when_higher_is_drawn_with_the_axis_turned(fabricate):
         fabricate(n, v, "x", "reconstruction", 0.0, error=e, shape=(16,), control="sigma", accuracy=a)
         for (n, v, a, _, _), e in zip(rows, (0.9, 0.5), strict=True)
     ]
-    found = tradeoff_of(boards_of([*controls, *made], no_claims)[0])
-    assert found.safer and found.draw().axes[0].yaxis_inverted()
+    result = tradeoff_of(boards_of([*controls, *made], no_claims)[0])
+    assert result.safer and result.draw().axes[0].yaxis_inverted()
 
 
 def test_one_setting_is_no_figure(fabricate):

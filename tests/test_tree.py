@@ -25,7 +25,7 @@ def branches(children: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     """Trees of some trees."""
     named = st.dictionaries(st.sampled_from("abcd"), children, max_size=3)
     both = st.tuples(children, children)
-    ordered, defaults = named.map(OrderedDict), named.map(lambda found: defaultdict(list, found))
+    ordered, defaults = named.map(OrderedDict), named.map(lambda result: defaultdict(list, result))
     nodes, pairs = both.map(lambda two: Both(*two)), both.map(lambda two: Pair(*two))
     return st.one_of(st.lists(children, max_size=3), both, named, ordered, defaults, nodes, pairs)
 
@@ -43,8 +43,8 @@ def alike(one: object, two: object) -> bool:
 
 def described(tree: object) -> object:
     """What torch says of a tree's structure, with shapes and dtypes of its tensors, and its other leaves."""
-    found, form = pytree.tree_flatten(tree)
-    return form, [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for one in found]
+    result, form = pytree.tree_flatten(tree)
+    return form, [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else one for one in result]
 
 
 @given(TREES)

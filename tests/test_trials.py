@@ -58,19 +58,18 @@ def widened_from_autocast(net: Two, x: Tensor) -> Tensor:
     return under_autocast(net, x).float()
 
 
-def half_first(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).half()).float()))
-    return out
+def cast(first: torch.dtype, last: torch.dtype = torch.float32) -> Callable[[Two, Tensor], Tensor]:
+    """Return passes whose layers compute in these precisions."""
+
+    def passes(net: Two, x: Tensor) -> Tensor:
+        out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).to(first)).float()).to(last))
+        return out
+
+    return passes
 
 
-def double_first(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1).double()).float()))
-    return out
-
-
-def double_last(net: Two, x: Tensor) -> Tensor:
-    out: Tensor = net.b(torch.sigmoid(net.a(x.flatten(1))).double())
-    return out
+half_first, double_first = cast(torch.float16), cast(torch.float64)
+double_last = cast(torch.float32, torch.float64)
 
 
 def one_by_one(net: Two, x: Tensor) -> Tensor:
@@ -103,10 +102,10 @@ def rooted_network() -> nn.Module:
 
 def test_invert_tries_a_network_with_inputs_in_the_data_range() -> None:
     module, x = Two(rooted), 0.6 + 0.4 * X[:1]
-    found = ppbench.invert(
+    inversion = ppbench.invert(
         module, users.gradient_of(module, x, Y[:1]), users.SHAPE, Y[:1], data_range=(0.6, 1.0), budget=20
     )
-    assert found.x.isfinite().all()
+    assert inversion.x.isfinite().all()
 
 
 # -- precision and batch size -----------------------------------------------------------------------------------------
@@ -136,9 +135,9 @@ def test_a_network_of_several_precisions_is_computed_in_them(
     assert {value.dtype for value in start.values()} == {torch.float32}
     torch.testing.assert_close(network(start, X), module(X).float(), rtol=0, atol=0)
     slopes = users.gradient_of(module, X[:1], Y[:1])
-    found = ppbench.invert(module, [g.float() for g in slopes], users.SHAPE, Y[:1], budget=100, planted=False)
-    assert found.x.isfinite().all()
-    assert found.mismatch is not None and found.mismatch < 0.05
+    inversion = ppbench.invert(module, [g.float() for g in slopes], users.SHAPE, Y[:1], budget=100, planted=False)
+    assert inversion.x.isfinite().all()
+    assert inversion.mismatch is not None and inversion.mismatch < 0.05
 
 
 def test_a_network_in_double_precision_with_casts_is_taken() -> None:

@@ -28,12 +28,12 @@ def test_the_tutorial_for_users_of_flower_is_followed(tmp_path: Path) -> None:
     (bench / "ppbench").write_text(f'#!/bin/sh\nexec {sys.executable} -m ppbench "$@"\n')
     (bench / "ppbench").chmod(0o755)
     root = Path(__file__).parents[1]
-    told = {
+    environment = {
         "PATH": f"{bench}:/usr/bin:/bin", "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}",
         "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "HOME": str(tmp_path),
     }  # fmt: skip
-    done = subprocess.run(["bash", "-c", text], cwd=work, env=told, capture_output=True, text=True, check=False)
-    said = [(printed / str(place)).read_text() for place in range(len(typed)) if (printed / str(place)).exists()]
-    assert done.returncode == 0, said[-1] + done.stderr
-    wrong = [part for block, out in zip(typed[1:], said[1:], strict=True) for part in lacking(block, out)]
-    assert not wrong, "\n".join([*wrong, *said])
+    done = subprocess.run(["bash", "-c", text], cwd=work, env=environment, capture_output=True, text=True, check=False)
+    output = [(printed / str(place)).read_text() for place in range(len(typed)) if (printed / str(place)).exists()]
+    assert done.returncode == 0, output[-1] + done.stderr
+    wrong = [part for block, out in zip(typed[1:], output[1:], strict=True) for part in lacking(block, out)]
+    assert not wrong, "\n".join([*wrong, *output])

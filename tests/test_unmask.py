@@ -126,10 +126,10 @@ def perturbed(spec: NetSpec, masked_bias: bool, directions: Tensor, kappa: float
     """Return a plan, perturbed weights of noisy initial ones, and the mask."""
     plan, g = plan_of(spec), seeded(1)
     params = {n: v.double() + 0.05 * torch.randn(v.shape, generator=g).double() for n, v in initial(spec, 1).items()}
-    found = channels_of(spec)
-    scales = 0.5 + 1.5 * torch.rand(found.count, generator=g, dtype=torch.float64)
+    result = channels_of(spec)
+    scales = 0.5 + 1.5 * torch.rand(result.count, generator=g, dtype=torch.float64)
     r = kappa * torch.randn(len(directions), generator=g, dtype=torch.float64) @ directions
-    return plan, mask(multiply(params, found.multipliers(scales), torch.float64), r, masked_bias), r
+    return plan, mask(multiply(params, result.multipliers(scales), torch.float64), r, masked_bias), r
 
 
 @pytest.mark.parametrize("masked_bias", [True, False])
@@ -141,9 +141,9 @@ def test_moments_of_a_batch_follow_from_one_upload(spec, masked_bias):
     g = seeded(3)
     x = torch.rand(4, *spec.shape, generator=g, dtype=torch.float64)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (4,), generator=g), 10).double()
-    found = surrogates(plan.net, params, Batch(x, y, torch.ones(4).double()), direction, masked_bias)
+    recovered = surrogates(plan.net, params, Batch(x, y, torch.ones(4).double()), direction, masked_bias)
     yhat, alpha = outputs(plan.net, params, x, masked_bias)
-    moments = exact_moments(plan, found, params, direction, masked_bias)
+    moments = exact_moments(plan, recovered, params, direction, masked_bias)
     error = ((alpha[:, None] * (yhat - y)).mean(0) @ direction.T).detach()
     torch.testing.assert_close(moments.square, alpha.square().mean(), rtol=1e-10, atol=0)
     torch.testing.assert_close(moments.error, error, rtol=1e-9, atol=1e-9 * float(yhat.abs().max()))
@@ -156,10 +156,10 @@ def test_moments_of_a_network_without_biases_need_no_first_surrogate(spec):
     plan, params, _ = perturbed(spec, False, torch.eye(10, dtype=torch.float64))
     g = seeded(3)
     x, y = torch.rand(5, *spec.shape, generator=g, dtype=torch.float64), torch.eye(10).double()[[1, 1, 4, 7, 1]]
-    found = surrogates(plan.net, params, Batch(x, y, torch.ones(5).double()), torch.eye(10).double(), False)
+    recovered = surrogates(plan.net, params, Batch(x, y, torch.ones(5).double()), torch.eye(10).double(), False)
     yhat, alpha = outputs(plan.net, params, x, False)
-    found = replace(found, g={n: torch.full_like(v, torch.nan) for n, v in found.g.items()})  # not used
-    moments = noiseless_moments(plan, found, params)
+    recovered = replace(recovered, g={n: torch.full_like(v, torch.nan) for n, v in recovered.g.items()})  # not used
+    moments = noiseless_moments(plan, recovered, params)
     size = float(yhat.abs().max() * alpha.max())
     torch.testing.assert_close(moments.square, alpha.square().mean(), rtol=1e-11, atol=0)
     torch.testing.assert_close(moments.error, (alpha[:, None] * (yhat - y)).mean(0), rtol=0, atol=1e-12 * size)
@@ -176,9 +176,9 @@ def test_regression_is_exact_where_outputs_are_the_labels(seed, count, classes, 
     y = torch.randn(count, classes, generator=g, dtype=torch.float64)
     alpha = torch.rand(count, generator=g, dtype=torch.float64) + 0.1
     masked = y + alpha[:, None] * (coefficients @ directions)
-    found = by_regression(masked, alpha, y, directions)
-    torch.testing.assert_close(found.coefficients, coefficients, rtol=1e-9, atol=1e-9)
-    assert float(found.covariance.abs().max()) < 1e-12 * float(coefficients.abs().max()) ** 2
+    recovered = by_regression(masked, alpha, y, directions)
+    torch.testing.assert_close(recovered.coefficients, coefficients, rtol=1e-9, atol=1e-9)
+    assert float(recovered.covariance.abs().max()) < 1e-12 * float(coefficients.abs().max()) ** 2
 
 
 def test_the_location_of_the_columns_beats_the_medians_of_the_rows():
@@ -314,8 +314,8 @@ def test_at_initialization_predicted_labels_are_not_believed(digits_split):
     fed = start(WORLDS[3][0], initial(BARE, 3), members, BARE)
     view, true = seen(fed), fed.outputs(others.x)
     broadcast = unmask.received(view)
-    found = unmask.data_free(broadcast, others.x)
-    assert torch.equal(found, broadcast.without(broadcast.rows.coefficients, others.x))
+    recovered = unmask.data_free(broadcast, others.x)
+    assert torch.equal(recovered, broadcast.without(broadcast.rows.coefficients, others.x))
     masked, alpha = broadcast.outputs(view.data[0][1].x)
     alone = by_regression(masked, alpha, view.data[0][1].y.double(), broadcast.directions).coefficients
     errors = [float((broadcast.without(c, others.x) - true).norm()) for c in (unmask.from_own_data(broadcast), alone)]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from observations import CHANCE, deviations, seeded, told
+from observations import CHANCE, deviations, half_known, seeded
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -50,7 +50,7 @@ class World:
 
     @property
     def challenge(self) -> Challenge:
-        return Challenge((), 1, x=self.x, labels=self.labels, known=told(self.member))
+        return Challenge((), 1, x=self.x, labels=self.labels, known=half_known(self.member))
 
     def ask(self, attack: UpdateCosine | None = None, view: View | None = None, seed: int = 0) -> Guess:
         (guess,) = (attack or UpdateCosine()).run(view or self.view, [self.challenge], seeded(seed))
@@ -69,8 +69,8 @@ def world(
     g = seeded(seed)
     order = torch.randperm(len(all_digits().x), generator=g)
     x, y = all_digits().x[order], all_digits().y.argmax(1)[order]
-    base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
-    y[asked] += torch.randint(1, 10, (COUNT,), generator=g)
+    base, words = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
+    y[words] += torch.randint(1, 10, (COUNT,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
     member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
     shards = {}
@@ -90,7 +90,7 @@ def world(
         drive.run(defense.round(drive.context(SERVER, 0), federation.parties.server, range(CLIENTS)))
         states += drive.states
     transcript = Transcript(plan, defense, tuple(wire.mail), tuple(states))
-    return World(transcript, x[asked], y[asked], member, owner)
+    return World(transcript, x[words], y[words], member, owner)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def deltas() -> World:
 
 # -- leaks and nulls -------------------------------------------------------------------------------------------------
 def test_planted_leak_single_gradients(gradients):
-    guess, asked = gradients.ask(), told(gradients.member) == -1
-    assert roc_auc_score(gradients.member[asked], guess.score[asked]) > 0.9
-    assert float((guess.decision == gradients.member)[asked].double().mean()) > 0.75
+    guess, unknown = gradients.ask(), half_known(gradients.member) == -1
+    assert roc_auc_score(gradients.member[unknown], guess.score[unknown]) > 0.9
+    assert float((guess.decision == gradients.member)[unknown].double().mean()) > 0.75
 
 
 def test_planted_leak_local_training(deltas):
@@ -161,10 +161,10 @@ def test_uploads_are_read_as_the_defenses_own_server_reads_them(name):
     all_of = [world(make_defense(name, options), upload, 15, seed, squared=masked) for seed in range(trainings)]
     some = all_of[0]
     assert fmean(one.area() for one in all_of) > LEAST[name]
-    found = update_coefficients(some.view, some.x, some.labels, 0.03)
-    assert found.shape == (15, CLIENTS, COUNT)
+    result = update_coefficients(some.view, some.x, some.labels, 0.03)
+    assert result.shape == (15, CLIENTS, COUNT)
     if name == "pbpfl_ext":  # a sum says the same of all
-        assert bool((found == found[:, :1]).all())
+        assert bool((result == result[:, :1]).all())
 
 
 # -- what is computed ------------------------------------------------------------------------------------------------
@@ -305,10 +305,12 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
 def test_the_same_question_is_computed_once_and_another_anew(monkeypatch):
     calls = []
     monkeypatch.setattr(update_cosine, "_last", None)
-    monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))
+    monkeypatch.setattr(
+        update_cosine, "coefficients", lambda *challenge: calls.append(challenge) or torch.zeros(1, 2, 3)
+    )
     view, x, y = View("server/1", SERVER, None, NoDefense(), (), ()), torch.zeros(3, 4), torch.eye(3)
-    for asked in ((view, x, y, 0.1), (view, x.clone(), y, 0.1), (view, x + 1, y, 0.1), (view, x + 1, y, 0.2)):
-        update_coefficients(*asked).fill_(5)  # what is returned is the caller's own
+    for challenge in ((view, x, y, 0.1), (view, x.clone(), y, 0.1), (view, x + 1, y, 0.1), (view, x + 1, y, 0.2)):
+        update_coefficients(*challenge).fill_(5)  # what is returned is the caller's own
     assert len(calls) == 3
     assert not update_coefficients(view, x + 1, y, 0.2).any()
     update_coefficients(replace(view), x + 1, y, 0.2)

@@ -20,24 +20,24 @@ from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 def masked(make, **shares):
     """Return the cells of a masked defense at kappa = 100 by ASR; delivered: of the delivered model."""
-    told = {"plain": 0.5, "knowing": 0.71, "none": 0.71, "delivered": 0.71} | shares
-    found = []
+    result = {"plain": 0.5, "knowing": 0.71, "none": 0.71, "delivered": 0.71} | shares
+    results = []
     for stage in ("iterate", "final"):
-        if told["none"] is not None:
-            found.append(make("none", None, "mia_loss", "membership", told["none"], stage=stage))
-        own = (told["plain"], told["knowing"]) if stage == "iterate" else (told["delivered"], None)
+        if result["none"] is not None:
+            results.append(make("none", None, "mia_loss", "membership", result["none"], stage=stage))
+        own = (result["plain"], result["knowing"]) if stage == "iterate" else (result["delivered"], None)
         for share, attack, adaptive in zip(own, ("mia_loss", "unmask_regression"), (False, True), strict=True):
             if share is not None:
-                found.append(make("pbpfl", 100.0, attack, "membership", share, adaptive=adaptive, stage=stage))
-    return found
+                results.append(make("pbpfl", 100.0, attack, "membership", share, adaptive=adaptive, stage=stage))
+    return results
 
 
-def said(records, start, defense="pbpfl"):
+def sentence_of(records, start, defense="pbpfl"):
     """Return the one sentence that begins so."""
-    found = [s for s in sentences(defense, records) if s.startswith(start)]
-    assert len(found) == 1, found
-    assert found[0].endswith(").") or "tried" in found[0] or "un-masks" in found[0]
-    return found[0]
+    result = [s for s in sentences(defense, records) if s.startswith(start)]
+    assert len(result) == 1, result
+    assert result[0].endswith(").") or "tried" in result[0] or "un-masks" in result[0]
+    return result[0]
 
 
 HIDES = "hides members from one who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
@@ -64,7 +64,7 @@ FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3,
 def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
     plain, knowing, none, opening, closing, fabricate
 ):
-    text = said(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
+    text = sentence_of(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
     assert text.startswith(f"What clients train on {opening}") and closing in text, text
     beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not attacked"}
     assert beside.get(none, f"undefended {none or 0:.1%}") in text
@@ -75,8 +75,8 @@ def test_control_values_that_fare_alike_share_a_sentence(fabricate):
     for kappa, plain in ((10.0, 0.51), (1.0, 0.66)):
         records.append(fabricate("pbpfl", kappa, "mia_loss", "membership", plain, stage="iterate"))
         records.append(fabricate("pbpfl", kappa, "unmask_upload", "membership", 0.70, adaptive=True, stage="iterate"))
-    weak = said(records, "What clients train on at kappa=1 ")
-    strong = said(records, "What clients train on at kappa=10 and 100 ")
+    weak = sentence_of(records, "What clients train on at kappa=1 ")
+    strong = sentence_of(records, "What clients train on at kappa=10 and 100 ")
     assert "does not hide members, even from one who takes it as it is (mia_loss: ASR 66.0%" in weak
     assert "hides members" in strong and "mia_loss, kappa=10: ASR at most 51.0%" in strong
     assert "unmask_regression, kappa=100: ASR at most 71.0%" in strong
@@ -98,22 +98,22 @@ def test_each_adversary_is_told_apart_and_never_the_control_as_the_defense(fabri
     listener = dict(stage="iterate", threat="eavesdropper/1")
     records.append(fabricate("none", None, "unmask_upload", "membership", 0.71, **listener))
     records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, adaptive=True, **listener))
-    text = said(records, "[eavesdropper/1] What clients train on")
+    text = sentence_of(records, "[eavesdropper/1] What clients train on")
     assert "hides members from one who un-masks it (unmask_upload: ASR 50.0%" in text
-    assert "but not from one who un-masks it (unmask_regression" in said(records, "What clients train on")
+    assert "but not from one who un-masks it (unmask_regression" in sentence_of(records, "What clients train on")
     records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, threat="eavesdropper/1"))
     assert not any(s.startswith("[eavesdropper/1] The delivered") for s in sentences("pbpfl", records))
     alone = [r for r in records if r.config.threat_model.id != "client/1"]
-    assert said(alone, "[eavesdropper/1] The delivered model")
+    assert sentence_of(alone, "[eavesdropper/1] The delivered model")
 
 
 def outputs(make, plain, knowing, **more):
-    found = []
+    results = []
     for share, attack, adaptive, error in ((plain, "query", False, 98.0), (knowing, "unmask_regression", True, 0.012)):
         if share is not None:
             kind = dict(adaptive=adaptive, stage="iterate", error=error) | more
-            found.append(make("pbpfl", 100.0, attack, "extraction", share, **kind))
-    return found
+            results.append(make("pbpfl", 100.0, attack, "extraction", share, **kind))
+    return results
 
 
 DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
@@ -138,14 +138,14 @@ HIDDEN = (
     ],
 )
 def test_the_sentence_on_outputs_says_what_was_found(plain, knowing, opening, closing, fabricate):
-    text = said(outputs(fabricate, plain, knowing), "What clients train on")
+    text = sentence_of(outputs(fabricate, plain, knowing), "What clients train on")
     assert text.startswith(f"What clients train on {opening}") and closing in text, text
 
 
 def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     """With one output every query agrees, which says nothing."""
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
-    text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
+    text = sentence_of(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
     assert "hides the true model's predictions from one who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
     for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
@@ -155,20 +155,20 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
 def test_agreement_counts_beyond_the_best_constant_answer(fabricate):
     """On unbalanced classes a drowned model agrees with the true one wherever both name the frequent class."""
 
-    def asked(share, alike, error=98.0):
+    def question(share, alike, error=98.0):
         kind = dict(adaptive=False, stage="iterate", error=error, classes=2)
         return fabricate("pbpfl", 100.0, "query", "extraction", share, alike=alike, **kind)
 
-    assert asked(0.95, None).metric("agreement").chance == 0.5 and outputs_fate(asked(0.95, None), 1) == "part"
-    constant = asked(0.95, 0.95)
+    assert question(0.95, None).metric("agreement").chance == 0.5 and outputs_fate(question(0.95, None), 1) == "part"
+    constant = question(0.95, 0.95)
     assert constant.metric("agreement").chance == 0.95
     assert outputs_fate(constant, 1) not in ("falls", "part")
-    assert outputs_fate(asked(1.0, 0.5), 1) == "falls"
+    assert outputs_fate(question(1.0, 0.5), 1) == "falls"
     for error, fate in ((0.012, "falls"), (98.0, "stands")):  # one decision for all: only the numbers can tell
-        assert outputs_fate(asked(1.0, 1.0, error), 1) == fate
+        assert outputs_fate(question(1.0, 1.0, error), 1) == fate
     for share, alike, error, does in ((1.0, 0.95, 1e-7, "answers"), (0.4, None, 2.0, "does not answer")):
         final = fabricate("pbpfl", 1.0, "query", "extraction", share, alike=alike, error=error, classes=2)
-        assert said([final], "The delivered model").startswith(
+        assert sentence_of([final], "The delivered model").startswith(
             f"The delivered model {does} as the true one does (query"
         )
 
@@ -186,14 +186,14 @@ def test_agreement_counts_beyond_the_best_constant_answer(fabricate):
     ],
 )
 def test_the_delivered_model_stands_beside_the_undefended_one(delivered, none, start, fabricate):
-    assert said(masked(fabricate, delivered=delivered, none=none), "The delivered model").startswith(start)
+    assert sentence_of(masked(fabricate, delivered=delivered, none=none), "The delivered model").startswith(start)
 
 
 def test_a_defense_without_a_mask_keeps_its_sentence(fabricate):
     records = [fabricate("none", None, "mia_loss", "membership", 0.71, stage="final")]
     for sigma, share in ((0.1, 0.6), (0.5, 0.5)):
         records.append(fabricate("dp", sigma, "mia_loss", "membership", share, stage="final", control="sigma"))
-    text = said(records, "A client who queries the delivered model", "dp")
+    text = sentence_of(records, "A client who queries the delivered model", "dp")
     assert "distinguishes members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
 
 
@@ -205,7 +205,7 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
     iterate = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")
     records = [images(fabricate, "none", None, 35.0), iterate]
     records += [images(fabricate, "pbpfl", k, db) for k, db in ((1.0, 35.0), (100.0, 34.5))]
-    assert said(records, "To the server this is FedSGD").startswith(
+    assert sentence_of(records, "To the server this is FedSGD").startswith(
         "To the server this is FedSGD over the whole grid: images are rebuilt as they are without a defense (dlg, "
         "kappa=100: at least 35.5 dB [34.5, 36.5], undefended 36.0 dB [35.0, 37.0]); batch 1, at random weights; "
         "accuracy 95.0%"
@@ -231,8 +231,8 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
 def test_it_is_fedsgd_only_where_images_are_rebuilt_as_the_undefended_ones(db, none, upload, start, fabricate):
     iterate = fabricate("pbpfl", 1.0, "mia_loss", "membership", 0.5, stage="iterate")
     records = [images(fabricate, "none", None, none), iterate, images(fabricate, "pbpfl", 1.0, db, upload=upload)]
-    found = sentences("pbpfl", records)
-    assert found[0].startswith(f"pbpfl at kappa=1: {start}") and not any("FedSGD" in sentence for sentence in found)
+    result = sentences("pbpfl", records)
+    assert result[0].startswith(f"pbpfl at kappa=1: {start}") and not any("FedSGD" in sentence for sentence in result)
     bare = [images(fabricate, d, v, 35.0) for d, v in (("none", None), ("dp", 0.0))]
     assert sentences("dp", bare)[0].startswith("dp at kappa=0: images are rebuilt, even by"), (
         "only a masked one is FedSGD"
@@ -298,22 +298,22 @@ def checks(records):
 @pytest.mark.parametrize(("share", "ok"), [(0.71, True), (0.52, False)])
 def test_where_only_membership_was_asked_the_undefended_model_must_give_members_away(share, ok, fabricate):
     some = [("none", share, "iterate"), ("none", share, "final"), ("full_noise", 0.5, "final")]
-    found = check_controls([fabricate(d, None, "mia_loss", "membership", s, stage=at) for d, s, at in some])
-    assert [check.ok for check in found] == [ok, True]
-    assert ("finds members" if ok else "is NOT shown to find members") in found[0].sentence
-    assert f"mia_loss: ASR {share:.1%} [" in found[0].sentence
+    result = check_controls([fabricate(d, None, "mia_loss", "membership", s, stage=at) for d, s, at in some])
+    assert [check.ok for check in result] == [ok, True]
+    assert ("finds members" if ok else "is NOT shown to find members") in result[0].sentence
+    assert f"mia_loss: ASR {share:.1%} [" in result[0].sentence
 
 
 def test_what_the_controls_vouch_for(fabricate):
     """Extraction for nothing, members where they alone were asked, reconstructions before them; and noise alarms."""
-    found, none, loud = (fabricate(d, None, "mia_loss", "membership", share)
+    records, none, loud = (fabricate(d, None, "mia_loss", "membership", share)
                          for d, share in (("none", 0.9), ("none", 0.5), ("full_noise", 0.7)))  # fmt: skip
     read = [fabricate(d, None, "query", "extraction", 1.0, stage="iterate") for d in ("none", "full_noise")]
     hidden = fabricate("full_noise", None, "mia_loss", "membership", 0.5)
     assert checks(read) == {"none": None, "full_noise": None}
     assert checks([*read, none, hidden]) == {"none": False, "full_noise": True}
-    assert checks([found, images(fabricate, "none", None, 12.0)])["none"] is False
-    assert checks([found, images(fabricate, "none", None, 35.0)])["none"] is True
+    assert checks([records, images(fabricate, "none", None, 12.0)])["none"] is False
+    assert checks([records, images(fabricate, "none", None, 35.0)])["none"] is True
     assert checks([loud])["full_noise"] is False
 
 
@@ -386,9 +386,11 @@ def test_what_belies_a_defense_stands_in_its_sentence(code, decibels, honest, sa
     record = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta")
     remark = Flag(code=code, severity="warning", detail="the account is belied")
     lying = record.model_copy(update={"flags": [remark]})
-    (plain, *_), (told, *_) = (sentences("ppdl", [*none, r]) for r in (record, lying))
-    assert told.startswith(f"ppdl at theta=0.3: {says} (") or told.startswith(f"ppdl at theta=0.3: {says}, even by ")
-    assert "; the account is belied; batch 1" in told
+    (plain, *_), (result, *_) = (sentences("ppdl", [*none, r]) for r in (record, lying))
+    assert result.startswith(f"ppdl at theta=0.3: {says} (") or result.startswith(
+        f"ppdl at theta=0.3: {says}, even by "
+    )
+    assert "; the account is belied; batch 1" in result
     assert "belied" not in plain and plain.startswith(f"ppdl at theta=0.3: {honest}")
     larger = fabricate("ppdl", 0.3, "dlg", "reconstruction", decibels, control="theta", batch=4)
     both = [lying, larger.model_copy(update={"flags": [remark]})]

@@ -27,7 +27,7 @@ BLIND = torch.full((1, 1, 8, 8), 0.4)
 
 
 @pytest.fixture
-def record(fabricate, asked):
+def record(fabricate, rescored):
     """Return a maker of records whose scores hold all that a score may hold."""
 
     def make(sigma):
@@ -39,7 +39,7 @@ def record(fabricate, asked):
             for i, (guess, truth) in enumerate(zip(GUESS, TRUTH, strict=True))
         ]  # fmt: skip
         made = fabricate("dp", sigma, "dlg", "reconstruction", control="sigma", accuracy=0.71, seed=1)
-        return asked(made, victims=scores)
+        return rescored(made, victims=scores)
 
     return make
 
@@ -97,13 +97,13 @@ def test_a_changed_record_is_found_and_named(store, words):
     assert not any(store.ids()[1] in problem for problem in problems)
 
 
-def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, asked):
+def test_a_mean_over_clients_own_models_is_no_share_but_where_clients_have_such(fabricate, rescored):
     """Standalone's accuracy is the mean of ten shares of a thousand: 0.7123 is one, and is none of one model's."""
-    for defense, told in (("standalone", False), ("dp", True), ("not-installed", True)):
+    for defense, result in (("standalone", False), ("dp", True), ("not-installed", True)):
         made = fabricate(defense, None, "dlg", "reconstruction", accuracy=0.712)
         utility = made.utility.model_copy(update={"accuracy": 0.7123})
-        problems = list(implausible(asked(made, utility=utility)))
-        assert any("utility.accuracy 0.7123 is no share of 1000" in problem for problem in problems) == told
+        problems = list(implausible(rescored(made, utility=utility)))
+        assert any("utility.accuracy 0.7123 is no share of 1000" in problem for problem in problems) == result
 
 
 def test_every_metric_is_recomputed(store):
@@ -115,8 +115,8 @@ def test_a_replaced_or_missing_artifact_is_found(store):
     first, second = (store.folder / f"{cell}.safetensors" for cell in store.ids())
     first.write_bytes(first.read_bytes()[:-1] + b"\x01")
     second.unlink()
-    found = " ".join(verify(store.out))
-    assert "SHA-256" in found and "missing" in found
+    result = " ".join(verify(store.out))
+    assert "SHA-256" in result and "missing" in result
 
 
 def retyped(path, column, value, keep=None):
@@ -154,7 +154,7 @@ def test_a_table_of_before_has_fewer_columns_and_is_still_right(store):
     assert any("psnr_median is '1'" in problem for problem in verify(store.out))
 
 
-def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, tmp_path):
+def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, rescored, tmp_path):
     store = Store(tmp_path / "out")
     scores = [
         MemberScore(index=i, half=i // 2 % 2, member=i % 2 == 0, score=float(i % 2 == 0), decision=i % 2 == 0,
@@ -163,7 +163,7 @@ def test_the_bound_on_epsilon_is_recomputed_at_the_claimed_delta(record, asked, 
         for i in range(200)
     ]  # fmt: skip
     draft = record(0.1)
-    kept = asked(draft, victims=scores, privacy=draft.privacy.model_copy(
+    kept = rescored(draft, victims=scores, privacy=draft.privacy.model_copy(
         update=dict(epsilon=1.0, delta=1e-3, reason=None)))  # fmt: skip
     store.save(kept)
     assert verify(store.out) == []
@@ -190,10 +190,10 @@ def test_a_damaged_record_is_named_and_the_rest_is_checked(store):
     other.write_text(texts[1])
     for text, words in damages.items():
         path.write_text(text)
-        found = verify(store.out)
-        assert len(found) == 1 and str(path) in found[0] and all(word in found[0] for word in words), found
+        problems = verify(store.out)
+        assert len(problems) == 1 and str(path) in problems[0] and all(word in problems[0] for word in words), problems
         assert path.read_text() == text and [r.cell_id for r in store.readable()[0]] == [second]
-    assert "delete it" not in found[0], "what an upgrade can read is not to be deleted"
+    assert "delete it" not in problems[0], "what an upgrade can read is not to be deleted"
 
 
 def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, record):
@@ -203,8 +203,8 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, 
     tensors = {"guess": GUESS, "truth": TRUTH, "blind": BLIND}
     kept = store.save(made.model_copy(update={"config": config, "cell_id": config.cell_id()}), tensors=tensors)
     write_csv(store.load_all(), store.csv_path, claims=lambda _: "=CAP 0.6")
-    found = verify(store.out, lambda _: "=CAP 0.6")
-    assert len(found) == 1 and kept.cell_id in found[0] and "onerror" in found[0] and "\x1b" not in found[0]
+    problems = verify(store.out, lambda _: "=CAP 0.6")
+    assert len(problems) == 1 and kept.cell_id in problems[0] and "onerror" in problems[0] and "\x1b" not in problems[0]
 
 
 def test_a_changed_table_of_worst_cases_is_found(store):
@@ -212,13 +212,13 @@ def test_a_changed_table_of_worst_cases_is_found(store):
     worst.write_text(worst_csv(boards_of(store.load_all(), no_claims)))
     assert verify(store.out) == []
     retyped(worst, "worst_psnr_median", "1.5")
-    found = verify(store.out)
-    assert len(found) == 1 and "worst_case.csv line 2: worst_psnr_median is '1.5'" in found[0]
+    problems = verify(store.out)
+    assert len(problems) == 1 and "worst_case.csv line 2: worst_psnr_median is '1.5'" in problems[0]
     worst.write_text("".join(worst.read_text().splitlines(keepends=True)[:-1]))
     assert "worst_case.csv has 1 rows, the records give 2" in verify(store.out)[0]
     edit(store, CHANGES["psnr_median.value"])
-    found = verify(store.out)
-    assert not any("worst_case" in problem for problem in found), "it would repeat what is wrong with the record"
+    problems = verify(store.out)
+    assert not any("worst_case" in problem for problem in problems), "it would repeat what is wrong with the record"
 
 
 @pytest.fixture
@@ -236,9 +236,9 @@ def ranked(fabricate, tmp_path):
 
 def tables(store, sound=True):
     records = store.load_all()
-    found = boards_of(records, no_claims, sound)
-    write_csv(records, store.csv_path, boards=found)
-    (store.out / "worst_case.csv").write_text(worst_csv(found))
+    result = boards_of(records, no_claims, sound)
+    write_csv(records, store.csv_path, boards=result)
+    (store.out / "worst_case.csv").write_text(worst_csv(result))
 
 
 @pytest.mark.parametrize("name", ["leaderboard.csv", "worst_case.csv"])

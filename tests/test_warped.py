@@ -95,8 +95,8 @@ def test_a_turn_is_scipys(turn):
     cos, sin = np.cos(warped.TURN * turn), np.sin(warped.TURN * turn)
     to = np.array([[cos, sin], [-sin, cos]])
     expected = scipy.ndimage.affine_transform(x[0, 0].numpy(), to, [4, 4] - to @ [4, 4], order=1, mode="nearest")
-    found = bent(x, bend(turn, shape=(1, 9, 9)))[0, 0]
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-6)
+    result = bent(x, bend(turn, shape=(1, 9, 9)))[0, 0]
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 def test_a_shift_is_a_share_of_the_side():
@@ -151,16 +151,18 @@ def test_no_paper_used_them():
 
 def test_an_evaluation_of_them_is_checked_again(tmp_path, undrawn, monkeypatch):
     """With a secret: its victims are found again by who has it, and are others without."""
-    asked = {"defense": "none", "dataset": "warped:digits", "model": "mlp", "clients": 2, "rounds": 1, "train": 40}
+    options = {"defense": "none", "dataset": "warped:digits", "model": "mlp", "clients": 2, "rounds": 1, "train": 40}
     more = {"victims": 2, "attack_batch": (1,), "stages": ("init",), "attacks": ("label_recovery",), "tuning": 0}
     salted = {"salt": "ab" * 32}
-    plain, secret = (make_task(configure(**asked, **some)).dataset for some in ({}, salted))
+    plain, secret = (make_task(configure(**options, **some)).dataset for some in ({}, salted))
     assert plain.sha256() != secret.sha256() and torch.equal(plain.train.y, secret.train.y)
-    found = evaluate(**asked, **more, out=tmp_path / "out", workers=1)
-    assert {r.config.data.name for r in found.records} == {"warped:digits"} and verify(found.out) == []
-    checked = rechecking.recheck(Store(found.out), found.records)
+    evaluation = evaluate(**options, **more, out=tmp_path / "out", workers=1)
+    assert {r.config.data.name for r in evaluation.records} == {"warped:digits"} and verify(evaluation.out) == []
+    checked = rechecking.recheck(Store(evaluation.out), evaluation.records)
     assert not checked.problems and not [what for what in checked.unchecked if "at hand)" in what and "victims" in what]
     monkeypatch.setattr(warped, "TURN", warped.TURN / 2)  # other images than those of the records
     for cache in (rechecking._deal_task, task.task_of, task._dataset):
         cache.cache_clear()
-    assert any("digest" in problem for problem in rechecking.recheck(Store(found.out), found.records).problems)
+    assert any(
+        "digest" in problem for problem in rechecking.recheck(Store(evaluation.out), evaluation.records).problems
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, deviations, letters, seeded, told
+from observations import CHANCE, batch_gradient, deviations, fedsgd_mail, half_known, letters, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -16,7 +16,6 @@ from ppbench.attacks.membership.update_cosine import rounds_of
 from ppbench.attacks.membership.whitebox import WhiteBox, evenly_spaced, gradient_signals, round_signals
 from ppbench.attacks.tracing.cosine import TracingCosine, likeliest_owners
 from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
-from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.optim import Layout, Opt
@@ -53,15 +52,14 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
         for client in range(FEDSGD.clients):
             own = (member & (owner == client)).nonzero()[:, 0]
             own = own + RECORDS if frozen else own
-            update = gradient(lambda p, o=own: FEDSGD.objective(p, every[o], y[o], torch.ones(len(o))), params)
-            updates.append({n: v.detach() for n, v in update.items()})
+            updates.append(batch_gradient(FEDSGD, params, every[own], y[own]))
             mail += letters(number, client, params, updates[-1])
         if not frozen:
             mean = torch.stack([layout.pack(u) for u in updates]).mean(0)
             flat, state = opt.step(flat, mean, state, opt.lr)
             params = {n: v.clone() for n, v in layout.unpack(flat).items()}
     view = View("server/1", SERVER, FEDSGD, NoDefense(), tuple(mail), ())
-    return view, Challenge((), 1, x=x, labels=labels, known=told(member)), member
+    return view, Challenge((), 1, x=x, labels=labels, known=half_known(member)), member
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,9 @@ def ask(view: View, challenge: Challenge, seed: int = 0, attack: WhiteBox | None
 
 def test_planted_leak_an_overfit_model(leaky):
     view, challenge, member = leaky
-    guess, asked = ask(view, challenge), challenge.known == -1
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.9
-    assert float((guess.decision == member)[asked].double().mean()) > 0.8
+    guess, challenges = ask(view, challenge), challenge.known == -1
+    assert roc_auc_score(member[challenges], guess.score[challenges]) > 0.9
+    assert float((guess.decision == member)[challenges].double().mean()) > 0.8
 
 
 def test_the_models_alone_betray_members_too(leaky):
@@ -88,27 +86,27 @@ def test_the_models_alone_betray_members_too(leaky):
     view, challenge, member = leaky
     g = seeded(1)
     noise = with_changed_mail(view, lambda t: torch.randn(t.shape, generator=g))
-    asked, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
-    assert roc_auc_score(member[asked], guess.score[asked]) > 0.8
+    challenges, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
+    assert roc_auc_score(member[challenges], guess.score[challenges]) > 0.8
 
 
 def test_null_a_model_that_never_saw_them():
     for seed in range(3):
         view, challenge, member = trained(3, seed, frozen=True)
-        asked = challenge.known == -1
-        assert abs(deviations(member[asked], ask(view, challenge, attack=QUICK).score[asked])) < CHANCE
+        challenges = challenge.known == -1
+        assert abs(deviations(member[challenges], ask(view, challenge, attack=QUICK).score[challenges])) < CHANCE
 
 
 def test_gradient_signals_are_norms_with_the_labels_row_first():
     g = seeded(0)
     leaves = {"a": torch.randn(2, 5, 3, generator=g), "head": torch.randn(2, 4, 6, generator=g), "b": torch.randn(2, 4)}
     labels = torch.eye(4)[[2, 0]]
-    found = gradient_signals(leaves, labels).exp()
-    assert found.shape == (2, 3 + 4)
-    assert torch.allclose(found[:, 0], leaves["a"].flatten(1).norm(dim=1))
+    recovered = gradient_signals(leaves, labels).exp()
+    assert recovered.shape == (2, 3 + 4)
+    assert torch.allclose(recovered[:, 0], leaves["a"].flatten(1).norm(dim=1))
     rows = leaves["head"].norm(dim=2)
-    assert torch.allclose(found[:, 3], torch.stack([rows[0, 2], rows[1, 0]]))
-    assert torch.allclose(found[0, 4:], rows[0, [0, 1, 3]].sort().values)
+    assert torch.allclose(recovered[:, 3], torch.stack([rows[0, 2], rows[1, 0]]))
+    assert torch.allclose(recovered[0, 4:], rows[0, [0, 1, 3]].sort().values)
 
 
 def test_round_signals_hold_outputs_where_weights_are_known(leaky):
@@ -188,10 +186,10 @@ def test_reconstructions_that_are_not_finite_are_never_nearest(bad):
     x = images(0).double()
     broken = x.clone()
     broken[::3] = bad
-    found = nearest(x, broken)
-    assert not bool((found % 3 == 0).any())
+    result = nearest(x, broken)
+    assert not bool((result % 3 == 0).any())
     good = torch.arange(IMAGES) % 3 != 0
-    assert torch.equal(found[good], torch.arange(IMAGES)[good])
+    assert torch.equal(result[good], torch.arange(IMAGES)[good])
     assert bool((traced_to(x, torch.full_like(x, bad)) == -1).all()), "nobody, where there is no other"
 
 
@@ -226,16 +224,10 @@ def traced(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
     owner = torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    mail = []
-    for number in range(1, ROUNDS + 1):
-        params = initial(SPEC, 10 * seed + number)
-        for client in range(CLIENTS):
-            own = torch.cat([(owner == client).nonzero()[:, 0], COUNT + 20 * client + torch.arange(20)])
-            update = gradient(lambda p, o=own: PLAN.objective(p, x[o], y[o], torch.ones(len(o))), params)
-            norm = torch.cat([v.flatten() for v in update.values()]).norm() / PLAN.net.parameter_count**0.5
-            update = {n: v + size * norm * torch.randn(v.shape, generator=g) for n, v in update.items()}
-            mail += letters(number, client, params, update)
-    view = View("server/1", SERVER, PLAN, NoDefense(), tuple(mail), ())
+    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
+    owned = [torch.cat([(owner == client).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
+    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
+    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
     return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT]), owner
 
 

@@ -49,15 +49,15 @@ class Block:
 
 def blocks(page, until=""):
     """Return the fences of a page in order, up to a heading; what commands print is with the commands."""
-    text, found = (DOCS / page).read_text(encoding="utf-8"), []
+    text, result = (DOCS / page).read_text(encoding="utf-8"), []
     for match in FENCE.finditer(text.partition(f"\n{until}")[0] if until else text):
         line = text[: match.start("text")].count("\n")
         if match["language"]:
-            found.append(Block(page, line, match["language"], match["path"] or "", match["text"]))
+            result.append(Block(page, line, match["language"], match["path"] or "", match["text"]))
         else:
-            assert found and found[-1].language == "sh" and not found[-1].quoted, f"{page}:{line}: of what is this?"
-            found[-1] = replace(found[-1], quoted=match["text"])
-    return found
+            assert result and result[-1].language == "sh" and not result[-1].quoted, f"{page}:{line}: of what is this?"
+            result[-1] = replace(result[-1], quoted=match["text"])
+    return result
 
 
 def script(page, folder, until=""):
@@ -85,10 +85,10 @@ def follow(page, home, until=""):
     wheels = wheelhouse(home / "wheels")
     text, typed = script(page, printed, until)
     done = subprocess.run(["bash", "-c", text], cwd=work, env=environment(home, wheels), capture_output=True, text=True)
-    told = [path.read_text() for path in (printed / str(place) for place in range(len(typed))) if path.exists()]
+    outputs = [path.read_text() for path in (printed / str(place) for place in range(len(typed))) if path.exists()]
     at = (printed / "at").read_text().strip()
-    assert not done.returncode, f"{at}: exit code {done.returncode}\n{told[-1]}\n{done.stderr}"
-    return list(zip(typed, told, strict=True))
+    assert not done.returncode, f"{at}: exit code {done.returncode}\n{outputs[-1]}\n{done.stderr}"
+    return list(zip(typed, outputs, strict=True))
 
 
 def environment(home, wheels):
@@ -96,8 +96,8 @@ def environment(home, wheels):
     (home / "bin").mkdir()  # a Python's own folder may hold commands that were installed into it
     (home / "bin/python3").symlink_to(Path(sys.base_prefix, "bin", "python3"))
     pip = {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": os.devnull, "DISABLE_PIP_VERSION_CHECK": "1"}
-    told = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-    return {**told, **{f"PIP_{name}": value for name, value in pip.items()}}
+    variables = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    return {**variables, **{f"PIP_{name}": value for name, value in pip.items()}}
 
 
 def words(text):
@@ -105,11 +105,11 @@ def words(text):
     return re.sub(r"[─━]{3,}|^\s*[•*] ", " ", TIME.sub("TIME", text), flags=re.MULTILINE).split()
 
 
-def same(quoted, told):
+def same(quoted, printed):
     """Return whether two words say the same: letter by letter, and figures to their last digits."""
-    if shape(quoted) != shape(told):
+    if shape(quoted) != shape(printed):
         return False
-    pairs = zip(map(float, NUMBER.findall(quoted)), map(float, NUMBER.findall(told)), strict=True)
+    pairs = zip(map(float, NUMBER.findall(quoted)), map(float, NUMBER.findall(printed)), strict=True)
     return all(math.isclose(a, b, rel_tol=SHARE, abs_tol=NEAR) for a, b in pairs)
 
 
@@ -118,15 +118,15 @@ def shape(text):
     return NUMBER.sub("#", text)
 
 
-def place(part, told, alike):
+def place(part, printed, alike):
     """Return where words first stand in others; -1 where they do not. alike: whether two words are the same."""
-    starts = range(len(told) - len(part) + 1)
-    return next((at for at in starts if all(map(alike, part, told[at : at + len(part)]))), -1)
+    starts = range(len(printed) - len(part) + 1)
+    return next((at for at in starts if all(map(alike, part, printed[at : at + len(part)]))), -1)
 
 
-def lacking(block, told):
+def lacking(block, printed):
     """Return the parts of what a page quotes that did not come out, in this order; "..." stands for anything."""
-    left, wrong = words(told), []
+    left, wrong = words(printed), []
     for text in filter(None, map(str.strip, block.quoted.split("..."))):
         part = words(text)
         at = place(part, left, same)
@@ -137,13 +137,13 @@ def lacking(block, told):
     return wrong
 
 
-def requoted(block, told):
+def requoted(block, printed):
     """Return what a page should quote: its words, with the figures that stand among the same words in what came out."""
-    found, parts = told.split(), re.split(r"(\.\.\.)", block.quoted)
+    result, parts = printed.split(), re.split(r"(\.\.\.)", block.quoted)
     for number, text in enumerate(parts):
-        at = place(text.split(), found, lambda one, other: shape(one) == shape(other))
+        at = place(text.split(), result, lambda one, other: shape(one) == shape(other))
         if text.strip(". \n") and at >= 0:
-            figures = iter(NUMBER.findall(" ".join(found[at : at + len(text.split())])))
+            figures = iter(NUMBER.findall(" ".join(result[at : at + len(text.split())])))
             parts[number] = NUMBER.sub(lambda _, left=figures: next(left), text)
     return "".join(parts)
 
@@ -152,13 +152,13 @@ def main(pages):
     """Follow pages, write the figures that came out into them, and print all that came out and what differs still."""
     for page in pages:
         with tempfile.TemporaryDirectory() as home:
-            for block, told in follow(page, Path(home)):
-                print(f"--- {block.place}\n{block.text}---\n{told}")
-                if lacking(block, told):
-                    better = replace(block, quoted=requoted(block, told))
+            for block, printed in follow(page, Path(home)):
+                print(f"--- {block.place}\n{block.text}---\n{printed}")
+                if lacking(block, printed):
+                    better = replace(block, quoted=requoted(block, printed))
                     text = (DOCS / block.page).read_text(encoding="utf-8")
                     (DOCS / block.page).write_text(text.replace(block.quoted, better.quoted), encoding="utf-8")
-                    print("".join(f"differs: {part}\n" for part in lacking(better, told)))
+                    print("".join(f"differs: {part}\n" for part in lacking(better, printed)))
 
 
 if __name__ == "__main__":

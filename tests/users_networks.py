@@ -185,9 +185,9 @@ def _normalized(make: Callable[[nn.Module], nn.Module]) -> Callable[[bool], Pair
 
 
 def _spectral(conv: nn.Module) -> tuple[Tensor, Tensor]:
-    found = dict(conv.named_buffers())
-    u = next(v for n, v in found.items() if n.endswith("_u"))
-    return u.clone(), next(v for n, v in found.items() if n.endswith("_v")).clone()
+    result = dict(conv.named_buffers())
+    u = next(v for n, v in result.items() if n.endswith("_u"))
+    return u.clone(), next(v for n, v in result.items() if n.endswith("_v")).clone()
 
 
 def _transformer(dropout: float) -> Tokens:

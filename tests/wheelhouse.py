@@ -49,21 +49,26 @@ def wheelhouse(folder):
 
 def checkout():
     """Return version, requirements, entry points and top-level parts of the checkout."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = {"console_scripts": told["scripts"], **told["entry-points"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     entries = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items())
-    return __version__, wanted(DISTRIBUTION, told["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
+    return (
+        __version__,
+        required(DISTRIBUTION, project["dependencies"]),
+        entries,
+        [ROOT / "ppbench", ROOT / "ppbench_fl.py"],
+    )
 
 
 def installed(name):
     """Return the same of a distribution of this environment."""
-    found = metadata.distribution(name)
-    tops = {Path(file).parts[0] for file in found.files or () if file.suffix != ".pyc"}
-    parts = [found.locate_file(top) for top in sorted(tops) if not top.startswith("..") and "-info" not in top]
-    return found.version, wanted(name, found.requires or ()), found.read_text("entry_points.txt") or "", parts
+    result = metadata.distribution(name)
+    tops = {Path(file).parts[0] for file in result.files or () if file.suffix != ".pyc"}
+    parts = [result.locate_file(top) for top in sorted(tops) if not top.startswith("..") and "-info" not in top]
+    return result.version, required(name, result.requires or ()), result.read_text("entry_points.txt") or "", parts
 
 
-def wanted(name, requirements):
+def required(name, requirements):
     """Return the requirements that hold here, of the extras that are asked for."""
     every = [Requirement(text) for text in requirements]
     extras = EXTRAS.get(name, {""})

@@ -25,12 +25,12 @@ TREE = HERE.parents[1]
 
 def tests_of(sources: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the files in which each test function stands, by name."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for file, text in sorted(sources.items()):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found.setdefault(node.name, []).append(file)
-    return found
+                results.setdefault(node.name, []).append(file)
+    return results
 
 
 def today() -> dict[str, list[str]]:
@@ -83,14 +83,14 @@ def written(text: str, mark: str, lines: Iterable[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--before", default="c49250f")
-    asked = parser.parse_args()
-    found = list(rows(at(asked.before), today()))
-    many = [sum(row[side] != "-" for row in found) for side in (0, 1)]
+    options = parser.parse_args()
+    result = list(rows(at(options.before), today()))
+    many = [sum(row[side] != "-" for row in result) for side in (0, 1)]
     lines = [f"{many[0]} such tests before, {many[1]} now.", "", "| before | now | planted |", "| --- | --- | --- |"]
-    lines += [f"| {one} | {'the same' if one == two else two} | {planted} |" for one, two, planted in found]
+    lines += [f"| {one} | {'the same' if one == two else two} | {planted} |" for one, two, planted in result]
     readme = HERE / "README.md"
     readme.write_text(written(written(readme.read_text(), "planted", lines), "counts", counts()))
-    lost = [one for one, two, _ in found if two == "-"]
+    lost = [one for one, two, _ in result if two == "-"]
     print(f"{many[0]} before, {many[1]} now", *(f"LOST {one}" for one in lost), sep="\n")
     sys.exit(bool(lost))
 

@@ -74,8 +74,8 @@ class Copy:
     def test(self, ids: Sequence[str], limit: float, *options: str) -> tuple[int | None, str]:
         """Run tests; return pytest's exit code, None after `limit` seconds, and the id of the first that failed."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        asked = ["-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", *options, *ids]
-        print(json.dumps([asked, limit]), file=self.process.stdin, flush=True)
+        words = ["-q", "-p", "no:cacheprovider", "-rfE", "--tb=no", *options, *ids]
+        print(json.dumps([words, limit]), file=self.process.stdin, flush=True)
         code, text = json.loads(self.process.stdout.readline())
         failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", text, re.MULTILINE)
         return code, failed[1] if failed else text[-300:]

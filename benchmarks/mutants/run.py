@@ -34,14 +34,14 @@ CLEAN_S = 1800
 def faults_of(path: Path, before: bool) -> list[Fault]:
     """Return the faults, as today's tree has them or as the older one had; what that one could not have is left out."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    found = []
+    results = []
     for entry in raw["fault"]:
         old = entry.pop("before", {})
         if before:
             entry = {**entry, "file": raw["files_before"].get(entry["file"], entry["file"]), **old}
         if "absent" not in entry:
-            found.append(Fault(**{**entry, "tests": tuple(entry["tests"])}))
-    return found
+            results.append(Fault(**{**entry, "tests": tuple(entry["tests"])}))
+    return results
 
 
 def located(tree: Path, name: str) -> str:
@@ -121,18 +121,18 @@ def main() -> None:
     parser.add_argument("--before", action="store_true", help="the tree is the older one")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--check", action="store_true", help="say which faults no longer apply, and plant none")
-    asked = parser.parse_args()
-    faults = [f for f in faults_of(FAULTS, asked.before) if not asked.names or f.name in asked.names]
-    if asked.check:
-        gone = [f"{outcome.name}: {outcome.outcome}" for outcome in stale(asked.tree.resolve(), faults)]
+    options = parser.parse_args()
+    faults = [f for f in faults_of(FAULTS, options.before) if not options.names or f.name in options.names]
+    if options.check:
+        gone = [f"{outcome.name}: {outcome.outcome}" for outcome in stale(options.tree.resolve(), faults)]
         print(*gone, f"{len(faults) - len(gone)} of {len(faults)} faults apply", sep="\n")
         sys.exit(bool(gone))
     outcomes = []
-    for outcome in run(asked.tree.resolve(), faults, asked.jobs):
+    for outcome in run(options.tree.resolve(), faults, options.jobs):
         outcomes.append(outcome)
         print(f"{outcome.outcome:<18} {outcome.name} ({outcome.seconds} s) {outcome.found_by}", flush=True)
-    if asked.csv is not None:
-        with asked.csv.open("w", newline="", encoding="utf-8") as file:
+    if options.csv is not None:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, list(asdict(outcomes[0])))
             table.writeheader()
             table.writerows(asdict(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.name))

@@ -119,13 +119,13 @@ def ours(name: str, row: Row) -> Run:
 
     def attack(steps: int) -> Attack:
         first = min(400, steps // 2)
-        found: dict[str, Attack] = {
+        results: dict[str, Attack] = {
             "ig": IG(budget=steps),
             "ig3": IG(budget=steps, tv=3.0),
             "idlg": IDLG(budget=steps),
             "feature_inversion": FeatureInversion(inversion_budget=first, joint_budget=max(1, steps - first)),
         }
-        return found[name]
+        return results[name]
 
     def run(data: Data, steps: int) -> Guess:
         view, victims = probed(data, row.spec, NoDefense(), row.batch, row.params)
@@ -157,8 +157,8 @@ def theirs(name: str, row: Row, breaching: Any) -> Run:
         shared = {"num_data_points": row.batch, "labels": None, "local_hyperparams": None}
         sent = {"gradients": [evidence.observed[key] for key in names], "buffers": None, "metadata": shared}
         down = {"parameters": list(row.params.values()), "buffers": [], "metadata": OmegaConf.create(metadata)}
-        found, _ = attacker.reconstruct([down], [sent], {})
-        return Guess(x=found["data"].detach().clamp(0, 1), y=found["labels"].detach())
+        result, _ = attacker.reconstruct([down], [sent], {})
+        return Guess(x=result["data"].detach().clamp(0, 1), y=result["labels"].detach())
 
     return run
 
@@ -208,22 +208,22 @@ def measured(
 
     after: called with what there is after each batch.
     """
-    found = Measured({name: [] for name in runs}, {name: [] for name in runs}, {})
+    result = Measured({name: [] for name in runs}, {name: [] for name in runs}, {})
     for i in range(0, len(data.x), row.batch):
         one = Data(data.x[i : i + row.batch].clone(), data.y[i : i + row.batch].clone())
-        for name in [name for name in runs if name not in found.failed]:
+        for name in [name for name in runs if name not in result.failed]:
             began = time.process_time()
             try:
                 values = row.psnr(one, runs[name](one, steps[name]))
             except Exception as cause:  # noqa: BLE001 - another package's, on a network that it may not know
-                found.failed[name] = f"{type(cause).__name__}: {cause}".splitlines()[0]
+                result.failed[name] = f"{type(cause).__name__}: {cause}".splitlines()[0]
                 continue
-            found.seconds[name].append(round(time.process_time() - began, 2))
-            found.psnr[name] += values
-        after(found)
-    for name in found.failed:  # of some batches alone: medians would be of other images
-        del found.psnr[name], found.seconds[name]
-    return found
+            result.seconds[name].append(round(time.process_time() - began, 2))
+            result.psnr[name] += values
+        after(result)
+    for name in result.failed:  # of some batches alone: medians would be of other images
+        del result.psnr[name], result.seconds[name]
+    return result
 
 
 def timed(runs: Mapping[str, Run], batch: int, seconds: float) -> tuple[dict[str, int], dict[str, str]]:
@@ -259,18 +259,18 @@ def compared(
     figures: dict[str, object] = {"row": row.name, "accuracy": row.accuracy, "steps": steps}
     figures["tuning"] = tuning.psnr
 
-    def keep(found: Measured) -> None:
-        best = {side: (found.best(names) or [""])[0] for side, names in sides(chosen).items()}
-        everything = {"failed": failed | tuning.failed | found.failed, "best": best}
-        after({**figures, "psnr": found.psnr, "cpu_seconds": found.seconds, **everything})
+    def keep(result: Measured) -> None:
+        best = {side: (result.best(names) or [""])[0] for side, names in sides(chosen).items()}
+        everything = {"failed": failed | tuning.failed | result.failed, "best": best}
+        after({**figures, "psnr": result.psnr, "cpu_seconds": result.seconds, **everything})
 
     victims = cifar(about.first, about.victims // row.batch * row.batch)
-    found = measured(row, {name: runs[name] for name in chosen}, steps, victims, keep)
-    keep(found)
-    for name in found.psnr:
-        print(f"{row.name:18} {name:32} {found.line(name)}", flush=True)
-    best = [found.best(names)[0] for names in sides(chosen).values() if found.best(names)]
-    print(f"{row.name:18} the best of each: " + "; ".join(f"{name} {found.line(name)}" for name in best), flush=True)
+    result = measured(row, {name: runs[name] for name in chosen}, steps, victims, keep)
+    keep(result)
+    for name in result.psnr:
+        print(f"{row.name:18} {name:32} {result.line(name)}", flush=True)
+    best = [result.best(names)[0] for names in sides(chosen).values() if result.best(names)]
+    print(f"{row.name:18} the best of each: " + "; ".join(f"{name} {result.line(name)}" for name in best), flush=True)
 
 
 def main(about: argparse.Namespace) -> None:

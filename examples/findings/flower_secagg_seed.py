@@ -36,13 +36,13 @@ STATE, MIDDLE = 624, 397
 def first_words(seeds: np.ndarray) -> np.ndarray:
     """Return the first output of the Mersenne Twister for each seed, uint32: of its state that takes three words."""
     word = seeds.astype(np.uint32)
-    held = {0: word}
+    kept = {0: word}
     for place in range(1, MIDDLE + 1):
         word = np.uint32(1812433253) * (word ^ (word >> np.uint32(30))) + np.uint32(place)
         if place in (1, MIDDLE):
-            held[place] = word
-    mixed = (held[0] & np.uint32(0x80000000)) | (held[1] & np.uint32(0x7FFFFFFF))
-    out = held[MIDDLE] ^ (mixed >> np.uint32(1)) ^ np.where(mixed & np.uint32(1), np.uint32(0x9908B0DF), np.uint32(0))
+            kept[place] = word
+    mixed = (kept[0] & np.uint32(0x80000000)) | (kept[1] & np.uint32(0x7FFFFFFF))
+    out = kept[MIDDLE] ^ (mixed >> np.uint32(1)) ^ np.where(mixed & np.uint32(1), np.uint32(0x9908B0DF), np.uint32(0))
     out ^= out >> np.uint32(11)
     out ^= (out << np.uint32(7)) & np.uint32(0x9D2C5680)
     out ^= (out << np.uint32(15)) & np.uint32(0xEFC60000)
@@ -70,14 +70,14 @@ def main() -> int:
     sent = parameters_mod(parameters_addition(plain, mask), MODULUS)
 
     # What the server does with it. 32 examples: told in the clear, beside the masked vector.
-    wanted = np.uint32((int(sent[0].item()) - round(EXAMPLES / MOST * LEVELS)) % MODULUS)
+    expected = np.uint32((int(sent[0].item()) - round(EXAMPLES / MOST * LEVELS)) % MODULUS)
     first = folded(secret) >> bits << bits  # of the 2 ** bits seeds that hold the right one; 0 for all
-    begun, found = time.perf_counter(), list[int]()
+    begun, result = time.perf_counter(), list[int]()
     for start in range(first, first + 2**bits, BLOCK):
         some = np.arange(start, start + min(BLOCK, 2**bits), dtype=np.uint64)
-        found += some[first_words(some) == wanted].tolist()
+        result += some[first_words(some) == expected].tolist()
     took = time.perf_counter() - begun
-    for seed in found:
+    for seed in result:
         guess = pseudo_rand_gen(int(seed).to_bytes(4, "little"), MODULUS, [one.shape for one in sent])
         bare = [(s - m) % MODULUS for s, m in zip(sent, guess, strict=True)]
         if all((one < LEVELS).all() for one in bare[1:]):
@@ -85,7 +85,7 @@ def main() -> int:
             error = np.abs(found_weights / (factor / LEVELS) - weights[0]).max()
             print(f"seed {seed:#010x} of {2**bits:,} tried: weights to {error:.1e}, which is the quantization's step")
     print(f"{took:.0f} s; all 2 ** 32: {took * 2 ** (32 - bits) / 3600:.2f} hours on one core, by NumPy")
-    return 0 if found else 1
+    return 0 if result else 1
 
 
 if __name__ == "__main__":

@@ -43,20 +43,20 @@ def released(strategy: Any, counts: tuple[int, ...], long: float) -> float:
     arrays = ArrayRecord({"w": Array(START)})
     grid: Any = SimpleNamespace(get_node_ids=lambda: range(1, len(counts) + 1))
 
-    def trained(asked: Message, _: Context) -> Message:
-        client = asked.metadata.dst_node_id - 1
-        weights = asked.content.array_records["arrays"]["w"].numpy().copy()
+    def trained(request: Message, _: Context) -> Message:
+        client = request.metadata.dst_node_id - 1
+        weights = request.content.array_records["arrays"]["w"].numpy().copy()
         weights[min(client, 1)] += CLIP / 2 if client else long
-        told = MetricRecord({"num-examples": counts[client], "one": 1})
-        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": told}), reply_to=asked)
+        metrics = MetricRecord({"num-examples": counts[client], "one": 1})
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}), reply_to=request)
 
     replies = []
-    for asked in strategy.configure_train(1, arrays, ConfigRecord(), grid):
-        here = Context(1, asked.metadata.dst_node_id, {}, RecordDict(), {})
+    for request in strategy.configure_train(1, arrays, ConfigRecord(), grid):
+        here = Context(1, request.metadata.dst_node_id, {}, RecordDict(), {})
         clips = type(strategy).__name__ == CLIENT
-        replies.append(fixedclipping_mod(asked, here, trained) if clips else trained(asked, here))
-    found, _ = strategy.aggregate_train(1, replies)
-    return float(found["w"].numpy()[0] - START[0])
+        replies.append(fixedclipping_mod(request, here, trained) if clips else trained(request, here))
+    result, _ = strategy.aggregate_train(1, replies)
+    return float(result["w"].numpy()[0] - START[0])
 
 
 def wrapped(wrapper: str, key: str = "num-examples", **own: Any) -> Any:

@@ -32,22 +32,22 @@ def rounds(strategy: Any, mods: list[Any], least: float) -> str:
     """Return in words what becomes of three rounds, in the second of which a client's update is `least` long."""
     moved, errors = list[int](), list[str]()
 
-    def train(asked: Message, context: Context) -> Message:
-        weights = asked.content.array_records["arrays"]["w"].numpy().copy()
-        second = asked.content.config_records["config"]["server-round"] == 2
+    def train(request: Message, context: Context) -> Message:
+        weights = request.content.array_records["arrays"]["w"].numpy().copy()
+        second = request.content.config_records["config"]["server-round"] == 2
         weights[0] += least if second and context.node_id == 1 else 1.0
-        told = MetricRecord({"num-examples": 10})
-        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": told}), reply_to=asked)
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}), reply_to=request)
 
     app = ClientApp(mods=mods)
     app.train()(train)
 
-    def answered(asked: Message) -> Message:
+    def answered(request: Message) -> Message:
         try:
-            return app(asked, Context(1, asked.metadata.dst_node_id, {}, RecordDict(), {}))
+            return app(request, Context(1, request.metadata.dst_node_id, {}, RecordDict(), {}))
         except ZeroDivisionError as cause:
-            errors.append(f"client {asked.metadata.dst_node_id} raises ZeroDivisionError, {cause}")
-            return Message(Error(2, str(cause)), reply_to=asked)
+            errors.append(f"client {request.metadata.dst_node_id} raises ZeroDivisionError, {cause}")
+            return Message(Error(2, str(cause)), reply_to=request)
 
     def sent(messages: Iterable[Message], **_: Any) -> list[Message]:
         return [answered(message) for message in messages]

@@ -66,9 +66,9 @@ def summed(meta: dict[str, Any]) -> str:
     return f"its own sum {own['epsilon_total']:.4g}" if own else "it sums nothing"
 
 
-def told(title: str, found: tuple[float, float, float], claimed: str) -> None:
+def report(title: str, result: tuple[float, float, float], claimed: str) -> None:
     """Print one finding."""
-    print(f"{title}\n  says A of A {found[0]:.4f}, of B {found[1]:.4f}: epsilon >= {found[2]:.2f}; {claimed}")
+    print(f"{title}\n  says A of A {result[0]:.4f}, of B {result[1]:.4f}: epsilon >= {result[2]:.2f}; {claimed}")
 
 
 def main() -> None:
@@ -80,26 +80,26 @@ def main() -> None:
     size, gamma = 20_000, 1e-5
     up = np.full(size, gamma, dtype=np.float32)
     _, meta = passed(up, 0)
-    said = summed(meta)
-    told(
+    printed = summed(meta)
+    report(
         f"1. Defaults (epsilon=0.1), {size} entries: all +gamma (A) against all -gamma (B), by the sign of the sum",
         least_epsilon(up, -up, lambda out: bool(out.sum() > 0)),
-        f"configured 0.1, {said}",
+        f"configured 0.1, {printed}",
     )
 
     ten = np.full(10, 1e3 * gamma, dtype=np.float32)
     _, meta = passed(ten, 0)
-    said = summed(meta)
-    told(
+    printed = summed(meta)
+    report(
         "2. Defaults, ten entries, of which one is sent: all +1000 gamma (A) against all -1000 gamma (B), by its sign",
         least_epsilon(ten, -ten, lambda out: bool(out.sum() > 0)),
-        f"configured 0.1, {said}",
+        f"configured 0.1, {printed}",
     )
 
     first = np.zeros(40, dtype=np.float32)
     first[0] = gamma
     rest = np.where(first == 0, np.float32(gamma), np.float32(0))
-    told(
+    report(
         "3. epsilon=4, one of 40 entries is sent: the first is gamma, the rest 0 (A), or the reverse (B), by the first",
         least_epsilon(first, rest, lambda out: bool(out[0] != 0), fraction=1 / 40, epsilon=4.0),
         "configured 4: the choice keeps it as far as this test sees",
@@ -110,8 +110,8 @@ def main() -> None:
     largest = np.argsort(-np.abs(wide))[: size // 10]
     shares = [np.mean(passed(wide, run)[0][largest] != 0) for run in range(20)]
     sent = np.mean([np.mean(passed(wide, run)[0] != 0) for run in range(20)])
-    chance, found = f"of all entries {sent:.1%}", f"of the tenth that is largest {np.mean(shares):.1%} are sent"
-    print(f"4. Defaults: {found}, {chance}: the choice is by chance")
+    chance, message = f"of all entries {sent:.1%}", f"of the tenth that is largest {np.mean(shares):.1%} are sent"
+    print(f"4. Defaults: {message}, {chance}: the choice is by chance")
     out = passed(wide, 0)[0]
     kept = out != 0
     right, mean = np.mean(np.sign(out)[kept] == np.sign(wide)[kept]), np.abs(out[kept]).mean() / gamma

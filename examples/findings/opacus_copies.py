@@ -31,16 +31,16 @@ def updates(copies: int) -> tuple[torch.Tensor, float]:
         module=model, optimizer=torch.optim.SGD(model.parameters(), 1.0), noise_multiplier=NOISE, max_grad_norm=CLIP,
         data_loader=DataLoader(TensorDataset(x), len(x)),
     )  # fmt: skip
-    found, epsilon = [], 0.0
-    while len(found) < RUNS:
+    results, epsilon = [], 0.0
+    while len(results) < RUNS:
         for (inputs,) in loader:
             nn.init.zeros_(model.weight)
             optimizer.zero_grad()
             (-private(inputs)).mean().backward()
             optimizer.step()
             epsilon = epsilon or engine.get_epsilon(DELTA)
-            found.append(float(model.weight.detach()) * optimizer.expected_batch_size)
-    return torch.tensor(found), epsilon
+            results.append(float(model.weight.detach()) * optimizer.expected_batch_size)
+    return torch.tensor(results), epsilon
 
 
 def main() -> None:

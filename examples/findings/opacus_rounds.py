@@ -23,7 +23,7 @@ def main() -> None:
     """Print what each round's engine tells, and what all steps together amount to."""
     torch.manual_seed(0)
     weights, data = nn.Linear(4, 2), TensorDataset(torch.rand(128, 4), torch.randint(0, 2, (128,)))
-    noted, told = RDPAccountant(), list[float]()
+    noted, result = RDPAccountant(), list[float]()
     for round_ in range(ROUNDS):
         model = nn.Linear(4, 2)
         model.load_state_dict(weights.state_dict())
@@ -37,10 +37,10 @@ def main() -> None:
             nn.functional.cross_entropy(private(x), y).backward()
             optimizer.step()
         if round_ in (0, ROUNDS - 1):
-            told.append(engine.get_epsilon(DELTA))
+            result.append(engine.get_epsilon(DELTA))
         noted.history += engine.accountant.history
         weights.load_state_dict(model.state_dict())
-    print(f"epsilon told in rounds 1 and {ROUNDS}: {told[0]:.2f}, {told[-1]:.2f}")
+    print(f"epsilon told in rounds 1 and {ROUNDS}: {result[0]:.2f}, {result[-1]:.2f}")
     print(f"epsilon of all {ROUNDS} rounds: {noted.get_epsilon(DELTA):.2f}")
 
 

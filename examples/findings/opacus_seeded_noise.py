@@ -56,9 +56,9 @@ def image(gradient: torch.Tensor) -> torch.Tensor:
     return weight[row] / bias[row]
 
 
-def psnr(found: torch.Tensor, truth: torch.Tensor) -> float:
+def psnr(result: torch.Tensor, truth: torch.Tensor) -> float:
     """Return the peak signal-to-noise ratio in dB of pixels in 0..1."""
-    return float(-10 * torch.log10((found.clamp(0, 1) - truth).square().mean()))
+    return float(-10 * torch.log10((result.clamp(0, 1) - truth).square().mean()))
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ def invert(model, seen, shape):
 
     def closure():
         step.zero_grad()
-        found = torch.autograd.grad(cross_entropy(model(x), label), weights, create_graph=True)
-        loss = sum(((one - seen[name]) ** 2).sum() for name, one in zip(names, found, strict=True)) * 1000
+        gradients = torch.autograd.grad(cross_entropy(model(x), label), weights, create_graph=True)
+        loss = sum(((one - seen[name]) ** 2).sum() for name, one in zip(names, gradients, strict=True)) * 1000
         loss.backward(inputs=[x])
         return loss
 
@@ -47,19 +47,19 @@ def invert(model, seen, shape):
 def main(transcript, name):
     """Answer the question "reconstruction"."""
     about = json.loads(Path(transcript, "transcript.json").read_text())
-    found = {n: torch.tensor(v) for n, v in read(Path(transcript, "gradients.safetensors")).items()}
+    results = {n: torch.tensor(v) for n, v in read(Path(transcript, "gradients.safetensors")).items()}
     shape, count = about["model"]["shape"], len(about["questions"])
-    model = DLNet(shape[0], found["weights.0.head.weight"].shape[1], about["model"]["classes"])
+    model = DLNet(shape[0], results["weights.0.head.weight"].shape[1], about["model"]["classes"])
     names = [n for n, _ in model.named_parameters()]
-    model.load_state_dict({n: found[f"weights.0.{n}"] for n in names})
+    model.load_state_dict({n: results[f"weights.0.{n}"] for n in names})
     x, y = np.zeros((count, 1, *shape), "<f4"), np.zeros((count, 1), "<i8")
     for number, one in enumerate(about["observed"]):
-        seen = {n: found[f"gradient.{number}.{n}"] for n in names}
+        seen = {n: results[f"gradient.{number}.{n}"] for n in names}
         x[one["question"], 0], y[one["question"], 0] = invert(model, seen, shape)
     write(f"{name}.safetensors", x=x, y=y)
-    told = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "reconstruction", "name": "plain-dlg"}
+    fields = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "reconstruction", "name": "plain-dlg"}
     more = {"version": "1", "reference": "arXiv:1906.08935", "licence": "Apache-2.0", "knows": False}
-    Path(f"{name}.json").write_text(json.dumps(told | more))
+    Path(f"{name}.json").write_text(json.dumps(fields | more))
 
 
 if __name__ == "__main__":

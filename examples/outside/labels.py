@@ -41,9 +41,9 @@ def main(transcript, name):
     for number, seen in enumerate(about["observed"]):
         y[seen["question"], 0] = tensors[f"gradient.{number}.head.bias"].argmin()
     write(f"{name}.safetensors", y=y)
-    told = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "label", "name": "idlg-labels"}
+    fields = {"schema": "ppbench.guesses/1", "transcript": about["id"], "kind": "label", "name": "idlg-labels"}
     more = {"version": "1", "reference": "arXiv:2001.02610", "licence": "Apache-2.0", "knows": False}
-    Path(f"{name}.json").write_text(json.dumps(told | more))
+    Path(f"{name}.json").write_text(json.dumps(fields | more))
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ def records() -> list[Record]:
 
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
-    evaluations, found = judged_evaluations(cells), boards_of(cells, claimed)
+    evaluations, result = judged_evaluations(cells), boards_of(cells, claimed)
     checks, verdict = checks_of(evaluations), standalone_sentences(defense_sentences(evaluations))
-    told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
+    values = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
-        csv_text(cells, claimed, found),
+        csv_text(cells, claimed, result),
         _metrics(cells),
-        worst_csv(found),
-        "".join(f"{line}\n" for line in [*told, *verdict]),
+        worst_csv(result),
+        "".join(f"{line}\n" for line in [*values, *verdict]),
         page(outcomes_of(cells), cells, ()).partition("\n## Rules")[0],  # the rules are prose
     )
     return dict(zip(KEPT, texts, strict=True))
@@ -60,8 +60,8 @@ def _metrics(cells: list[Record]) -> str:
     table.writerow(("cell_id", *fields))
     for cell in cells:
         config = cell.config
-        found = aggregate(cell.victims, classes=config.model.classes, seed=config.seed, delta=cell.privacy.delta)
-        for metric in found:
+        result = aggregate(cell.victims, classes=config.model.classes, seed=config.seed, delta=cell.privacy.delta)
+        for metric in result:
             table.writerow((config.cell_id(), *(repr(getattr(metric, name)) for name in fields)))
     return out.getvalue()
 

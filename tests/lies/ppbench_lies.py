@@ -41,7 +41,7 @@ class Lie(Defense):
         """Return what travels as the update."""
         raise NotImplementedError
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the update of what travelled."""
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class Lie(Defense):
         layout = Layout.of(server.params)
         mean = torch.zeros_like(layout.pack(server.params))
         for weight, (client, sent) in zip(self.weights(server, list(uploads)), uploads.items(), strict=True):
-            mean = mean + weight * layout.pack(self.found(ctx, client, sent.params, server))
+            mean = mean + weight * layout.pack(self.recovered(ctx, client, sent.params, server))
         return self.stepped(ctx, server, layout.unpack(mean))
 
 
@@ -73,7 +73,7 @@ class Rescale(Lie):
         """Return the update with every tensor multiplied."""
         return {name: update[name] * factor for name, factor in self.factors(ctx, list(update)).items()}
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the tensors divided again."""
         return {name: sent[name] / factor for name, factor in self.factors(ctx, list(sent)).items()}
 
@@ -103,7 +103,7 @@ class Permute(Lie):
         """Return the rows in that order."""
         return {name: value[self.order(client, name, value)] for name, value in update.items()}
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return them as they were."""
         return {name: value[self.order(client, name, value).argsort()] for name, value in sent.items()}
 
@@ -118,7 +118,7 @@ class Decode(Lie):
         """Return the update."""
         return update
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the update."""
         return sent
 
@@ -209,7 +209,7 @@ class Offset(Lie):
         pads = self.pads(ctx, client, update)
         return {name: value + pads[name] for name, value in update.items()}
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the difference."""
         pads = self.pads(ctx, client, sent)
         return {name: value - pads[name] for name, value in sent.items()}
@@ -234,7 +234,7 @@ class Rotate(Lie):
             turned[name] = torch.view_as_real(torch.fft.fft(value.flatten()[order] * signs, norm="ortho")).sum(-1)
         return {name: turned[name].view(value.shape) for name, value in update.items()}
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the entries: the transform (Hartley's, up to a reflection) is its own inverse."""
         back = {}
         for name, value in sent.items():
@@ -259,7 +259,7 @@ class Cipher(Lie):
         plain = torch.cat([v.detach().float().flatten() for v in update.values()]).view(torch.uint8)
         return {"bytes": plain ^ self.stream(ctx, client, len(plain))}
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the numbers that the bytes stand for."""
         plain = sent["bytes"] ^ self.stream(ctx, client, len(sent["bytes"]))
         return Layout.of(server.params).unpack(plain.clone().view(torch.float32))
@@ -285,7 +285,7 @@ class Outsourced(Lie):
         """Return the pad of a client's round."""
         return 10 * torch.randn(like.shape, generator=keyed("pad", client, ctx.round)).to(like)
 
-    def found(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
+    def recovered(self, ctx: Context, client: int, sent: Tree, server: Server) -> Params:
         """Return the gradient at the server's own weights."""
         x, y = sent["x"] - self.pad(ctx, client, sent["x"]), sent["y"].roll(-3, -1)
         params = {name: value.to(x.dtype) for name, value in server.params.items()}

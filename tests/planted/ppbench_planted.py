@@ -84,6 +84,6 @@ def _log(event: str, view: View, batch: int, generator: torch.Generator) -> None
     path = os.environ.get("PPBENCH_PLANTED_LOG")
     if path:
         who = {"defense": view.defense.name, "parameters": asdict(view.defense), "batch": batch}
-        told = {"event": event, "ns": time.time_ns(), "draws": generator.initial_seed(), **who}
+        fields = {"event": event, "ns": time.time_ns(), "draws": generator.initial_seed(), **who}
         with open(path, "a", encoding="utf-8") as file:  # one small append: lines of several processes stay whole
-            file.write(json.dumps(told, sort_keys=True) + "\n")
+            file.write(json.dumps(fields, sort_keys=True) + "\n")

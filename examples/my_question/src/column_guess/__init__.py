@@ -65,8 +65,8 @@ class Attribute(Question):
         def score(guesses: Sequence[Guess]) -> Scored:
             scores = []
             for unit, true, guess in zip(victims.units, truth, guesses, strict=True):
-                found = answers(guess, len(true))
-                for index, (value, answer) in enumerate(zip(true.tolist(), found, strict=True)):
+                result = answers(guess, len(true))
+                for index, (value, answer) in enumerate(zip(true.tolist(), result, strict=True)):
                     slot, place = unit[index // victims.batch], index % victims.batch
                     where = {"probe": slot.probe, "client": slot.client, "index": place, "cohort": len(unit) > 1}
                     scores.append(ColumnScore(**where, value=value, guess=answer))
@@ -76,8 +76,8 @@ class Attribute(Question):
 
     def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
         """Yield what is wrong with the values: floating point, one a row."""
-        found, count = guess.extra.get("value"), len(challenge.unit) * challenge.batch
-        if found is None or tuple(found.shape) != (count,) or not found.is_floating_point():
+        guesses, count = guess.extra.get("value"), len(challenge.unit) * challenge.batch
+        if guesses is None or tuple(guesses.shape) != (count,) or not guesses.is_floating_point():
             yield f"extra['value'] must be a float tensor of shape ({count},)"
 
     def metrics(self, scores: Sequence[ColumnScore], terms: Terms) -> list[Metric]:
@@ -115,12 +115,12 @@ def answers(guess: Guess, count: int) -> list[float | None]:
     Raises:
         ValueError: there are more or fewer than `count`.
     """
-    found = guess.extra.get("value")
-    if found is None:
+    guesses = guess.extra.get("value")
+    if guesses is None:
         return [None] * count
-    if tuple(found.shape) != (count,):
-        raise ValueError(f"extra['value'] has shape {tuple(found.shape)}; it must be ({count},)")
-    return [value if np.isfinite(value) else None for value in found.tolist()]
+    if tuple(guesses.shape) != (count,):
+        raise ValueError(f"extra['value'] has shape {tuple(guesses.shape)}; it must be ({count},)")
+    return [value if np.isfinite(value) else None for value in guesses.tolist()]
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class ValueSearch(Attack):
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one value a row; where an update says nothing they are drawn from `generator`."""
         known = {frozenset(evidence.unit): evidence for evidence in self.evidence(view)}
-        return [self._guess(known.get(frozenset(asked.unit)), asked, generator) for asked in challenges]
+        return [self._guess(known.get(frozenset(challenge.unit)), challenge, generator) for challenge in challenges]
 
-    def _guess(self, evidence: Evidence | None, asked: Challenge, generator: torch.Generator) -> Guess:
-        assert asked.x is not None and asked.y is not None
-        values, rows = asked.extra["values"], asked.x.double().flatten(1)
+    def _guess(self, evidence: Evidence | None, challenge: Challenge, generator: torch.Generator) -> Guess:
+        assert challenge.x is not None and challenge.y is not None
+        values, rows = challenge.extra["values"], challenge.x.double().flatten(1)
         column = int(rows.isnan().any(0).nonzero()[0])
         drawn = torch.randint(len(values), (len(rows),), generator=generator)  # always: nobody else's draw may move
         rows[:, column] = values[drawn].double()
@@ -152,8 +152,8 @@ class ValueSearch(Attack):
             return Guess(extra={"value": rows[:, column].float()})
 
         def miss() -> float:
-            x = rows.view_as(asked.x).unflatten(0, (len(asked.unit), -1))
-            return float(evidence.discrepancy(evidence.simulate(x, asked.y.double())).detach())
+            x = rows.view_as(challenge.x).unflatten(0, (len(challenge.unit), -1))
+            return float(evidence.discrepancy(evidence.simulate(x, challenge.y.double())).detach())
 
         spent = 0
         for row in list(range(len(rows))) * (self.sweeps if len(rows) > 1 else 1):
@@ -162,6 +162,6 @@ class ValueSearch(Attack):
                 rows[row, column] = value
                 missed.append(miss())
             spent += len(values)
-            told = bool(np.isfinite(missed).all()) and max(missed) > min(missed)
-            rows[row, column] = values[int(np.argmin(missed))] if told else before
+            result = bool(np.isfinite(missed).all()) and max(missed) > min(missed)
+            rows[row, column] = values[int(np.argmin(missed))] if result else before
         return Guess(extra={"value": rows[:, column].float()}, evaluations=spent)
