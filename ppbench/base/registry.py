@@ -26,11 +26,11 @@ from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknow
 from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
 
-Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
+Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters", "modalities"]
 GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
 KINDS: Mapping[Group, str] = {
     "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
-    "adapters": "adapter",
+    "adapters": "adapter", "modalities": "modality",
 }  # fmt: skip
 ADDRESSED = "(by address)"
 """Stands for the package of what is named by its address, MODULE:ATTRIBUTE, and installed as a plugin by nobody."""

@@ -23,6 +23,7 @@ from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of
 from ppbench.base.vision import lpips
 from ppbench.base.weights import named_tensors
+from ppbench.metrics.modalities import modality_from
 
 VARIABLE = "PPBENCH_WEIGHTS"
 """Environment variable that names the file of weights where no option does."""
@@ -79,7 +80,7 @@ class Network:
 
 def measurable(shape: tuple[int, ...]) -> bool:
     """Return whether examples of `shape` are images that have perceptual figures: 1 or 3 channels, 28 pixels a side."""
-    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST
+    return modality_from(shape).perceptual and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST
 
 
 def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:

@@ -17,23 +17,13 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
+from ppbench.metrics.modalities import BROKEN_DB
 from ppbench.questions.labels import label_accuracy
 from ppbench.questions.recognition import LOOKED, Recognition, share_of_readers
 from ppbench.records.figure import metric_of, seed_of
 from ppbench.records.schema import Metric
 from ppbench.records.scores import Amount, Count, ProbedScore, Share, without_defaults
 
-BROKEN_DB = 20.0
-"""PSNR in dB of the share that papers report; it counts as rebuilt above it where no blind guess was measured."""
-REBUILT_DB = 10.0
-"""Decibels beyond the best blind guess from which on an image counts as rebuilt: a tenth of its error is left."""
-EXACT_DB = 59.0
-"""PSNR in dB from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
-
-What an attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding.
-"""
-NEAR = 0.1
-"""Relative error within which a table row counts as found."""
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD = "scores of before it was measured"
@@ -112,18 +102,6 @@ class ImageScore(ProbedScore):
     def gain(self) -> float | None:
         """Decibels beyond the better of two blind guesses; null where these were not measured."""
         return None if self.blind is None else self.decibels - self.blind
-
-
-def rebuilt(score: Any, pictures: bool) -> bool:
-    """Return whether the victim of an `ImageScore` is rebuilt.
-
-    An image: at most a tenth is left of the squared error of the best blind guess at it (`REBUILT_DB` beyond), or it is
-    equal to 8 bits; where no blind guess was measured, above 20 dB. A table row: within a tenth of its norm.
-    """
-    if not pictures:
-        return bool(score.error < NEAR)
-    level = BROKEN_DB if score.blind is None else min(score.blind + REBUILT_DB, EXACT_DB)
-    return bool(score.decibels > level)
 
 
 Pick = Callable[[ImageScore], float | None]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Scored:
     """Scores of one cell, and for reconstructions the images themselves in the order of the truth.
 
-    blind: [*shape], the mean image that who sees nothing guesses, where it was measured.
+    blind: [*shape], the mean image that who sees nothing guesses, where it was measured. drawn: whether reconstructions
+    are pictures.
     """
 
     victims: list[Any]
@@ -34,11 +35,12 @@ class Scored:
     guess: Tensor | None = None
     truth: Tensor | None = field(default=None, repr=False)
     blind: Tensor | None = field(default=None, repr=False)
+    drawn: bool = False
 
     @property
     def images(self) -> dict[str, Tensor] | None:
         """What is kept beside a record: matched images with their originals; None where answers are none."""
-        if self.guess is None or self.truth is None or self.guess.dim() != 4:
+        if self.guess is None or self.truth is None or not self.drawn:
             return None
         seen = {"guess": self.guess, "truth": self.truth}
         return seen if self.blind is None else {**seen, "blind": self.blind.unsqueeze(0)}

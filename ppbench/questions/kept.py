@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ppbench.metrics.modality import Modality
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import CellConfig, Flag
 from ppbench.records.store import Images
@@ -99,7 +100,7 @@ def _cost(guess: Any, truth: Any) -> float:
     return float(((guess[finite].astype(np.float64).clip(*RANGE) - truth[finite]) ** 2).sum())
 
 
-def flawed(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) -> Iterator[str]:
+def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
     """Yield, a clause each, where scores of one cell and its flags of `RECOMPUTED` contradict one another."""
     units: dict[tuple[int, ...], list[ImageScore]] = {}
     for score in scores:
@@ -112,15 +113,15 @@ def flawed(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) 
         best = sum(score.oracle for score in some if score.oracle is not None)
         if all(score.oracle is not None for score in some) and best < sum(s.decibels for s in some) - CLOSE:
             yield f"an oracle chose worse for unit {name} than the attack did: {best} dB in all"
-    yield from _odd_flags(scores, pictures, flags)
+    yield from _odd_flags(scores, modality, flags)
 
 
-def _odd_flags(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) -> Iterator[str]:
+def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
     from ppbench.questions.flags import flags_of
     from ppbench.questions.images import inexact
 
     measured = any(score.blind is not None for score in scores)
-    raised = (*inexact(scores), *(flags_of(scores, [], RANGE, pictures) if measured else ()))
+    raised = (*inexact(scores), *(flags_of(scores, [], RANGE, modality.decibels) if measured else ()))
     expected = {flag.code: flag for flag in raised}
     stated = {flag.code: flag for flag in flags if flag.code in RECOMPUTED}
     for code in sorted({*expected} | {*stated}):

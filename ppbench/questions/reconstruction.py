@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING
 
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, modality_from, modality_of
 from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, ImageScore, image_metrics, rebuilt
+from ppbench.questions.image_metrics import ImageScore, image_metrics
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABELS, mislabelled
 from ppbench.records.figure import Terms
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
     from ppbench.records.store import Images
-
-FAILED = 1e6  # relative error that a failed reconstruction of a table row counts as, where settings are tuned
 
 
 class Reconstruction(Question):
@@ -55,13 +53,16 @@ class Reconstruction(Question):
         from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
+        modality = modality_from(view.plan.spec.shape, view.plan.loss)
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:
-                return score_images(victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns)
+                return score_images(
+                    victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns, modality=modality
+                )
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            told = probe.yardstick(), probe.detected, view.plan.columns
+            told = probe.yardstick(), probe.detected, view.plan.columns, modality
             found = score_images(victims, guesses, own, plain, view.plan.data_range, *told)
             flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
             return replace(found, flags=(*found.flags, *flags))
@@ -86,15 +87,13 @@ class Reconstruction(Question):
         return [make() for make in image_metrics(scores, terms.classes, terms.seed).values()]
 
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
-        """Return the median PSNR; of table rows, which decibels say nothing about, minus the median relative error."""
-        if len(plan.spec.shape) == 3:
-            return median([score.decibels for score in scores]) if scores else 0.0
-        return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
+        """Return what the modality says of it: the median PSNR, of table rows minus the median relative error."""
+        return modality_from(plan.spec.shape, plan.loss).worth(scores)
 
     def flawed(self, record: Record) -> Iterator[str]:
         """Yield what images of one unit do not share, and flags that the scores do not raise, or that are missing."""
         if record.victims:
-            yield from kept.flawed(images_of(record), len(record.config.model.shape) == 3, record.flags)
+            yield from kept.flawed(images_of(record), modality_of(record.config), record.flags)
 
     def contradicted(self, record: Record, images: Images) -> Iterator[str]:
         """Yield the figures that the images do not give, and units that are not matched; none in an unknown range."""
@@ -103,7 +102,7 @@ class Reconstruction(Question):
 
     def headline(self, config: CellConfig) -> str:
         """Return the PSNR of images, the relative error of table rows."""
-        return "psnr_median" if len(config.model.shape) == 3 else "rmse_mean"
+        return modality_of(config).headline
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
@@ -111,8 +110,8 @@ class Reconstruction(Question):
 
     def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
         """Return the share of rebuilt victims; a blind guess may succeed on a nearly uniform image: one in twenty."""
-        pictures = len(config.model.shape) == 3
-        return sum(rebuilt(v, pictures) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
+        rebuilt = modality_of(config).rebuilt
+        return sum(rebuilt(v) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
 
     def judged(self, score: ImageScore, metric: str) -> float:
         """Return dB, relative error, or 1 for a right label; a failed reconstruction is 0 dB and an error of 1."""
@@ -124,8 +123,8 @@ class Reconstruction(Question):
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""
-        rows = self.headline(config) == "rmse_mean"
-        return tuple(rule for rule in self.rules if (rule.metric == "rmse_mean") == rows)
+        metrics = modality_of(config).rules
+        return tuple(rule for rule in self.rules if rule.metric in metrics)
 
 
 def images_of(record: Record) -> list[ImageScore]:

@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import Literal
 
 from ppbench.metrics.intervals import LEVEL, lower_bound, upper_bound
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, modality_of
+from ppbench.metrics.modality import Modality
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, gain_of
+from ppbench.questions.image_metrics import gain_of
 from ppbench.questions.recognition import LOOKED, seen_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN, CLEAR, is_image, rebuilt_share, value
+from ppbench.report.controls import BELIED, BROKEN, CLEAR, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.worst import Measured, WorstCase, contenders
@@ -33,8 +35,6 @@ FEWEST = 6
 """Units of which a resampled mean can be shown to lie above chance: of 5 all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
-READERS = {True: tuple(LOOKED), False: ("reconstruction_accuracy",)}
-"""Metrics, by whether the inputs are images, of what who looks at a reconstruction gets."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
 """The order of levels: what is not known may be worse than what is shown to be nothing."""
 WORDS: dict[Level, str] = {
@@ -60,6 +60,11 @@ class Side:
     cells: tuple[Record, ...]
     worst: WorstCase | None
 
+    @property
+    def modality(self) -> Modality:
+        """What kind of data the inputs are; images where there is no worst case."""
+        return IMAGE if self.worst is None else modality_of(self.worst.config)
+
     @cached_property
     def share(self) -> Metric | None:
         """The share of victims that are rebuilt."""
@@ -68,17 +73,17 @@ class Side:
     @cached_property
     def gain(self) -> Metric | None:
         """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
-        if self.worst is None or not is_image(self.worst):
+        if self.worst is None or not self.modality.decibels:
             return None
         return gain_of(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
-        """By metric of `READERS` in what who looks gets most: the worst case or a cell; empty where not measured."""
+        """By metric of `Modality.readers` in what who looks gets most: worst case or a cell; empty where not measured."""
         if self.worst is None:
             return ()
         told: list[Measured] = [self.worst, *self.cells]
-        tops = ((name, best(told, name)) for name in READERS[is_image(self.worst)])
+        tops = ((name, best(told, name)) for name in self.modality.readers)
         return tuple((name, top) for name, top in tops if top is not None)
 
     @cached_property
@@ -89,9 +94,8 @@ class Side:
     @property
     def measured(self) -> bool:
         """Whether it is known of every victim what who looks gets; cells of older records may stand beside newer."""
-        what = "recognition" if self.worst is None or is_image(self.worst) else "accuracy"
         told = () if self.worst is None else self.worst.victims
-        return bool(self.readers) and all(getattr(score, what, None) is not None for score in told)
+        return bool(self.readers) and all(map(self.modality.is_measured, told))
 
     @property
     def _tail(self) -> float:
@@ -118,7 +122,7 @@ class Side:
     def _most_rebuilt(self, worst: WorstCase) -> bool:
         """Return whether the median victim is rebuilt, with its whole interval; of rows, whether more than half are."""
         median = worst.metric("psnr_median")
-        if not is_image(worst):
+        if not self.modality.decibels:
             return _begins(self.share, BROKEN)
         if self.gain is None:
             return _begins(median, BROKEN_DB)
@@ -134,7 +138,7 @@ class Side:
             return False
         if any(self._more(name, top) or _ends(name, worst)[1] >= CLOSE for name, top in self.readers):
             return False
-        return not is_image(worst) or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
+        return not self.modality.decibels or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
 
 
 def _begins(metric: Metric | None, level: float) -> bool:
@@ -144,7 +148,7 @@ def _begins(metric: Metric | None, level: float) -> bool:
 
 
 def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
-    """Return how far beyond chance the interval of a metric of `READERS` begins and ends; shares at a level of `tail`.
+    """Return how far beyond chance the interval of a reader (`Modality.readers`) begins and ends; shares at a level of `tail`.
 
     The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
     chance is not known nothing is: (-1, 1).
@@ -225,8 +229,7 @@ class Leak:
             yield Qualifier("some_rebuilt", f"{share.value:.0%} of {self.noun} are rebuilt")
         if self.worst is not None and not self.falls:
             if not self.everybody.measured:
-                what = "whether they are recognizable" if is_image(self.worst) else "whether columns come out right"
-                yield Qualifier("unmeasured", f"{what} was not measured")
+                yield Qualifier("unmeasured", f"{self.everybody.modality.unmeasured} was not measured")
             if self.compared and self.undefended is None:
                 yield Qualifier("undefended_missing", "the undefended model was not attacked")
             elif self._unproven:
@@ -241,7 +244,7 @@ class Leak:
     @property
     def noun(self) -> str:
         """What the inputs are called."""
-        return "images" if self.worst is None or is_image(self.worst) else "rows"
+        return self.everybody.modality.noun
 
     @property
     def blind(self) -> float | None:

@@ -25,6 +25,7 @@ from ppbench.federation.engine import probe_plan
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript, acts
+from ppbench.metrics.modalities import modality_of
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Model, Probe
@@ -281,7 +282,8 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
     if own.shape != truth.x.shape or not torch.equal(own, truth.x):
         notes.wrong(record, f"the originals beside its scores are not the victims' images in {record.config.data.name}")
         return
-    mean = (task.test if task.public is None else task.public).x.mean(0)
+    seen = task.test if task.public is None else task.public
+    mean = modality_of(record.config).blind_guess(seen.x)
     if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=CLOSE):
         notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
     gallery, scores = task.gallery(), images_of(record)

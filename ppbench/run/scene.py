@@ -11,6 +11,7 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.view import TARGET, Transcript, View
+from ppbench.metrics.modalities import modality_from
 from ppbench.metrics.perceptual import measurable, network
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import Group
@@ -74,7 +75,8 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     task = experiment.task
     seen = task.test if task.public is None else task.public
     known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
-    return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
+    blind = modality_from(task.plan.spec.shape, task.plan.loss).blind_guess(seen.x)
+    return Yardstick(blind.cpu(), known, task.gallery(known))
 
 
 def attacked(experiment: Experiment, group: Group, out: Path) -> tuple[Federation, Trained]:

@@ -18,6 +18,7 @@ from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
 from ppbench.federation.bounds import Count, Held, NonNegative, Positive
 from ppbench.federation.plan import Plan
+from ppbench.metrics.modalities import modality_from
 
 REACH = 2
 """Pixels that seeds are shifted by, at most."""
@@ -43,7 +44,7 @@ class Consistency:
 def registered_mean(seeds: Tensor) -> Tensor:
     """Return the mean [N, *shape] of images [R, N, *shape], each shifted by whole pixels onto the plain mean first."""
     mean = seeds.mean(0)
-    if seeds.dim() != 5:
+    if not modality_from(seeds.shape[2:]).smooth:
         return mean
     centered = mean - mean.mean((-2, -1), keepdim=True)
     shifts = [(a, b) for a in range(-REACH, REACH + 1) for b in range(-REACH, REACH + 1)]

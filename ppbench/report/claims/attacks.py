@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.base.errors import listed
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, told, unreliable
-from ppbench.report.controls import above_chance, is_image, value
+from ppbench.report.controls import above_chance, value
 from ppbench.report.frame import SETTING, frame_of
 from ppbench.report.leak import WORDS, leak_of
 from ppbench.report.verdict.lines import Sides, figure
@@ -129,7 +130,8 @@ def _looked_at(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
     """Return the reconstructions of images that some see, of random weights if these were attacked, at the smallest
     batch.
     """
-    known = [r for r in _images(records, views) if is_image(r) and value(r, "psnr_median") is not None]
+    known = [r for r in _images(records, views) if modality_of(r.config).decibels]
+    known = [r for r in known if value(r, "psnr_median") is not None]
     known = [r for r in known if r.config.stage == "init"] or known
     smallest = min((r.config.batch_size for r in known), default=1)
     return [r for r in known if r.config.batch_size == smallest]

@@ -9,11 +9,12 @@ from itertools import islice
 
 import numpy as np
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.controls import is_image, value
+from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
@@ -126,7 +127,7 @@ def profiles(
 def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: Knowledge) -> Iterator[Gallery]:
     """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
-        if section.question.inputs and is_image(entry.sample):
+        if section.question.inputs and modality_of(entry.sample.config).drawn:
             found = _gallery(section, entry, album, known)
             if found is not None:
                 yield found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import is_image, rebuilding, value
+from ppbench.report.controls import rebuilding, value
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
-from ppbench.report.leak import READERS, Leak, Side, leak_of
+from ppbench.report.leak import Leak, Side, leak_of
 from ppbench.report.verdict.batches import labels_found, who_was_in
 from ppbench.report.verdict.lines import (
     STAGES,
@@ -74,7 +75,7 @@ def _seen(defense: str, rows: Sequence[Row], leaks: Leaks, masked: bool, role: s
     undefended = None if defense == "none" else undefended
     smallest = min((row.key.batch for row in mine), default=1)
     first = _attacked(mine, leaks, stage, smallest)
-    if first and not is_image(first[0].records[0]):
+    if first and not modality_of(first[0].records[0].config).decibels:
         errors = [_verdict([row], leaks, _row_error(row, leaks[row.key], undefended)) for row in first]
         return errors + labels_found(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, leaks)]
@@ -96,7 +97,7 @@ def _attacked(rows: Sequence[Row], leaks: Leaks, stage: str, batch: int) -> list
 def _verdict(rows: Sequence[Row], leaks: Leaks, sentence: str, of: Row | None = None, plain: bool = False) -> Verdict:
     """Return what became of inputs in the settings of `rows`; the figures are those of one row."""
     metric = rebuilding(rows[0].records[0])
-    what = "pixels" if metric == "psnr_median" else "rows"
+    what = modality_of(rows[0].records[0].config).content
     leak = leaks[(of or rows[0]).key]
     strongest = leak.unaware.worst if plain else leak.worst
     became = together(fate_of(leaks[row.key].level) for row in rows)
@@ -109,16 +110,17 @@ def _where(row: Row) -> str:
 
 def _row_error(row: Row, leak: Leak, undefended: Utility | None) -> str:
     utility, worst = utility_text(row.utility, undefended), leak.worst
+    modality = modality_of(row.records[0].config)
     if worst is None:
-        return _unattacked(row, "table rows", utility)
-    error = f"{figure(worst, 'rmse_mean', '.2f')} ({attack_of(worst)})"
+        return _unattacked(row, modality.inputs, utility)
+    most = f"{modality.figure} {figure(worst, modality.headline, modality.form)} ({attack_of(worst)})"
     became = {
-        "rebuilt": "table rows are rebuilt",
-        "recognizable": "table rows are rebuilt in part",
-        "blind": "table rows come out no better than blind",
-        "undecided": "what becomes of table rows is undecided",
+        "rebuilt": f"{modality.inputs} are rebuilt",
+        "recognizable": f"{modality.inputs} are rebuilt in part",
+        "blind": f"{modality.inputs} come out no better than blind",
+        "undecided": f"what becomes of {modality.inputs} is undecided",
     }[leak.level]
-    return f"{row.name}: {became}, mean relative error {error}{_clauses(leak)}; {_where(row)}; {utility}."
+    return f"{row.name}: {became}, {most}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _unattacked(row: Row, what: str, utility: str) -> str:
@@ -204,9 +206,10 @@ def _looked(name: str, share: str, found: Figured | None) -> str:
     chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.1%}".replace(".0%", "%")
     gallery = 0 if found is None else gallery_size(found.victims)
     by_what = " by features" if name.endswith("_features") else ""
+    parts = "" if found is None else modality_of(found.config).parts
     if name.startswith("reidentified"):
         return f"{share} found among {gallery} others{by_what}{chance}"
-    return f"{share} of {'classes' if name in READERS[True] else 'columns'} read{by_what}{chance}"
+    return f"{share} of {parts} read{by_what}{chance}"
 
 
 def _clauses(leak: Leak) -> str:
