@@ -79,7 +79,7 @@ class Side:
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
-        """By metric of `Modality.readers` in what who looks gets most: worst case or a cell; empty where not measured."""
+        """By metric of `Modality.readers`: the worst case or the cell that has most of it; empty where not measured."""
         if self.worst is None:
             return ()
         told: list[Measured] = [self.worst, *self.cells]
@@ -148,7 +148,7 @@ def _begins(metric: Metric | None, level: float) -> bool:
 
 
 def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
-    """Return how far beyond chance the interval of a reader (`Modality.readers`) begins and ends; shares at a level of `tail`.
+    """Return how far beyond chance the interval of `Modality.readers` begins and ends; shares at level `tail`.
 
     The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
     chance is not known nothing is: (-1, 1).
