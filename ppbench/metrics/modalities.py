@@ -44,6 +44,7 @@ class Image(Modality):
     content: ClassVar[str] = "pixels"
     headline: ClassVar[str] = "psnr_median"
     figure: ClassVar[str] = "median PSNR in dB"
+    title: ClassVar[str] = "PSNR"
     form: ClassVar[str] = ".1f"
     broken: ClassVar[str] = "images are rebuilt"
     rules: ClassVar[tuple[str, ...]] = ("psnr_median", "share_above_20db")
@@ -81,6 +82,10 @@ class Image(Modality):
         return median([score.decibels for score in scores]) if scores else 0.0
 
     def stated(self, value: float) -> str:
+        """Return decibels."""
+        return f"{value:.1f} dB"
+
+    def brief(self, value: float) -> str:
         """Return decibels."""
         return f"{value:.1f} dB"
 
@@ -128,6 +133,7 @@ class Row(Modality):
     content: ClassVar[str] = "rows"
     headline: ClassVar[str] = "rmse_mean"
     figure: ClassVar[str] = "mean relative error"
+    title: ClassVar[str] = "error"
     broken: ClassVar[str] = "rows come within a tenth of their size"
     rules: ClassVar[tuple[str, ...]] = ("rmse_mean",)
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
@@ -153,6 +159,10 @@ class Row(Modality):
     def worth(self, scores: Sequence[Any]) -> float:
         """Return minus the median relative error."""
         return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
+
+    def brief(self, value: float) -> str:
+        """Return the error as a percentage."""
+        return f"error {value:.1%}"
 
     def beside(self, value: float, rebuilt: bool) -> str:
         """Return " within 2%" of rebuilt rows, else " (relative error 30%)"."""

@@ -28,7 +28,8 @@ class Modality(ABC):
         name: the word for it.  noun: what inputs are called, as "rows".  inputs: the same in a sentence that says
             nothing else of them, as "table rows".
         content: what a finding about its inputs is listed under.
-        headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  form: its format.
+        headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  title: its
+            name in tables.  form: its format.
         broken: what is said of the share that is rebuilt of the undefended model.
         rules: metrics of reconstructions that `ppbench compare` judges.
         readers: metrics of what can be recognized without a rebuilt input.  parts: what they count.
@@ -46,6 +47,7 @@ class Modality(ABC):
     content: ClassVar[str]
     headline: ClassVar[str]
     figure: ClassVar[str]
+    title: ClassVar[str] = "places right"
     form: ClassVar[str] = ".2f"
     broken: ClassVar[str]
     rules: ClassVar[tuple[str, ...]] = ()
@@ -97,6 +99,10 @@ class Modality(ABC):
     def stated(self, value: float) -> str:
         """Return a figure of `headline` in words."""
         return f"{self.figure} {value:{self.form}}"
+
+    def brief(self, value: float) -> str:
+        """Return a figure of `headline` for a narrow column. Default: a percentage."""
+        return f"{value:.1%}"
 
     def beside(self, value: float, rebuilt: bool) -> str:
         """Return a figure of `headline` as the headline appends it to a level, with a leading space."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, modality_from, modality_of
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, ROW, modalities, modality_from, modality_of
 from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import ImageScore, image_metrics
@@ -106,7 +106,10 @@ class Reconstruction(Question):
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        return () if headline == "psnr_median" else self.figures
+        if headline in (IMAGE.headline, ROW.headline):
+            return self.figures if headline == ROW.headline else ()
+        title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
+        return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
     def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
         """Return the share of rebuilt victims; a blind guess may succeed on a nearly uniform image: one in twenty."""
