@@ -17,7 +17,7 @@ from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics import modalities
 from ppbench.metrics.modalities import IMAGE, MASK, ROW, modality_from, modality_of, register
-from ppbench.metrics.modality import Modality
+from ppbench.metrics.modality import Modality, faults
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Yardstick
@@ -117,6 +117,20 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
     monkeypatch.setattr(modalities, "load_all", lambda group: {"sequence": Sequence} if group == "modalities" else {})
     assert modality_from((LENGTH,), "next_token").name == "sequence" and modality_from((LENGTH,)) is ROW
     modalities._installed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name", "words"),
+    [
+        (Sequence, "sequence", ()),
+        (Sequence(), "sequence", ("must be a class derived from",)),
+        (Sequence, "text", ("has the name 'sequence', but is installed as 'text'",)),
+        (type("Half", (Modality,), {"name": "half"}), "half", ("noun, inputs", "rebuilt, which a modality must")),
+    ],
+)
+def test_what_is_no_modality_is_refused_where_it_is_loaded(plugin, name, words):
+    said = [*faults(plugin, name)]
+    assert len(said) == bool(words) and all(word in said[0] for word in words)
 
 
 # -- a sequence of integers, from the guess to the page ---------------------------------------------------------------

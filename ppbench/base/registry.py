@@ -46,12 +46,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 RESERVED: Mapping[Group, frozenset[str]] = {
     "defenses": frozenset({"none", "full_noise"}),
     "attacks": frozenset({"quick", "standard", "all"}),
+    "modalities": frozenset({"image", "mask", "row"}),
 }
-"""Names that mean something else: the controls, and words for many attacks."""
+"""Names that mean something else: the controls, words for many attacks, and modalities that are no plugins."""
 CONTRACTS: Mapping[Group, tuple[str, ...]] = {
     "defenses": ("ppbench.federation.declared:faults", "ppbench.run.config:setting_faults"),
     "attacks": ("ppbench.adversary.declared:faults",),
     "questions": ("ppbench.questions.declared:faults",),
+    "modalities": ("ppbench.metrics.modality:faults",),
 }
 """What checks a loaded plugin of a group, (plugin, name) to faults, in the room of its contract: named and imported
 late, as plugins are, for this room is below theirs. Data sets and models are functions, see `_faults`."""

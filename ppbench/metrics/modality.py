@@ -8,10 +8,11 @@ torch is imported only inside of methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ppbench.base.errors import shown
 from ppbench.metrics.image import Range, match
 
 if TYPE_CHECKING:
@@ -127,3 +128,15 @@ class Modality(ABC):
         blocks = torch.rand(count, 1, BLOCKS, generator=generator)
         size = torch.Size(shape).numel()
         return interpolate(blocks, size=size, mode="nearest").reshape(count, *shape)
+
+
+def faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yield what a plugin called `name` is not that a modality must be."""
+    if not (isinstance(plugin, type) and issubclass(plugin, Modality)):
+        yield f"is {shown(plugin, 60)}; it must be a class derived from ppbench.metrics.modality.Modality"
+        return
+    missing = [attribute for attribute in Modality.__annotations__ if not hasattr(plugin, attribute)]
+    if missing or plugin.__abstractmethods__:
+        yield f"does not set {', '.join([*missing, *sorted(plugin.__abstractmethods__)])}, which a modality must"
+    elif plugin.name != name:
+        yield f"has the name {shown(plugin.name, 60)}, but is installed as {name!r}; they must be equal"
