@@ -1,7 +1,7 @@
-"""Starts the command `ppbench` and its pytest plugin, from outside of the package `ppbench`.
+"""The entry point of the command `ppbench` and of its pytest plugin, outside of the package `ppbench`.
 
-Another distribution on the index has a package `ppbench` too. Where it was installed later, Python runs its
-`ppbench/__init__.py`, which may raise anything, before any module of ours. So this file looks before it imports.
+Another distribution on the index has a package `ppbench` too. If it was installed later, Python runs its
+`ppbench/__init__.py`, which may raise anything, before any module of ours. So this file checks before it imports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fault() -> str:
-    """Return in a sentence why the package `ppbench` is not ours, "" where it is: see `ppbench.base.installation`."""
+    """Return in a sentence why the package `ppbench` is not ours, "" if it is: see `ppbench.base.installation`."""
     path = Path(__file__).parent / "ppbench" / "base" / "installation.py"
     spec = util.spec_from_file_location("_ppbench_installation", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -27,7 +27,7 @@ def fault() -> str:
 
 
 def main() -> None:
-    """Run the command line, or say in a sentence why it cannot be run and end with code 2."""
+    """Run the command line, or print in a sentence why it cannot be run and exit with code 2."""
     if message := fault():
         print(f"ppbench: {message}", file=sys.stderr)
         sys.exit(2)

@@ -31,7 +31,7 @@ from ppbench.records.store import Store
 from ppbench.report.compare.join import join
 from ppbench.report.compare.outcome import compare
 from ppbench.report.compare.paired import Change, bootstrapped, mcnemar, with_luck
-from ppbench.report.compare.samples import RULES, Rule, Sample, rules_for, sample_of
+from ppbench.report.compare.samples import ALL_RULES, Rule, Sample, rules_for, sample_of
 from ppbench.run.evaluation import evaluate
 
 RESULTS = Path(__file__).parent / "results" / "compare.json"
@@ -56,7 +56,7 @@ REAL = {
 
 
 def rule(name: str) -> Rule:
-    return next(one for one in RULES if one.metric == name)
+    return next(one for one in ALL_RULES if one.metric == name)
 
 
 def plain(base: np.ndarray, new: np.ndarray) -> Sample:

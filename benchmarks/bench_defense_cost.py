@@ -24,8 +24,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.nets.net import initial
-from ppbench.run.cost import UNDEFENDED, Client, client_of, peak_memory, relative_time
-from ppbench.testing.scene import Trial, shards_for
+from ppbench.run.cost import UNDEFENDED, Client, measured_client, peak_memory, relative_time
+from ppbench.testing.scene import DefenseTrial, shards_for
 
 KEPT = Path(__file__).parent / "results/defense_cost.json"
 DEFENSES = [name for name in load_all("defenses") if name != "none"]
@@ -54,7 +54,7 @@ class Pair:
 
 def started(defense: Defense, like: Defense) -> Federation:
     """Return a federation of `defense` in the plan, and on the shards, that `like` asks for."""
-    plan = Trial(like).plan
+    plan = DefenseTrial(like).plan
     federation = Federation(defense, plan, shards_for(like, plan), Seeds(0), backend="loop")
     federation.start(initial(plan.spec, 1))
     return federation
@@ -68,7 +68,7 @@ def first_round(defense: Defense, like: Defense) -> tuple[int, int]:
 
 
 def measured(defense: Defense) -> Pair:
-    client, twin = (client_of(started(one, defense)) for one in (defense, UNDEFENDED))
+    client, twin = (measured_client(started(one, defense)) for one in (defense, UNDEFENDED))
     up, down = first_round(defense, defense)
     none_up, none_down = first_round(UNDEFENDED, defense)
     return Pair(client, twin, Exact(up, down, none_up, none_down, peak_memory(client), peak_memory(twin)))

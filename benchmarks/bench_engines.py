@@ -75,8 +75,8 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     from ppbench.run.evaluation import compute
     from ppbench.run.executors import make_executor
     from ppbench.run.experiment import resolve
-    from ppbench.run.jobs import Job, work
-    from ppbench.run.schedule import missing, wanted
+    from ppbench.run.jobs import WorkItem, work
+    from ppbench.run.schedule import plan_cells, unfinished
 
     batches = tuple(range(1, cells // POINTS + 1))
     asked: dict[str, Any] = {"defense": "dp", "grid": (0.1,), "attacks": ("planted_slow",), "attack_batch": batches}
@@ -85,10 +85,10 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     store = Store(folder)
     store.prepare()
     for point in range(POINTS):
-        work(Job(experiment, folder, point))
+        work(WorkItem(experiment, folder, point))
     began, cpu = time.perf_counter(), _cpu()
-    cells_of = wanted([experiment])
-    todo = missing(cells_of, store)
+    cells_of = plan_cells([experiment])
+    todo = unfinished(cells_of, store)
     at = time.perf_counter()
     compute(cells_of, todo, store, make_executor(engine, workers, lambda rounds: None), Bars(quiet=True), strict=False)
     took, used = time.perf_counter() - at, _cpu() - cpu

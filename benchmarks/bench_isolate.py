@@ -16,14 +16,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ppbench.adversary.apart import isolated
+from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.attack import Guess
-from ppbench.base.confine import in_force
-from ppbench.run.cells import Group
+from ppbench.base.confine import confinement
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.run.cells import CellGroup
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.run.scene import victims_of
+from ppbench.run.scene import group_victims
 from ppbench.run.train import federation
 
 
@@ -56,18 +57,18 @@ def main() -> int:
     experiment = resolve(configure(defense="none", model="mlp", train=200, victims=asked.victims, attack_batch=(1,)))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
-    victims = victims_of(experiment, Group(0, "init", "server/1", 1, False))
+    victims = group_victims(experiment, CellGroup(0, "init", HONEST_SERVER, 1, False))
     view, challenges = fed.probe(victims.data).view("server/1"), victims.challenges()
-    print(f"apart: {in_force().words}; Python {sys.version.split()[0]}, torch {torch.__version__}, cpu, 1 thread")
+    print(f"apart: {confinement().words}; Python {sys.version.split()[0]}, torch {torch.__version__}, cpu, 1 thread")
     costs, alike = [], True
     for name in asked.attacks.split(","):
         known = {field.name for field in dataclasses.fields(type(make_attack(name)))}
         attack = make_attack(name, {"budget": asked.budget} if "budget" in known else {})
-        isolated(attack, view, challenges, 1)  # what it tells of itself is asked once a run, and told below
+        isolated_guesses(attack, view, challenges, 1)  # what it tells of itself is asked once a run, and told below
         began = time.perf_counter()
         here = attack.run(view, challenges, torch.Generator().manual_seed(0))
         between = time.perf_counter()
-        there = isolated(attack, view, challenges, 0)
+        there = isolated_guesses(attack, view, challenges, 0)
         ended = time.perf_counter()
         same = len(here) == len(there) and all(map(equal, here, there))
         costs.append((ended - between) - (between - began))

@@ -34,14 +34,14 @@ import torch
 from scipy import stats
 
 from ppbench.adversary.attack import Guess
-from ppbench.ledger.book import counted
-from ppbench.ledger.dealt import by_chance
+from ppbench.ledger.book import counting_records
+from ppbench.ledger.dealt import permutation_p
 from ppbench.ledger.form import GuessAbout
-from ppbench.ledger.guesses import digest_of, save_guesses
-from ppbench.ledger.judge import DECIDING, decide, level_of, p_of
-from ppbench.ledger.publish import computed, publish
-from ppbench.ledger.score import Known, asked, dealt_anew, opened, score, scored_with, standing
-from ppbench.ledger.transcript import Frozen, load_transcript
+from ppbench.ledger.guesses import answers_digest, save_guesses
+from ppbench.ledger.judge import DECIDING, decide, p_of, try_level
+from ppbench.ledger.publish import compute_views, publish
+from ppbench.ledger.score import OpenedTruth, exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
+from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.metrics.image import psnr
 from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
@@ -83,7 +83,7 @@ grid = [0.1]
 """
 
 
-def noise(known: Known, count: int, draw: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
+def noise(known: OpenedTruth, count: int, draw: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a kind of noise and answers [Q, 1, *shape] of it, without end."""
     ruler = known.yardstick
     assert ruler is not None and ruler.mean is not None and ruler.gallery is not None
@@ -115,13 +115,13 @@ def best_blind(held: torch.Tensor, mean: torch.Tensor, middle: torch.Tensor, dra
     return several[errors.median(1).values.argmin()]
 
 
-def submitted(frozen: Frozen, x: torch.Tensor) -> tuple[GuessAbout, list[Guess], str]:
+def submitted(frozen: FrozenView, x: torch.Tensor) -> tuple[GuessAbout, list[Guess], str]:
     """Return a submission of answers x [Q, 1, *shape]."""
     about = GuessAbout(
         transcript=frozen.about.id, kind="reconstruction", name="trial", version="1", reference="", licence="MIT",
         knows=False,
     )  # fmt: skip
-    return about, [Guess(x=row.float()) for row in x], digest_of({"x": x})
+    return about, [Guess(x=row.float()) for row in x], answers_digest({"x": x})
 
 
 class Trial:
@@ -131,10 +131,10 @@ class Trial:
         self.truth, self.out = home / "truth", home / "out"
         suite = home / "trial.toml"
         suite.write_text(SUITE)
-        computed(str(suite), self.truth, workers=1)
+        compute_views(str(suite), self.truth, workers=1)
         index = {a.defense.id: a.id for a in publish(self.truth, self.out).transcripts}
         self.frozen = {name: load_transcript(self.out / index[name]) for name in ("dp", "spn")}
-        self.known = {name: opened(one, self.truth) for name, one in self.frozen.items()}
+        self.known = {name: open_truth(one, self.truth) for name, one in self.frozen.items()}
         self.seed = seed
         self.before: dict[str, Any] = {}
         self.blind: dict[str, Any] = {}
@@ -148,14 +148,14 @@ class Trial:
         frozen, known = self.frozen[name], replace(self.known[name], yardstick=None)
         about, answers, digest = submitted(frozen, x)
         if name not in self.before:
-            self.like[name], _, self.blind[name] = scored_with(frozen, self.known[name], about, answers, digest)
-            self.before[name] = standing(counted(self.truth, []), self.like[name])
+            self.like[name], _, self.blind[name] = score_answers(frozen, self.known[name], about, answers, digest)
+            self.before[name] = standing_worst(counting_records(self.truth, []), self.like[name])
         record = self.measured(name, x[:, 0], digest)
         if tries <= 3:
-            right = asked(frozen, known, about.kind).score(answers).victims
+            right = inquiry_of(frozen, known, about.kind).score(answers).victims
             assert [score.psnr for score in record.victims] == [score.psnr for score in right]
         sides = (self.before[name], *self.blind[name])
-        told = decide(sides[0], sides[1:], record, tries, lambda: dealt_anew(frozen, known, about.kind, answers))
+        told = decide(sides[0], sides[1:], record, tries, lambda: exchange_p(frozen, known, about.kind, answers))
         rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
         student = min(max(by_bootstrap(side, record, rule) for side in sides) for rule in rules)
         exact = min(max(p_of(side, record, rule) for side in sides) for rule in rules)
@@ -206,8 +206,8 @@ def ran(trial: Trial, tries: int) -> dict[str, dict[str, float]]:
             one = trial.tried(name, x, number)
             found.append(one)
             kinds[kind] += bool(one["moved"])
-            told_apart["student"] += one["student"] <= level_of(number)
-            told_apart["signs"] += one["signs"] <= level_of(number)
+            told_apart["student"] += one["student"] <= try_level(number)
+            told_apart["signs"] += one["signs"] <= try_level(number)
         late = trial.tried(name, better(trial, name, draw), asked_for + 1)
         now = trial.before[name]
         told[name] = {
@@ -251,8 +251,8 @@ def majority(trials: int = 3000, share: float = 2 / 3, classes: int = 7) -> str:
         more, less = (right & ~stands).sum(), (stands & ~right).sum()
         signs = stats.binom.sf(more - 1, more + less, 0.5) if more > less else 1.0
         p = max(signs, stats.binom.sf(right.sum() - 1, VICTIMS, 1 / classes))
-        apart = by_chance(VICTIMS, lambda order, right=right: right.astype(float))
-        moved += np.array([p, max(p, apart)]) <= level_of(1)
+        apart = permutation_p(VICTIMS, lambda order, right=right: right.astype(float))
+        moved += np.array([p, max(p, apart)]) <= try_level(1)
     return f"naming the commonest class: {moved[0]:.0f} of {trials} would move, {moved[1]:.0f} do"
 
 
@@ -278,7 +278,7 @@ def main() -> None:
         print(
             f"{name}: " + ", ".join(f"{key} {min(v):.3g} to {max(v):.3g}, sum {sum(v):.3g}" for key, v in some.items())
         )
-    print("levels:", {k: float(f"{level_of(k):.3g}") for k in (1, 2, 10, 100, 1000, tries + 1)})
+    print("levels:", {k: float(f"{try_level(k):.3g}") for k in (1, 2, 10, 100, 1000, tries + 1)})
     print(f"{trials} trials of {tries} tries a view, {time.process_time() - begun:.0f} s of a core")
     if os.environ.get("PPBENCH_KEEP"):
         RESULTS.write_text(json.dumps({"trials": trials, "tries": tries, **whole}, indent=1) + "\n")

@@ -32,13 +32,13 @@ from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
 from ppbench.base.seeds import Seeds
 from ppbench.federation.evidence import Evidence
-from ppbench.ledger.publish import computed, publish, title_of
-from ppbench.ledger.transcript import Frozen, load_transcript
+from ppbench.ledger.publish import compute_views, publish, title_of
+from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.records.salt import salt_of
 from ppbench.records.store import Store
 from ppbench.task.dataset import Split
 from ppbench.task.opening import open_dataset
-from ppbench.task.warped import NUMBERS, Bend, bent
+from ppbench.task.warped import WARP_NUMBERS, Bend, bent
 
 BENDS, NEAREST, STEPS, CHUNK = 20, 8, 200, 256
 OURS = ("dlg", "adaptive_dp", "adaptive_spn")
@@ -94,7 +94,7 @@ class Target:
     observed: Tensor
 
     @classmethod
-    def of(cls, frozen: Frozen) -> Target:
+    def of(cls, frozen: FrozenView) -> Target:
         """Return what a transcript's questions are about, in their order."""
         reader = AdaptiveSPN() if frozen.about.defense.id == "spn" else AdaptiveDP()
         found = {e.unit: e for e in reader.evidence(frozen.view)}
@@ -121,7 +121,7 @@ class Target:
 
 def drawn(count: int, generator: torch.Generator) -> Bend:
     """Return bends as the adversary draws them, without grain, which he cannot guess."""
-    numbers = 2 * torch.rand(count, NUMBERS, generator=generator, dtype=torch.float64) - 1
+    numbers = 2 * torch.rand(count, WARP_NUMBERS, generator=generator, dtype=torch.float64) - 1
     return Bend(numbers, torch.zeros(count, 1, 8, 8, dtype=torch.float64))
 
 
@@ -129,14 +129,14 @@ def looked_up(target: Target, known: Known, generator: torch.Generator) -> dict[
     """Return for each way of looking up the images chosen [V, ...] and their places [V] in `known`."""
     plain = target.distances(known.x, known.y)
     place = plain.argmin(1)
-    least, numbers = plain, torch.zeros(len(plain), len(known.x), NUMBERS, dtype=torch.float64)
+    least, numbers = plain, torch.zeros(len(plain), len(known.x), WARP_NUMBERS, dtype=torch.float64)
     for _ in range(BENDS):
         bend = drawn(len(known.x), generator)
         here = target.distances(bent(known.x, bend).clamp(0, 1).float(), known.y)
         numbers = torch.where((here < least)[..., None], bend.numbers, numbers)
         least = torch.minimum(here, least)
     near = least.topk(NEAREST, largest=False).indices
-    best, start = near[:, 0], numbers.gather(1, near[..., None].expand(-1, -1, NUMBERS))
+    best, start = near[:, 0], numbers.gather(1, near[..., None].expand(-1, -1, WARP_NUMBERS))
     rough = bent(known.x[best], Bend(start[:, 0], torch.zeros(()))).clamp(0, 1).float()
     return {"lookup": (known.x[place], place), "bent": (rough, best), "fit": fitted(target, known, near, start)}
 
@@ -170,7 +170,7 @@ def measure(dataset: str, home: Path) -> None:
     results, out, suite = home / "results", home / "transcripts", home / "suite.toml"
     home.mkdir(parents=True, exist_ok=True)
     suite.write_text(SUITE.replace("DATASET", dataset))
-    computed(str(suite), results, only={"attack": OURS}, workers=1)
+    compute_views(str(suite), results, only={"attack": OURS}, workers=1)
     seed = Seeds(0, salt_of(results, fresh=False)).seed("data")
     theirs, known = Known.of(dataset, seed), Known.of("digits", 0)
     ours: dict[str, float] = {}

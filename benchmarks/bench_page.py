@@ -164,11 +164,11 @@ def main() -> None:
     args = parser.parse_args()
     store = Store(args.folder)
     if len(store.ids()) < args.records:
-        from ppbench.records.store import canonical
+        from ppbench.records.store import canonical_json
 
         store.prepare()
         for record in synthetic(args.records):  # `Store.save` syncs every file to the disk
-            (store.folder / f"{record.cell_id}.json").write_bytes(canonical(record))
+            (store.folder / f"{record.cell_id}.json").write_bytes(canonical_json(record))
     print(json.dumps(measured(store)))
     if args.browser:
         print(json.dumps(opened(store.html_path)))

@@ -35,7 +35,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.ciphers import encryption_time
-from ppbench.run.cost import UNDEFENDED, client_of, relative_time
+from ppbench.run.cost import UNDEFENDED, measured_client, relative_time
 
 BATCH, ROUNDS = 32, 3
 UPLOADS = {"batch": 256, "epoch": 10_000}
@@ -73,7 +73,7 @@ def test_training(benchmark, network, gamma):
     torch.set_num_threads(1)
     with torch.no_grad():
         defense = Noiseless(precision="float32", gamma=gamma)
-        mine, plain = (client_of(started(d, network, LEAST)) for d in (defense, UNDEFENDED))
+        mine, plain = (measured_client(started(d, network, LEAST)) for d in (defense, UNDEFENDED))
         pair = relative_time(mine, plain)
         keep(benchmark, f"mpdp {network} {gamma} gamma without noise", {"training_ratio": pair.ratio})
     benchmark.pedantic(plain.act, rounds=1, iterations=1)
@@ -146,7 +146,7 @@ def test_round(benchmark, network, name, undefended):
     torch.set_num_threads(1)
     defense = DEFENSES[name]
     with torch.no_grad():
-        few, plain = (client_of(started(d, network, LEAST)) for d in (defense, UNDEFENDED))
+        few, plain = (measured_client(started(d, network, LEAST)) for d in (defense, UNDEFENDED))
         pair = relative_time(few, plain)
         result, raw = few.computed(next(few.jobs())), plain.computed(next(plain.jobs()))
         for clients in CLIENTS:

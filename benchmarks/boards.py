@@ -25,9 +25,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ppbench.records.archive import pack, unpack
+from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.origin import restate
-from ppbench.records.store import TIMES, Store
+from ppbench.records.store import TIMES_FOLDER, Store
 from ppbench.report.accepted import history
 from ppbench.report.baseline import accept
 from ppbench.run.recheck import recheck
@@ -128,16 +128,16 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
     with tempfile.TemporaryDirectory() as made:
         base, packed = Path(made) / "base", Path(made) / "records.zip"
         if former:
-            unpack(place / "records.zip", base)
+            unpack_archive(place / "records.zip", base)
         times = _times(board, base, folder)
-        shutil.rmtree(base / TIMES, ignore_errors=True)  # no part of a baseline, which would be refused with them
+        shutil.rmtree(base / TIMES_FOLDER, ignore_errors=True)  # a baseline with times would be refused
         accept(folder, base, reason, recheck, keep=True)
         seeds = sorted({r.config.seed for r in Store(base).load_all()})
         restate(base, " ".join(board.command(seeds)))
         for name, text in times.items():
-            (base / TIMES).mkdir(exist_ok=True)
-            (base / TIMES / name).write_bytes(text)
-        pack(base, packed)
+            (base / TIMES_FOLDER).mkdir(exist_ok=True)
+            (base / TIMES_FOLDER / name).write_bytes(text)
+        pack_archive(base, packed)
         place.mkdir(parents=True, exist_ok=True)
         (place / "records.zip").write_bytes(packed.read_bytes())
         (place / "worst_case.csv").write_bytes((base / "worst_case.csv").read_bytes())
@@ -168,7 +168,7 @@ def publish(board: Board, folder: Path, reason: str, hours: float, machine: str)
 
 def _times(board: Board, *folders: Path) -> dict[str, bytes]:
     """Return the files of what clients took, of a board that publishes them; those of a later folder count."""
-    found = (path for folder in folders for path in sorted((folder / TIMES).glob("*.json")) if board.timed)
+    found = (path for folder in folders for path in sorted((folder / TIMES_FOLDER).glob("*.json")) if board.timed)
     return {path.name: path.read_bytes() for path in found}
 
 

@@ -27,7 +27,7 @@ from ppbench.base.registry import load
 from ppbench.questions.membership import score_members
 from ppbench.records.aggregate import aggregate
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit
+from ppbench.run.audit.runs import PointAudit
 from ppbench.run.choice import Point, make_defense
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.experiment import resolve
@@ -74,7 +74,7 @@ def asked(attack: Attack, questions: Questions, threat: str, seed: int) -> dict[
 def measure(case: str, defense: str, seed: int, cache: Path) -> dict[str, Any]:
     """Return what the attacks that are installed find in a case under a defense."""
     began, config = time.perf_counter(), config_of(case, 16, seed)
-    audit = Audit.of(resolve(config), Point(make_defense(defense)), cache)
+    audit = PointAudit.of(resolve(config), Point(make_defense(defense)), cache)
     target, questions = audit.complete(), Questions(audit)
     result: dict[str, Any] = {"accuracy": target.trained.utility.accuracy, "flags": [f.code for f in questions.flags()]}
     result["seconds of training"] = round(time.perf_counter() - began, 1)

@@ -14,14 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ppbench.records.archive import pack, unpack
+from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.origin import restate
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.page.board import claimed
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import verify
@@ -35,9 +35,9 @@ def write_tables(folder: Path) -> None:
     """Write both tables of a folder of results from its records."""
     store = Store(folder)
     records = frame_of(store.load_all())
-    found = boards(records, claimed, check_harness(soundness_of(store)).ok is not False)
+    found = boards_of(records, claimed, check_harness(soundness_of(store)).ok is not False)
     (folder / WORST).write_text(worst_csv(found), encoding="utf-8", newline="")
-    write_csv(records, store.csv_path, claims=claimed, found=found)
+    write_csv(records, store.csv_path, claims=claimed, boards=found)
 
 
 def rederive(board: Path) -> bool:
@@ -51,11 +51,11 @@ def rederive(board: Path) -> bool:
     before = archive.read_bytes()
     with tempfile.TemporaryDirectory() as made:
         folder, packed = Path(made) / "board", Path(made) / "records.zip"
-        if problems := unpack(archive, folder):
+        if problems := unpack_archive(archive, folder):
             raise SystemExit(problems[0])
         write_tables(folder)
         restate(folder, tomllib.loads(manifest.read_text())["command"])
-        pack(folder, packed)
+        pack_archive(folder, packed)
         archive.write_bytes(packed.read_bytes())
         (board / WORST).write_bytes((folder / WORST).read_bytes())
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()

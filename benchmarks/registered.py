@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from ppbench.ledger.register import load_register, moved, unlike
+from ppbench.ledger.register import load_register, moved_figures, pin_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTER = ROOT / "leaderboards" / "register.toml"
@@ -20,7 +20,7 @@ REGISTER = ROOT / "leaderboards" / "register.toml"
 def run(name, out, engine="local"):
     """Compute an entry's suite into `out`, print what differs, and return the exit code."""
     group, entry = load_register(REGISTER).named(name)
-    if told := unlike(group, entry):
+    if told := pin_faults(group, entry):
         print(*told, sep="\n")
         return 1
     from ppbench.base.bars import Bars
@@ -39,7 +39,7 @@ def run(name, out, engine="local"):
     if code := exit_of(found.records, found.reliable):
         print(found.answer.trust.sentence)
         return int(code)
-    told = [*verify(Path(out), claimed, recheck), *moved(entry, found.records)]
+    told = [*verify(Path(out), claimed, recheck), *moved_figures(entry, found.records)]
     print(
         *(told or [f"{name}: {len(found.records)} cells of {asked.name}, {len(entry.figure)} figures as pinned."]),
         sep="\n",

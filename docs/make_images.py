@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from ppbench.records.archive import unpack
+from ppbench.records.archive import unpack_archive
 from ppbench.records.store import Store
 from ppbench.report.page.board import rebuild
 
@@ -63,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         deployed = Path(made) / "deployed"
-        if problems := unpack(DEPLOYED, deployed):
+        if problems := unpack_archive(DEPLOYED, deployed):
             raise SystemExit(problems[0])
         store = Store(deployed)
         rebuild(store)

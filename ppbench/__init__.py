@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ppbench.base.version import __version__  # by this line `base.installation` knows this file from another's
+from ppbench.base.version import __version__  # `base.installation` recognizes this file by this line
 
 if TYPE_CHECKING:
     from ppbench import plot

@@ -32,14 +32,14 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="How much private data does a federated-learning defense really let leak?\n\n"
+    help="How much private data does a federated-learning defense really leak?\n\n"
     "Trains a federation under the defense, attacks exactly what each party saw, scores the attacks against the truth, "
     "and keeps a leaderboard.",
 )
 
 
 class What(str, Enum):
-    """What `ppbench list` can list."""
+    """Groups that `ppbench list` can list."""
 
     all = "all"
     defenses = "defenses"
@@ -50,8 +50,8 @@ class What(str, Enum):
     suites = "suites"
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ppbench {__version__}")
         raise typer.Exit
 
@@ -68,10 +68,10 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.base.registry import GROUPS, STOCK, plugins, stock_names
+    from ppbench.base.registry import PLUGIN_GROUPS, STOCK_PREFIX, plugins, stock_names
     from ppbench.base.summary import summary
 
-    for group in GROUPS:
+    for group in PLUGIN_GROUPS:
         if what.value not in (group, "all"):
             continue
         typer.echo(f"{group}:")
@@ -79,7 +79,7 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             origin = "" if plugin.ours else f" [{plugin.distribution}]"
             typer.echo(f"  {plugin.name:<16}{origin} {summary(plugin)}")
             for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
-                typer.echo(f"    {f'{plugin.name}:{STOCK}{own}':<34} {' or '.join(theirs)}")
+                typer.echo(f"    {f'{plugin.name}:{STOCK_PREFIX}{own}':<34} {' or '.join(theirs)}")
     if what.value in ("suites", "all"):
         from ppbench.suites import titles
 
@@ -94,9 +94,9 @@ app.add_typer(baseline, name="baseline")
 
 
 def main(checked: bool = False) -> None:
-    """Run the command line and end the process: the codes are those of `ppbench.base.exits`.
+    """Run the command line and end the process with a code of `ppbench.base.exits`.
 
-    checked: whether `ppbench_fl` has looked whether the installation is whole.
+    checked: whether `ppbench_fl` has already checked the installation.
     """
     warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
     _any_text()
@@ -113,7 +113,7 @@ def main(checked: bool = False) -> None:
         except BaseException as error:  # noqa: BLE001 - a plugin may raise SystemExit: it never decides the code
             code = _failed(error)
         code = _flushed(code)
-    if code == Exit.INTERRUPTED or came:  # some versions of typer turn the interrupt into this code
+    if code == Exit.INTERRUPTED or came:  # some versions of typer return this code for an interrupt
         code = 128 + came[0] if came else Exit.INTERRUPTED
         word = {129: "hung up", 143: "terminated"}.get(code, "interrupted")
         _say(f"ppbench: {word}; what is finished is kept, and the same command goes on from there.")
@@ -124,13 +124,13 @@ def _run() -> int:
     try:
         check_words(sys.argv[1:])
         code = app(standalone_mode=False)
-    except SystemExit as stop:  # what the parser makes of a pipe that nobody reads
+    except SystemExit as stop:  # the parser's reaction to a closed pipe
         raise stop.__context__ if isinstance(stop.__context__, BrokenPipeError) else stop from None
     except Exception as error:
         if not hasattr(error, "show"):  # the parser's own errors
             raise
         message = error.format_message() if hasattr(error, "format_message") else ""
-        if message:  # in one sentence, as whatever else is refused
+        if message:  # in one sentence, as all other errors
             _say(f"ppbench: {because(ValueError(message), 300)}; see --help.")
         else:
             error.show()
@@ -139,7 +139,7 @@ def _run() -> int:
 
 
 def _failed(error: BaseException) -> int:
-    """Say in one sentence why a command ended, and return its exit code."""
+    """Print in one sentence why a command failed, and return its exit code."""
     from ppbench.base.blame import blame
 
     if isinstance(error, UsageError | ProtocolError):
@@ -170,13 +170,13 @@ def _failed(error: BaseException) -> int:
     except OSError:
         _say(text)
         where = "the traceback stands above"
-    told = f"{type(error).__name__}: {because(error)}"
-    _say(f"ppbench: An error of ppbench's own ({told}); {where}: report it with the command.")
+    description = f"{type(error).__name__}: {because(error)}"
+    _say(f"ppbench: An error of ppbench's own ({description}); {where}: report it with the command.")
     return Exit.INTERNAL
 
 
 def _any_text() -> None:
-    """Have both streams print any text, escaped where their encoding lacks it; a closed one takes what is printed."""
+    """Let both streams print any text, escaped where their encoding lacks it; replace closed ones by a sink."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -186,7 +186,7 @@ def _any_text() -> None:
 
 
 def _flushed(code: int) -> int:
-    """Write out what was printed; return the exit code, another one where nobody reads it or no space is left."""
+    """Flush standard output; return the exit code, another one where it cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as cause:
@@ -195,8 +195,8 @@ def _flushed(code: int) -> int:
 
 
 def _unprinted(cause: OSError) -> int:
-    """Return the exit code where standard output takes no more; nobody has to hear of a reader who went away."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so again when it ends
+    """Return the exit code after a failed write to standard output; print nothing if its reader closed it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at exit
     if isinstance(cause, BrokenPipeError):
         return Exit.PIPE
     _say(f"ppbench: The output cannot be written ({cause.strerror}); print it to another place.")
@@ -204,7 +204,7 @@ def _unprinted(cause: OSError) -> int:
 
 
 def _say(sentence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody hears it
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
         typer.echo(sentence, err=True)
 
 

@@ -1,8 +1,7 @@
-"""`ppbench.plot`: figures of what `ppbench.load(folder, level="worst")` gives, for notebooks and papers.
+"""`ppbench.plot`: figures of the table of `ppbench.load(folder, level="worst")`, for notebooks and papers.
 
-They are drawn in the style of the page (`report.page.figures`), on the axes that are given or on new ones of pyplot,
-and hold one board at a time: rows of two boards may not be compared. Whatever else is wanted can be drawn from the
-table itself.
+They are drawn in the style of the page (`report.page.figures`), on given axes or on new ones of pyplot, and show one
+board at a time: rows of two boards may not be compared.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _MARKERS: Final = "os^Dv<>Ph*"
 
 
 def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axes | None = None) -> Axes:
-    """Draw what each setting leaks in the worst case over the accuracy that it leaves; the best corner is below right.
+    """Draw each setting's worst case over its accuracy; the best corner is below right.
 
-    A color a defense, a mark a setting with both its 95 % intervals and its control value beside it, a line through
-    those that differ in that alone; the controls are black, chance is dotted.
+    Each defense has a color, each setting a mark with both 95 % intervals and its control value; a line joins settings
+    that differ only in that. The controls are black, chance is dotted.
 
     frame: of one board, from `load(folder, level="worst")`; metric: by default the one that the board is ranked by.
-    Raises UsageError where the table is another, holds several boards, or no setting has both figures.
+    Raises UsageError for another table, several boards, or no setting with both figures.
     """
     rows, about = _chosen(frame, metric)
     rows = rows[(rows["case"] == "worst") & rows["accuracy"].notna() & rows["value"].notna()]
@@ -48,9 +47,9 @@ def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axe
     with matplotlib.rc_context(STYLE):
         looks = _looks(rows["defense"])
         for name, some in _series(rows):
-            told: dict[str, Any] = {"label": name} if name not in axes.get_legend_handles_labels()[1] else {}
+            label: dict[str, Any] = {"label": name} if name not in axes.get_legend_handles_labels()[1] else {}
             ends: dict[str, Any] = {"xerr": _ends(some, "accuracy", "accuracy_"), "yerr": _ends(some, "value", "")}
-            axes.errorbar(some["accuracy"], some["value"], **ends, **looks[name], **told, linestyle=":", linewidth=0.8)
+            axes.errorbar(some["accuracy"], some["value"], **ends, **looks[name], **label, linestyle=":", linewidth=0.8)
             for x, y, value in some[["accuracy", "value", "control_value"]].itertuples(index=False):
                 if not np.isnan(value):
                     axes.annotate(f"{value:g}", (x, y), (5, 4), textcoords="offset points", fontsize="small")
@@ -65,8 +64,8 @@ def accuracy_leakage(frame: pandas.DataFrame, metric: str | None = None, ax: Axe
 def worst_case(frame: pandas.DataFrame, metric: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw each setting's worst case with its 95 % interval, the least leaking above.
 
-    Filled: over all attacks; hollow: over those that do not know the defense; chance is dotted. frame, metric, errors:
-    as of `accuracy_leakage`.
+    Filled: over all attacks; hollow: over unaware ones; chance is dotted. frame, metric, errors: as in
+    `accuracy_leakage`.
     """
     rows, about = _chosen(frame, metric)
     rows = rows[rows["value"].notna()]
@@ -112,7 +111,7 @@ def _chosen(frame: pandas.DataFrame, metric: str | None) -> tuple[pandas.DataFra
 
 
 def _series(rows: pandas.DataFrame) -> Iterator[tuple[str, pandas.DataFrame]]:
-    """Yield each defense with those of its settings that differ in the control value alone, in the order of that."""
+    """Yield each defense with its settings that differ only in the control value, in order of that."""
     others = []
     for text, control in zip(rows["parameters"], rows["control"], strict=True):
         others.append(json.dumps({name: value for name, value in json.loads(text).items() if name != control}))
@@ -122,15 +121,15 @@ def _series(rows: pandas.DataFrame) -> Iterator[tuple[str, pandas.DataFrame]]:
 
 
 def _axes(height: float) -> Axes:
-    """Return new axes, so many inches high."""
-    # Not in the context: pyplot starts its backend here, whose settings the context would take back when it ends.
+    """Return new axes, `height` inches high."""
+    # Outside of the context, which would reset the settings of the backend that pyplot starts here.
     figure = pyplot.figure(figsize=(6.0, height), layout="constrained", facecolor="white")
     with matplotlib.rc_context(STYLE):
         return figure.add_subplot()
 
 
 def _looks(defenses: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return color and marker of each defense, by name, so that all figures of one table agree; controls in ink."""
+    """Return color and marker of each defense, by name, equal in all figures of one table; controls are black."""
     names = sorted(set(defenses))
     colors = seaborn.color_palette("colorblind").as_hex()
     return {
@@ -149,7 +148,7 @@ def _ends(rows: pandas.DataFrame, name: str, prefix: str) -> NDArray[np.float64]
 
 
 def _chance(rows: pandas.DataFrame, line: Callable[..., object]) -> None:
-    """Draw what blind guessing gives, where it is one number on the board."""
+    """Draw the level of chance, if the board has a single one."""
     chance = rows["chance"].dropna().unique()
     if len(chance) == 1:
         line(float(chance[0]), color=INK, linewidth=0.8, linestyle=":")
@@ -162,6 +161,6 @@ def _title(metric: str, rows: pandas.DataFrame) -> str:
 
 
 def _where(rows: pandas.DataFrame) -> str:
-    """Return what the board is about, in two lines."""
+    """Return the board in words, in two lines."""
     data, network, kind, threat, stage, batch = rows[["dataset", "model", *_ASKED]].iloc[0]
     return f"{data}, {network}\n{kind}, {threat}, {stage}, batch {batch}"

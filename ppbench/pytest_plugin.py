@@ -26,7 +26,7 @@ _NAME = "ppbench"
 
 
 class PpbenchUndecided(UserWarning):
-    """A limit was kept, but lies within the interval of the figure: chance may have done it."""
+    """A limit was met, but lies within the interval of the figure: it may be chance."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup(_NAME, "privacy attacks on federated-learning defenses")
     group.addoption("--ppbench-out", metavar="DIR", help="keep results of sweeps in DIR, not in pytest's cache")
     group.addoption("--ppbench-baseline", metavar="DIR", help="accepted results that `ppbench.compare()` compares with")
-    group.addoption("--ppbench-workers", metavar="N", type=int, help="processes of a sweep; one a core by default")
+    group.addoption("--ppbench-workers", metavar="N", type=int, help="processes of a sweep; one per core by default")
     parser.addini("ppbench_baseline", "folder of accepted results, relative to the root of the tests", default="")
 
 
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give every marked test the fixture, whether it asks for it or not."""
+    """Add the fixture to every marked test."""
     names: list[str] | None = getattr(item, "fixturenames", None)
     if names is not None and _NAME not in names and item.get_closest_marker(_NAME) is not None:
         names.append(_NAME)
@@ -65,33 +65,33 @@ def ppbench(request: pytest.FixtureRequest) -> Results:
         return _ppbench(request.config, request.path.parent, marker)
     except (UsageError, ProtocolError) as error:
         sentence = str(error)
-    pytest.fail(sentence, pytrace=False)  # out here, or pytest shows the sentence twice
+    pytest.fail(sentence, pytrace=False)  # outside of `except`, or pytest shows the sentence twice
 
 
 def _ppbench(config: pytest.Config, beside: Path, marker: pytest.Mark) -> Results:
-    """Return the sweep that a marker asks for; in one session the same one is made once."""
-    from ppbench.testing.sweeps import request_of, run
+    """Return the results of a marker's sweep; each sweep runs once per session."""
+    from ppbench.testing.sweeps import request_from, run_sweep
 
     if marker.args:
         first = marker.args[0]
         raise UsageError(f"pytest.mark.ppbench takes keywords only, not {first!r}; name it, as defense={first!r}.")
-    given = dict(marker.kwargs)
-    suite = str(given.get("suite", ""))
+    options = dict(marker.kwargs)
+    suite = str(options.get("suite", ""))
     if suite.endswith(".toml"):
-        given["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
-    asked = request_of(given)
+        options["suite"] = str(beside / suite if (beside / suite).is_file() else config.rootpath / suite)
+    request = request_from(options)
     known = config.stash.setdefault(_RESULTS, {})
-    if asked not in known:
-        found = run(asked, _home(config), config.getoption("--ppbench-workers"))
-        known[asked] = replace(found, baseline=_baseline(config))
-    return known[asked]
+    if request not in known:
+        results = run_sweep(request, _home(config), config.getoption("--ppbench-workers"))
+        known[request] = replace(results, baseline=_baseline(config))
+    return known[request]
 
 
 def _home(config: pytest.Config) -> Path:
-    """Return the folder that keeps results: the given one, else within pytest's cache, else a temporary one."""
-    given = config.getoption("--ppbench-out")
-    if given is not None:
-        return Path(given)
+    """Return the folder of results: --ppbench-out, else one in pytest's cache, else a temporary one."""
+    folder = config.getoption("--ppbench-out")
+    if folder is not None:
+        return Path(folder)
     cache = getattr(config, "cache", None)
     if cache is not None:
         return Path(cache.mkdir(_NAME))
@@ -101,11 +101,11 @@ def _home(config: pytest.Config) -> Path:
 
 
 def _baseline(config: pytest.Config) -> Path | None:
-    given = config.getoption("--ppbench-baseline")
-    if given:
-        return Path(given)
-    told = config.getini("ppbench_baseline")
-    return config.rootpath / told if told else None
+    option = config.getoption("--ppbench-baseline")
+    if option:
+        return Path(option)
+    setting = config.getini("ppbench_baseline")
+    return config.rootpath / setting if setting else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -129,7 +129,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say where the results lie."""
+    """Print where the results are."""
     for results in config.stash.get(_RESULTS, {}).values():
         swept = results.swept
         terminalreporter.write_line(

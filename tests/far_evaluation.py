@@ -118,12 +118,12 @@ def evaluated(defense: str, config: EvaluateConfig, folder: Path, whole: bool) -
         if group.point != first or (group.stage == "final" and not group.records):
             continue
         every = [c for c in cells(experiment, group) if c.follows in FOLLOWED]
-        chosen = [c for c in every if whole or met(defense, c.attack, group.threat, group.stage)]
+        chosen = [c for c in every if whole or met(defense, c.attack, group.threat.name, group.stage)]
         with patch.object(training, "client_cost", client_cost if whole or defense == AUDITED else free):
             run_group(experiment, group, folder, {cell.id for cell in chosen})
         for cell in chosen:
             record = store.load(cell.id)
-            about = {"defense": defense, "attack": cell.attack.name, "threat": group.threat, "stage": group.stage}
+            about = {"defense": defense, "attack": cell.attack.name, "threat": group.threat.name, "stage": group.stage}
             yield {**about, "status": record.status, "reason": record.reason}
 
 
@@ -142,7 +142,7 @@ VARIED: tuple[tuple[str, dict[str, object], dict[str, object]], ...] = (
 def varied() -> list[str]:
     """Train and probe VARIED, with noise that is drawn step by step and with batches that count as images."""
     ended = []
-    with patch.object(draws, "FEW", draws.BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
+    with patch.object(draws, "FEW", draws.NORMAL_BLOCK), patch.object(estimator, "SMALL_BATCH", 1):
         for name, parameters, fields in VARIED:
             config = configure(defense=name, device=DEVICE, clients=3, train=24, batch_size=8, **fields)
             task, defense = make_task(config), make_defense(name, parameters)

@@ -18,7 +18,7 @@ import torch
 from ledger_home import VICTIMS, about
 from safetensors.torch import save
 
-from ppbench.ledger.form import written
+from ppbench.ledger.form import to_json
 
 GIB = 1 << 30
 SHAPE = (1, 8, 8)
@@ -57,14 +57,14 @@ def right(**changed):
 # -- guesses ----------------------------------------------------------------------------------------------------------
 def guess_data(data, kind, home, folder):
     """Write these bytes, or what they are made by, as the tensors of guesses."""
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"], kind)))
+    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"], kind)))
     (folder / "g.safetensors").write_bytes(data() if callable(data) else data)
     return words(home.transcript("dp"), folder / "g.json", home.truth)
 
 
 def guess_said(change, home, folder):
     """Write the right tensors, and a JSON that `change` makes of the right one: a dict, text or bytes."""
-    said = json.loads(written(about(home.ids["dp"])))
+    said = json.loads(to_json(about(home.ids["dp"])))
     made = change(said)
     made = said if made is None else made
     made = json.dumps(made) if isinstance(made, dict) else made
@@ -75,7 +75,7 @@ def guess_said(change, home, folder):
 
 def guess_place(change, home, folder):
     """Write right guesses, and let `change` put something in the place of a file; it may return another one."""
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
+    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
     (folder / "g.safetensors").write_bytes(packed(**right()))
     other = change(folder)
     return words(home.transcript("dp"), folder / "g.json" if other is None else other, home.truth)
@@ -246,7 +246,7 @@ def told(change, home, folder):
 
 
 def scored(home, folder, at):
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
+    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
     (folder / "g.safetensors").write_bytes(packed(**right()))
     return words(at, folder / "g.json", home.truth)
 
@@ -494,7 +494,7 @@ def truth_with(change, home, folder):
     """Let `change` alter a copy of the organizer's folder: (truth, id) to nothing."""
     truth = shutil.copytree(home.truth, folder / "truth", ignore=shutil.ignore_patterns("cache"))
     change(truth, home.ids["dp"])
-    (folder / "g.json").write_bytes(written(about(home.ids["dp"])))
+    (folder / "g.json").write_bytes(to_json(about(home.ids["dp"])))
     (folder / "g.safetensors").write_bytes(packed(**right()))
     return words(home.transcript("dp"), folder / "g.json", truth)
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ppbench.adversary.attack import Guess
 from ppbench.ledger.form import GuessAbout
 from ppbench.ledger.guesses import save_guesses
-from ppbench.ledger.publish import computed, publish
+from ppbench.ledger.publish import compute_views, publish
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
@@ -88,7 +88,7 @@ def made(home: Path) -> Home:
     suite.write_text(SUITE)
     Store(truth).prepare()
     (truth / "salt").write_text(SALT)
-    computed(str(suite), truth, workers=1)
+    compute_views(str(suite), truth, workers=1)
     publish(truth, out)
     index = json.loads((out / "index.json").read_text())
     return Home(truth, out, {one["title"].split()[0].rstrip(","): one["id"] for one in index})

@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.image import image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.modalities import modality_of
@@ -231,7 +231,7 @@ def _config(
     network = dict(id=model, options=options or {}, shape=list(shape), classes=classes, parameters=250, loss=loss)
     return CellConfig.model_validate(
         dict(
-            suite="evaluate/1", threat_model=dict(id=threat, sees=THREATS.get(threat, ""), knows_defense=adaptive),
+            suite="evaluate/1", threat_model=dict(id=threat, sees=recorded_threat(threat).sees, knows_defense=adaptive),
             defense=dict(id=defense, version="1", parameters=given | (parameters or {}), control=axis),
             attack=dict(id=attack, version="1", kind=kind, parameters={}, adaptive=adaptive),
             federation=FEDERATION | dict(clients=clients, upload=upload), model=network,

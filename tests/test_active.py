@@ -11,7 +11,7 @@ from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.active.fishing import ClassFishing
 from ppbench.attacks.active.imprint import Imprint, QuietImprint
-from ppbench.attacks.active.wiring import silent, wiring
+from ppbench.attacks.active.wiring import silent_weights, wiring
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
@@ -31,10 +31,10 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
-from ppbench.run.detection import detected
+from ppbench.run.detection import detection_scores
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 from ppbench.testing.worlds import World, psnrs
 
 ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
@@ -43,7 +43,7 @@ SQUARED = {"loss": "squared"}
 
 def federated(defense, model="mlp", options=None, clients=4, seed=0, **changes):
     """Return a started federation on all digits but 200, which are public, and these."""
-    found = digits()
+    found = all_digits()
     x, y = (part[torch.randperm(1797, generator=torch.Generator().manual_seed(0))] for part in (found.x, found.y))
     size = 1597 // clients
     shards = {c: Data(*(part[200:][c * size : (c + 1) * size].clone() for part in (x, y))) for c in range(clients)}
@@ -252,7 +252,7 @@ def test_what_it_cannot_wire_is_refused():
 def test_weights_for_all_but_the_target_have_no_gradient_but_the_heads_bias(activation):
     run, _ = federated(NoDefense(), options={"hidden": "32,16", "activation": activation})
     plan, data = run.plan, run.shards[0]
-    params = silent(wiring(plan).last, run.parties.server.params, plan.loss)
+    params = silent_weights(wiring(plan).last, run.parties.server.params, plan.loss)
     found = simulation(plan, params)(data.x[None], data.y[None])
     assert {name for name, value in found.items() if bool((value != 0).any())} == {"head.bias"}
 
@@ -270,12 +270,12 @@ class Honest(Imprint):
 def test_clients_notice_a_trap_and_nothing_where_there_is_nothing():
     world, acting = probed(QuietImprint(), NoDefense(), 8, 32)
     transcript = world.run.probe(world.victims.data, acting=acting)
-    assert set(detected(world.run, acting, transcript, world.victims.data).values()) == {1.0}
+    assert set(detection_scores(world.run, acting, transcript, world.victims.data).values()) == {1.0}
     placed = []
     for seed in range(8):
         world, acting = probed(Honest(), NoDefense(), 8, 32, seed=seed, options={"hidden": 16})
         transcript = world.run.probe(world.victims.data, acting=acting)
-        placed += detected(world.run, acting, transcript, world.victims.data).values()
+        placed += detection_scores(world.run, acting, transcript, world.victims.data).values()
     assert 0.25 < sum(placed) / len(placed) < 0.75
 
 

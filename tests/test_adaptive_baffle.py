@@ -15,12 +15,12 @@ from ppbench.attacks.adaptive import baffle_sketch
 from ppbench.attacks.adaptive.baffle import BaffleSketch
 from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
 from ppbench.attacks.adaptive.baffle_labels import BaffleLabels
-from ppbench.attacks.adaptive.baffle_sketch import Directions, coordinates, sketch_evidence, sketches
+from ppbench.attacks.adaptive.baffle_sketch import DirectionMap, coordinates, sketch_evidence, sketches
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.estimator import directions, slope
+from ppbench.defenses.baffle.estimator import slope, stein_directions
 from ppbench.defenses.baffle.messages import RINGS, Differences
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation import secagg
@@ -33,7 +33,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import dealt
+from ppbench.testing.scene import digit_shards
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))
@@ -43,7 +43,7 @@ SIZES = (48, 48, 48, 40)
 
 @pytest.fixture(scope="module")
 def shards(digits: Data) -> dict[int, Data]:
-    return dealt(SIZES)
+    return digit_shards(SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,9 @@ def share(attack: Attack, view: View, victims: Victims) -> float:
 # -- directions ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kept", [0, 10**6])
 def test_directions_are_the_matrix_of_the_public_seed_and_differentiate_as_it_does(kept, monkeypatch):
-    monkeypatch.setattr(baffle_sketch, "KEPT", kept)
+    monkeypatch.setattr(baffle_sketch, "KEPT_NUMBERS", kept)
     monkeypatch.setattr(baffle_sketch, "STACK", 7)
-    z, dense = Directions(5, 30, 20), torch.stack(list(directions(5, 30, 20))).double()
+    z, dense = DirectionMap(5, 30, 20), torch.stack(list(stein_directions(5, 30, 20))).double()
     g = torch.randn(30, dtype=torch.float64, requires_grad=True)
     s = torch.randn(20, dtype=torch.float64)
     torch.testing.assert_close(z(g), dense @ g)
@@ -134,7 +134,7 @@ def test_every_round_has_other_directions_at_other_weights_and_all_are_one_obser
 @pytest.mark.parametrize(("rounds", "kept"), [(1, 10**7), (3, 10**7), (1, 0)])
 def test_victims_of_the_same_directions_are_searched_at_once_where_these_are_kept(rounds, kept, shards, monkeypatch):
     """By vmap, so that directions are read once for all; what is drawn whenever it is needed goes one by one."""
-    monkeypatch.setattr(baffle_sketch, "KEPT", kept)
+    monkeypatch.setattr(baffle_sketch, "KEPT_NUMBERS", kept)
     monkeypatch.setattr(baffle_sketch, "STACK", 7)
     view, _ = observed(central_bare(k=20), shards, 6, 2, rounds=rounds)
     evidence, g = sketch_evidence(view, sketches(view)), seeded(1)
@@ -202,7 +202,7 @@ def test_an_update_that_is_no_plain_sum_is_none(plan, shards):
 
 
 def test_coordinates_of_a_sum_of_estimates_are_the_numbers_that_made_it():
-    maps, s = [Directions(seed, 50, 20) for seed in (3, 4)], torch.randn(2, 20, dtype=torch.float64)
+    maps, s = [DirectionMap(seed, 50, 20) for seed in (3, 4)], torch.randn(2, 20, dtype=torch.float64)
     total = sum((z.transposed(some) / 20 for z, some in zip(maps, s, strict=True)), torch.zeros(()))
     torch.testing.assert_close(torch.stack(coordinates(maps, total)), s)
 
@@ -259,7 +259,7 @@ def test_the_histogram_calls_alike_what_is_read_without_error(shards, digits):
     for i, sketch in enumerate(sketches(view)):
         x, y = torch.randn(1, 1, 8, 8, generator=g), digits.y[torch.randint(0, 1000, (1,), generator=g)]
         part = gradient(lambda p, x=x, y=y: PLAN.objective(p, x, y, torch.ones(1)), params)
-        noise = Directions(77 + i, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
+        noise = DirectionMap(77 + i, sketch.rounds[0].z.entries, 500)(Layout.of(part).pack(part).detach())
         size = sketch.rounds[0].s.std() / noise.std()  # a histogram's width tells the gradient's size, no more
         ps.append(histogram_test(sketch.rounds[0].s, size * noise).pvalue)
     assert len(ps) * min(ps) > 0.001

@@ -14,7 +14,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive import dp as module
-from ppbench.attacks.adaptive.dp import AdaptiveDP, decided, reweighted, scaled, shrinkage
+from ppbench.attacks.adaptive.dp import AdaptiveDP, reweighted, scaled_evidence, shrinkage, with_hard_labels
 from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.search.starts import Starts
@@ -108,14 +108,14 @@ def test_shrinkage_at_the_true_batch_is_the_norm_over_the_clip(batch, digits):
     for clip in (0.1, 1.0, 100.0):
         expected = max(1.0, norm(evidence) / clip)
         assert float(shrinkage([evidence], start, clip)) == pytest.approx(expected, rel=1e-5)
-    restored = scaled(evidence_on(x, y, 0.1 / norm(evidence)), float(shrinkage([evidence], start, 0.1)))
+    restored = scaled_evidence(evidence_on(x, y, 0.1 / norm(evidence)), float(shrinkage([evidence], start, 0.1)))
     assert norm(restored) == pytest.approx(norm(evidence), rel=1e-5)
 
 
 @settings(max_examples=20)
 @given(factor=st.floats(0.05, 0.95), which=st.integers(0, 179))
 def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_whole(factor, which, digits):
-    """Why `decided`: the label p - f (p - y) gives f times the gradient of y, so that its norm says nothing of f."""
+    """Why `with_hard_labels`: the label p - f (p - y) gives f times the gradient of y: its norm does not show f."""
     x, y = digits.x[which : which + 1], digits.y[which : which + 1]
     prediction = PLAN.net(PARAMS, x).softmax(-1).detach()
     soft = prediction - factor * (prediction - y)
@@ -123,7 +123,7 @@ def test_a_soft_label_explains_any_shrunk_gradient_and_a_decided_one_only_the_wh
     whole = norm(evidence_on(x, y))
     assert norm(evidence_on(x, soft)) == pytest.approx(factor * whole, rel=1e-4)
     start = Starts(x[None], (y + soft).log()[None], joint=True)  # likeliest is the true one
-    assert float(shrinkage([evidence_on(x, y)], decided(start), 0.1)) == pytest.approx(whole / 0.1, rel=1e-4)
+    assert float(shrinkage([evidence_on(x, y)], with_hard_labels(start), 0.1)) == pytest.approx(whole / 0.1, rel=1e-4)
 
 
 # -- pieces ----------------------------------------------------------------------------------------------------------

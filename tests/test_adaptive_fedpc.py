@@ -7,9 +7,9 @@ import torch
 from observations import scored, seeded
 
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, gain_of, ternary_evidence
+from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, gradient_gain, ternary_evidence
 from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, sign_labels
-from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, secrets
+from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, public_hyperparameters
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
@@ -17,7 +17,7 @@ from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local
-from ppbench.federation.view import TARGET
+from ppbench.federation.threats import TARGET
 from ppbench.nets.net import net_spec
 from ppbench.questions.labels import score_labels
 
@@ -64,7 +64,7 @@ def test_only_the_true_secret_explains_a_pilots_update(probed):
     view, victims, run = probed(4, batch=2, rounds=1)
     for slot, one in observed_pilots(view).items():
         data, me = victims["pilot"].data[slot], run.parties.clients[slot.client]
-        tries = secrets(view.plan, view.defense, one.round, 2)
+        tries = public_hyperparameters(view.plan, view.defense, one.round, 2)
         assert len(tries) == 6  # three rates, two numbers of epochs; all batch sizes exceed two images
         gaps = {}
         for secret in tries:
@@ -121,8 +121,8 @@ def test_bounds_hold_at_the_truth_with_the_true_gain_only(probed):
     for (slot,) in victims["ternary"].units:
         data, me = victims["ternary"].data[slot], run.parties.clients[slot.client]
         gaps = {}
-        for secret in secrets(view.plan, view.defense, 2, 1):
-            evidence = ternary_evidence(slot, told[slot], view.plan, gain_of(view.plan, secret, 1))
+        for secret in public_hyperparameters(view.plan, view.defense, 2, 1):
+            evidence = ternary_evidence(slot, told[slot], view.plan, gradient_gain(view.plan, secret, 1))
             assert any(n.startswith("bound/") for n in evidence.observed)
             simulated = evidence.simulate(data.x[None].double(), data.y[None].double())
             gaps[secret.rate] = float(evidence.discrepancy(simulated).detach())

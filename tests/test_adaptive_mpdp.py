@@ -11,14 +11,14 @@ from protocols import relative, true_gradient, weights
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
-from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt
-from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, labels_of, sent_share
+from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt_gradient
+from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, sent_share, single_labels
 from ppbench.attacks.label.recovery import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, tree_map
 from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.expansion import expanded, fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.protocol import MPDP
@@ -31,9 +31,9 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})
@@ -50,7 +50,7 @@ CLIPS = ["seen", "oracle", "none"]
 def probed(
     defense: Defense, spec: NetSpec = BARE, batch: int = 1, count: int = 8, threat: str = "server/1"
 ) -> tuple[View, Victims]:
-    x, y = digits().x.split(64), digits().y.split(64)
+    x, y = all_digits().x.split(64), all_digits().y.split(64)
     data = {c: Data(x[c].clone(), y[c].clone()) for c in range(CLIENTS)}
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
@@ -83,12 +83,12 @@ def test_by_what_factor_an_example_was_clipped_is_told_by_itself(defense, clip):
             if clip == "none" or (clip, defense) == ("oracle", MPCDP) or bound == 1e4:
                 assert sent == pytest.approx(1 / bound, rel=1e-9)
             elif bound == 0.02:
-                size = norm(rebuilt_of(view, e) if clip == "seen" else whole) / (1 if clip == "seen" else bound)
+                size = tree_norm(rebuilt_of(view, e) if clip == "seen" else whole) / (1 if clip == "seen" else bound)
                 assert float(size) == pytest.approx(1, rel=1e-9) and sent < 1 / bound
 
 
 def rebuilt_of(view: View, exchange: Exchange) -> Params:
-    return rebuilt(view.plan, exchange.answer, exchange.asked.params)
+    return rebuilt_gradient(view.plan, exchange.answer, exchange.request.params)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -198,7 +198,7 @@ def test_null_noise_instead_of_surrogates_gives_no_image():
 def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
     """U8's other half: mpdp_h. A client's ring words are noise, and the sums are no single example's."""
     view, victims = probed(MPDPH(), count=CLIENTS)
-    assert labels_of(view) == {}
+    assert single_labels(view) == {}
     (unit,) = victims.units
     sent = {e.slot: e for e in exchanges(view)}
     for slot in unit:
@@ -209,11 +209,11 @@ def test_nothing_of_one_client_is_rebuilt_from_masked_surrogates():
             beta={n: v.double() * 2.0**-48 * CLIENTS for n, v in words.beta.items()},
         )
         for upload in (lone, view.defense.mean([e.answer for e in sent.values()])):
-            found = rebuilt(view.plan, upload, sent[slot].asked.params)
+            found = rebuilt_gradient(view.plan, upload, sent[slot].request.params)
             state = view.state_at(sent[slot])
             exact = view.defense.recover(view.plan, state, replace(upload, g=found))
             assert relative(exact, true_gradient(view.plan, state.params, victims.data[slot])) > 0.3
-    moments = noiseless_moments(view.plan, lone, sent[unit[-1]].asked.params)
+    moments = noiseless_moments(view.plan, lone, sent[unit[-1]].request.params)
     shares = (moments.labels / moments.labels.sum()).tolist()
     assert max(abs(s - round(s)) for s in shares) > 1e-3  # no one-hot label
 
@@ -246,7 +246,7 @@ def test_the_weighted_histogram_is_exact_at_any_batch(spec):
     view, victims = probed(MPDP(epsilon=0.1), spec, batch=21, count=21)
     (share,) = histograms(view).values()
     exchange, data = exchanges(view)[0], victims.truth(victims.units[0])
-    params = {n: v.double() for n, v in exchange.asked.params.items()}
+    params = {n: v.double() for n, v in exchange.request.params.items()}
     alpha = expanded(spec).net.features(params, data.x.double()).sum(1)
     expected = (alpha[:, None] * data.y).sum(0) / alpha.sum()
     torch.testing.assert_close(share, expected, rtol=0, atol=1e-11)
@@ -268,7 +268,9 @@ def test_folded_and_unmasked_weights_have_the_true_canonical_form(spec):
     scales, r = made.laws.draw(seeded(2)), torch.randn(10, generator=seeded(3)).double()
     sent = mask(multiply(made.full(params), made.channels.multipliers(scales), torch.float64), r, False)
     folded = fold(made, mask(sent, -r, False))
-    units, true = (channels(spec).multipliers(canonical_scales(channels(spec), some)) for some in (folded, params))
+    units, true = (
+        channels_of(spec).multipliers(canonical_scales(channels_of(spec), some)) for some in (folded, params)
+    )
     assert relative({n: units[n] * v for n, v in folded.items()}, {n: true[n] * v for n, v in params.items()}) < 1e-12
     x = torch.rand(3, *spec.shape, generator=seeded(4), dtype=torch.float64)
     torch.testing.assert_close(build(spec)(folded, x), build(spec)(params, x), rtol=1e-9, atol=1e-11)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive.mpdp import canonical_scales
-from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, bare_differences, differences
+from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, message_differences, unmasked_differences
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
@@ -25,8 +25,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.nets.walk import channels
-from ppbench.testing.scene import dealt
+from ppbench.nets.walk import channels_of
+from ppbench.testing.scene import digit_shards
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -36,7 +36,7 @@ SHARED = PBPFLExt(families="shared")
 
 
 def probed(defense: Defense, spec: NetSpec, batch: int = 1, count: int = 8) -> tuple[View, Victims]:
-    data = dealt((48, 48, 48, 30))
+    data = digit_shards((48, 48, 48, 30))
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=16), loss="squared"), data, Seeds(0))
     fed.start(initial(spec, 1))
     return watched(fed, batch=batch, count=count)
@@ -72,7 +72,7 @@ NETS = [
 
 def hidden(spec: NetSpec, params: Params, seed: int) -> Params:
     """Return weights with hidden scales U(.01, 100)."""
-    found = channels(spec, "affine")
+    found = channels_of(spec, "affine")
     scales = 0.01 + 99.99 * torch.rand(found.count, generator=seeded(seed), dtype=torch.float64)
     return multiply(params, found.multipliers(scales), torch.float64)
 
@@ -85,7 +85,7 @@ def canonical(found: Channels, params: Params) -> Params:
 @pytest.mark.parametrize("spec", NETS, ids=lambda s: f"{s.model}-{dict(s.options)}")
 def test_true_and_perturbed_weights_have_one_canonical_form(spec):
     """To rounding (spec: 3e-16), and it computes the same function."""
-    found, params = channels(spec, "affine"), moved(initial(spec, 1), 0.02)
+    found, params = channels_of(spec, "affine"), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for seed in (0, 1):
         assert distance(canonical(found, hidden(spec, params, seed)), form) < 1e-12
@@ -96,7 +96,7 @@ def test_true_and_perturbed_weights_have_one_canonical_form(spec):
 
 def test_canonical_units_have_norm_one_and_the_mask_must_be_off():
     spec = NETS[0]
-    found, params = channels(spec), moved(initial(spec, 1), 0.02)
+    found, params = channels_of(spec), moved(initial(spec, 1), 0.02)
     form = canonical(found, params)
     for name in ("features.1.weight", "features.3.weight"):
         torch.testing.assert_close(form[name].norm(dim=1), torch.ones(len(form[name])).double())
@@ -108,7 +108,7 @@ def test_dead_units_keep_their_units():
     spec = BIASED
     params = moved(initial(spec, 1), 0.02)
     params["features.1.weight"][3] = 0
-    scales = canonical_scales(channels(spec), params)
+    scales = canonical_scales(channels_of(spec), params)
     assert float(scales[3]) == 1.0
     assert bool(scales.isfinite().all())
 
@@ -133,16 +133,18 @@ def test_one_example_is_inverted_from_each_surrogate_alone(channel):
 
 # -- (H): one family of masks for three messages ---------------------------------------------------------------------
 def true_differences(view: View, victims: Victims, slot: Slot) -> Params:
-    asked = next(e.asked for e in exchanges(view) if e.slot == slot)
+    asked = next(e.request for e in exchanges(view) if e.slot == slot)
     data = victims.data[slot]
     batch = Batch(data.x.double(), data.y.double(), torch.ones(len(data.x)).double())
-    return differences(surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked))
+    return message_differences(
+        surrogates(view.plan.net, asked.params, batch, asked.direction[None], view.defense.bias_masked)
+    )
 
 
 @pytest.mark.parametrize("defense", [SHARED, PBPFLExt(families="shared", head_bias="clear")], ids=["masked", "clear"])
 def test_differences_of_shared_masks_are_bare(defense):
     view, victims = probed(defense, BIASED, batch=2, count=8)
-    found = bare_differences(view)
+    found = unmasked_differences(view)
     assert len(found) == len(victims.data)
     for one in found:
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) < 1e-9
@@ -150,9 +152,9 @@ def test_differences_of_shared_masks_are_bare(defense):
 
 def test_independent_masks_leave_noise_in_the_differences():
     view, victims = probed(PBPFLExt(), BIASED)
-    assert bare_differences(view) == []
+    assert unmasked_differences(view) == []
     lied = replace(view, defense=SHARED)  # read them as if they were bare
-    for one in bare_differences(lied):
+    for one in unmasked_differences(lied):
         assert distance(one.observed, true_differences(view, victims, one.unit[0])) > 10
 
 
@@ -160,7 +162,7 @@ def test_independent_masks_leave_noise_in_the_differences():
 def test_the_head_of_one_example_is_known_exactly(spec):
     """alpha, features, error and label follow from the differences, so that the rest is a known linear function."""
     view, victims = probed(SHARED, spec)
-    for one in bare_differences(view):
+    for one in unmasked_differences(view):
         single, data = Single.of(view, one), victims.data[one.unit[0]]
         features = view.plan.net.features(single.params, data.x.double())[0]
         torch.testing.assert_close(single.features, features, rtol=1e-7, atol=1e-9)
@@ -177,7 +179,7 @@ def test_shared_masks_give_every_image(spec):
     attack = AdaptivePBPFLExt()
     found = scored(victims, attack.run(view, victims.challenges(), seeded()), attack.evidence(view))
     assert all(psnr == 100.0 and label for psnr, label in found)  # the scorer's cap
-    first = bare_differences(view)[0]
+    first = unmasked_differences(view)[0]
     if "features.1.bias" in first.observed:
         assert decibels(ratio(first.observed), victims.data[first.unit[0]].x) > 200
 

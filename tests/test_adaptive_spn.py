@@ -23,7 +23,7 @@ from ppbench.attacks.reconstruction.features import images
 from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.features.images import (
     RELAX,
-    System,
+    FeatureSystem,
     class_starts,
     invert_features,
     match_backbone,
@@ -35,8 +35,8 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
-from ppbench.testing.worlds import written
+from ppbench.testing.scene import all_digits
+from ppbench.testing.worlds import with_changed_mail
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
 PLAN = Plan(SPEC, 8, Local("gradient"))
@@ -48,8 +48,8 @@ QUICK = AdaptiveSPN(inversion_budget=200, joint_budget=600)
 
 def some(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return `count` digits [count, 1, 8, 8] in [0, 1] and their labels."""
-    chosen = torch.randperm(len(digits().x), generator=seeded(seed))[:count]
-    return digits().x[chosen], digits().y.argmax(1)[chosen]
+    chosen = torch.randperm(len(all_digits().x), generator=seeded(seed))[:count]
+    return all_digits().x[chosen], all_digits().y.argmax(1)[chosen]
 
 
 def spn_gradient(
@@ -135,7 +135,7 @@ def test_batches_too_large_or_noisy_fall_back_to_the_class_means():
 def test_jacobian_of_the_closed_system():
     g = seeded(0)
     draw = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5, 4), (3, 5), (5,), (2, 3, 3))]
-    system = System(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
+    system = FeatureSystem(draw[0], draw[1], draw[2], torch.eye(3, 5, dtype=torch.float64))
     expected = [torch.autograd.functional.jacobian(lambda m: system.residual(m[None])[0], m) for m in draw[3]]
     torch.testing.assert_close(system.jacobian(draw[3]), torch.stack(expected).flatten(2))
 
@@ -244,7 +244,7 @@ def test_cifar_victims_fall_at_the_strength_of_the_paper():
 
 def test_null_pure_noise_gives_no_image_and_no_confidence():
     scene, g = world(3, 1, 0.1), seeded(9)
-    noise = written(scene.view, lambda v: torch.randn(v.shape, generator=g))
+    noise = with_changed_mail(scene.view, lambda v: torch.randn(v.shape, generator=g))
     guesses = QUICK.run(noise, scene.challenges, seeded(0))
     grey = median_low([psnr(torch.full_like(x, 0.5), x)[0] for x in scene.x])
     assert median_low([psnr(guess.x, x)[0] for guess, x in zip(guesses, scene.x, strict=True)]) < grey + 2

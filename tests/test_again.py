@@ -1,4 +1,4 @@
-"""A cell asked for again by its record: the evaluation, group and cell have the name of the record, or none is made."""
+"""`find_cell`: experiment, group and cell have the name of the record, or UsageError."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.records.store import Store
-from ppbench.run.again import again
+from ppbench.run.again import find_cell
 
 BOARD = Path(__file__).parent.parent / "leaderboards" / "results" / "digits-quick" / "records.zip"
 
@@ -18,7 +18,7 @@ def test_every_cell_of_a_board_is_found_again_controls_under_attacks_on_others_t
         "adaptive" in r.config.attack.id for r in chosen
     )
     for record in chosen:
-        experiment, group, cell = again(record.config, "digits")
+        experiment, group, cell = find_cell(record.config, "digits")
         assert cell.id == record.cell_id and cell.attack.name == record.config.attack.id
         assert experiment.points[group.point].defense.name == record.config.defense.id
 
@@ -26,8 +26,8 @@ def test_every_cell_of_a_board_is_found_again_controls_under_attacks_on_others_t
 def test_what_is_asked_for_otherwise_today_is_no_cell_of_that_name():
     config = Store(BOARD).load_all()[0].config
     older = config.model_copy(update={"attack": config.attack.model_copy(update={"version": "0"})})
-    with pytest.raises(UsageError, match="cannot be asked for again"):
-        again(older, "digits")
+    with pytest.raises(UsageError, match="cannot be computed again"):
+        find_cell(older, "digits")
     secret = config.model_copy(update={"data": config.data.model_copy(update={"salt": "0" * 32})})
     with pytest.raises(UsageError, match="drawn with a secret"):
-        again(secret, "digits")
+        find_cell(secret, "digits")

@@ -14,7 +14,7 @@ from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.audit import epsilon_lower
 from ppbench.metrics.image import psnr
-from ppbench.metrics.perceptual import Network, Perceived
+from ppbench.metrics.perceptual import Network, PerceptualFigures
 from ppbench.questions.flags import flags_of, is_flat, reached
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.images import score_images
@@ -246,7 +246,7 @@ def test_the_network_sees_matched_images_and_small_ones_are_left_out(victims):
     class Told(Network):
         def compare(self, guess, truth, data_range=RANGE):
             error = (guess - truth).square().flatten(1).mean(1)
-            return [Perceived(v, 2 * v) for v in error.tolist()]
+            return [PerceptualFigures(v, 2 * v) for v in error.tolist()]
 
     ruler = Yardstick(torch.zeros(1, 8, 8), Told("t", torch.nn.Identity()))
     small = score_images(victims, [Guess(victims.truth(u).x) for u in victims.units], {}, {}, RANGE, ruler)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.attacks.reconstruction.rows import Rows, direction, first_layer, mean_image, recurring_rows
+from ppbench.attacks.reconstruction.rows import LayerRows, first_layer, leading_direction, mean_image, recurring_rows
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -191,7 +191,7 @@ def test_recurring_mixtures_of_a_single_output_are_no_examples():
     residual = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     fired = torch.tensor([[1, 1, 0]] * 9 + [[0, 1, 1]] * 9 + [[1, 1, 1]] * 9 + [[1, 0, 0], [0, 1, 0], [0, 0, 1]] * 2)
     delta = fired * residual * torch.linspace(1, 2, len(fired))[:, None]
-    rows = Rows(delta @ x, delta.sum(1), torch.ones(len(fired), 64), torch.ones(len(fired)))
+    rows = LayerRows(delta @ x, delta.sum(1), torch.ones(len(fired), 64), torch.ones(len(fired)))
     rows = replace(rows, seen=rows.seen.double(), seen_bias=rows.seen_bias.double())
     found = recurring_rows(rows, 3, (0.0, 1.0))
     assert len(found.images) == 3
@@ -200,7 +200,7 @@ def test_recurring_mixtures_of_a_single_output_are_no_examples():
 
 
 def test_a_recurring_image_outside_the_data_range_is_no_example():
-    rows = Rows(
+    rows = LayerRows(
         torch.tensor([[2.0, 0.5], [4.0, 1.0], [0.2, 0.4], [0.1, 0.2]]).double(),
         torch.tensor([1.0, 2.0, 1.0, 0.5]).double(),
         torch.ones(4, 2).double(),
@@ -220,7 +220,7 @@ def test_least_squares_finds_the_factor_of_what_is_seen(seed, units, pixels, hid
     bias = torch.randn(units, generator=g, dtype=torch.float64)
     weight = bias[:, None] * x
     seen_weight = (torch.rand(units, pixels, generator=g) >= hide).double()
-    found = mean_image(Rows(weight * seen_weight, bias, seen_weight, torch.ones(units).double()))
+    found = mean_image(LayerRows(weight * seen_weight, bias, seen_weight, torch.ones(units).double()))
     visible = seen_weight.any(0)
     if not visible.any():
         assert found is None
@@ -236,7 +236,7 @@ def test_the_direction_is_that_of_a_singular_vector_also_with_hidden_entries(see
     left = torch.randn(20, generator=g, dtype=torch.float64)
     seen_weight = (torch.rand(20, 40, generator=g) >= hide).double()
     weight = left[:, None] * x * seen_weight
-    found = direction(Rows(weight, torch.zeros(20).double(), seen_weight, torch.zeros(20).double()))
+    found = leading_direction(LayerRows(weight, torch.zeros(20).double(), seen_weight, torch.zeros(20).double()))
     assert float((found @ x).abs() / x.norm()) == pytest.approx(1, abs=1e-8)
 
 

@@ -16,20 +16,21 @@ import torch
 
 import ppbench
 from ppbench.adversary import apart as stand_ins
-from ppbench.adversary.apart import Apart, apart
+from ppbench.adversary.apart import IsolatedAttack, isolated_attack
 from ppbench.base import confine, entries, registry
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.tree import save
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
 from ppbench.records.salt import commitment, keep_salt, salt_of
 from ppbench.report.verify import examine
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
-from ppbench.run.scene import victims_of
-from ppbench.run.suite import load_suite, salted
+from ppbench.run.scene import group_victims
+from ppbench.run.suite import load_suite, salt_if_isolated
 from ppbench.run.train import federation
 
 TINY = {
@@ -49,7 +50,7 @@ for line in sys.stdin:
     except BaseException as error:
         print(1, flush=True)
 """
-CACHES = (registry.plugins, entries._unreadable, confine._python, apart, stand_ins._suits, sources.code_of)
+CACHES = (registry.plugins, entries._unreadable, confine._python, isolated_attack, stand_ins._suits, sources.code_of)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,9 +95,9 @@ def quick(helper):
 def world():
     """A view of an undefended federation, and the truth about it."""
     experiment = resolve(configure(**TINY, attacks=("label_recovery",)))
-    fed, group = federation(experiment, experiment.points[0]), Group(0, "init", "server/1", 1, False)
+    fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", HONEST_SERVER, 1, False)
     fed.start(experiment.task.params)
-    victims = victims_of(experiment, group)
+    victims = group_victims(experiment, group)
     return fed.probe(victims.data).view("server/1"), victims
 
 
@@ -159,8 +160,8 @@ def test_apart_it_gets_nothing(stage, site, monkeypatch, tmp_path):
     monkeypatch.setenv("PPBENCH_DATA", str(tmp_path / "data"))
     for path in site.glob("stash*"):
         path.unlink()
-    assert confine.in_force() == confine.Confinement(True, True, True)
-    assert "kept from your files, the network and other processes" in confine.in_force().words
+    assert confine.confinement() == confine.Confinement(True, True, True)
+    assert "kept from your files, the network and other processes" in confine.confinement().words
     # Victims of seed 0 are drawn again where no secret takes part: that is what OUT/salt is for, see below.
     assert attacked(make_attack("thief", words, isolate=True)) == {"drawn_again"}
 
@@ -170,14 +171,14 @@ def test_without_walls_it_is_said_what_is_open(stage, site, monkeypatch):
     for path in site.glob("stash*"):
         path.unlink()
     monkeypatch.setattr(confine, "_bwrap", lambda: None)
-    confine.in_force.cache_clear()
+    confine.confinement.cache_clear()
     try:
-        found = confine.in_force()
+        found = confine.confinement()
         assert not found.files and not found.network and not found.processes
         assert "NOT kept from your files, the network and other processes (install bubblewrap" in found.words
         assert attacked(make_attack("thief", words, isolate=True)) == {*OPEN, "drawn_again"}
     finally:
-        confine.in_force.cache_clear()
+        confine.confinement.cache_clear()
 
 
 def test_the_document_says_as_many_ways_open_as_there_are():
@@ -193,9 +194,9 @@ def test_with_a_secret_nobody_draws_the_victims_again(quick, tmp_path):
     )
     held = []
     for experiment in (open_, secret):
-        fed, group = federation(experiment, experiment.points[0]), Group(0, "init", "server/1", 1, False)
+        fed, group = federation(experiment, experiment.points[0]), CellGroup(0, "init", HONEST_SERVER, 1, False)
         fed.start(experiment.task.params)
-        victims = victims_of(experiment, group)
+        victims = group_victims(experiment, group)
         guesses = experiment.attacks[0].run(fed.probe(victims.data).view("server/1"), victims.challenges(), seeded())
         held.append("drawn_again" in taken(guesses, victims, os.getpid()))
     assert held == [True, False]
@@ -208,7 +209,7 @@ def test_the_stand_in_guesses_the_same_bit_for_bit_and_its_module_stays_out(quic
         del builtins.stolen_by_import
     view, victims = world
     there = make_attack("plain", {"scale": 0.125}, isolate=True)
-    assert isinstance(there, Apart) and there.parameters() == {"scale": 0.125, "both": False}
+    assert isinstance(there, IsolatedAttack) and there.parameters() == {"scale": 0.125, "both": False}
     answers = there.run(view, victims.challenges(), seeded())
     assert there.suits(view.plan) is True and "thief_of_truth" not in sys.modules
     assert not hasattr(builtins, "stolen_by_import")
@@ -238,7 +239,7 @@ def test_every_hook_is_asked_where_the_attack_is(quick, world):
     attack.check_held({0: torch.zeros(2, 1, 8, 8)})
     with pytest.raises(UsageError, match="has seen 5 images"):
         make_attack("plain", {"scale": 3}, isolate=True).check_held({0: torch.zeros(5, 1, 8, 8)})
-    with pytest.raises(stand_ins.Unread):
+    with pytest.raises(stand_ins.NothingRead):
         attack.run(replace(view, mail=()), victims.challenges(), seeded())
     crafty = make_attack("crafty", isolate=True)
     experiment = resolve(configure(**TINY, attacks=("crafty",), threats=("server-active/1",), isolate=True))
@@ -296,10 +297,10 @@ LIES = {
     "nothing": (lambda work: 3, r"without an answer \(with exit code 3\)"),
     "killed": (lambda work: -9, r"without an answer \(killed by SIGKILL\)"),
     "late": (lambda work: confine.EXPIRED, "gave no answer in"),
-    "no list": (told({"x": torch.zeros(1)}), "something else than a list of guesses"),
-    "no guesses": (told([1, 2]), "something else than a list of guesses"),
-    "few fields": (told([[None, None]]), "fields are not"),
-    "a word for images": (told([["x", *[None] * (FIELDS - 1)]]), "fields are not"),
+    "no list": (told({"x": torch.zeros(1)}), "something other than a list of guesses"),
+    "no guesses": (told([1, 2]), "something other than a list of guesses"),
+    "few fields": (told([[None, None]]), "other fields than"),
+    "a word for images": (told([["x", *[None] * (FIELDS - 1)]]), "other fields than"),
 }
 
 
@@ -317,9 +318,9 @@ def test_a_process_that_does_not_end_is_ended(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     began = os.times().elapsed
     monkeypatch.setattr(confine, "_bwrap", lambda: None)
-    slow = confine.Waiting("signal:pause", [], [], tmp_path / "work", "cpu")
+    slow = confine.WaitingProcess("signal:pause", [], [], tmp_path / "work", "cpu")
     assert slow.ask(0.5) == confine.EXPIRED and slow._process.poll() is not None
-    unasked = confine.Waiting("signal:pause", [], [], tmp_path / "work", "cpu")
+    unasked = confine.WaitingProcess("signal:pause", [], [], tmp_path / "work", "cpu")
     unasked.end()
     assert unasked._process.poll() == -9 and os.times().elapsed - began < 5
 
@@ -330,7 +331,7 @@ def test_an_evaluation_apart_says_so_keeps_a_secret_and_goes_on(quick, tmp_path)
     result = ppbench.evaluate(**asked, out=out)
     ours, theirs = ([r for r in result.records if (r.config.attack.id == "plain") is side] for side in (False, True))
     assert theirs and all(r.status == "complete" for r in result.records)
-    assert {r.environment.apart for r in theirs} == {confine.in_force().words} and not any(
+    assert {r.environment.apart for r in theirs} == {confine.confinement().words} and not any(
         r.environment.apart for r in ours
     )
     assert "plain, of other packages, ran in a process of its own" in result.answer.trust.sentence
@@ -359,10 +360,13 @@ def test_a_suite_runs_strangers_apart_unless_told_otherwise(quick, tmp_path):
     )
     (config,) = load_suite(suite).configs
     assert config.isolate and not config.salt
-    assert salted(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
+    assert salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == "ab" * 32
     assert not load_suite(suite, isolate=False).configs[0].isolate
     suite.write_text(suite.read_text().replace('["plain"]', '["label_recovery"]'))
-    assert not load_suite(suite).configs[0].isolate and salted(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    assert (
+        not load_suite(suite).configs[0].isolate
+        and salt_if_isolated(load_suite(suite), "ab" * 32).configs[0].salt == ""
+    )
 
 
 def test_a_secret_is_its_folders(tmp_path):

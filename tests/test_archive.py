@@ -20,8 +20,8 @@ from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.records import archive as module
 from ppbench.records import groups
-from ppbench.records.archive import MEMBER, Archive, pack, unpack
-from ppbench.records.soundness import Soundness, Trial, save_soundness, soundness_of
+from ppbench.records.archive import MEMBER, Archive, pack_archive, unpack_archive
+from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness, soundness_of
 from ppbench.records.store import Store, marker_bytes
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.accepted import history, records_digest
@@ -45,7 +45,7 @@ def store(tmp_path, fabricate, pictured):
         record, images = pictured(fabricate(name, value, "dlg", "reconstruction", db, control="sigma"))
         made.save(record, seconds=0.5, tensors=images)
     save_time(made.out, training_of(record), TIME)
-    trial = Trial(model="lenet", attack="dlg", share=1.0)
+    trial = SelftestTrial(model="lenet", attack="dlg", share=1.0)
     save_soundness(made.out, Soundness(ppbench="0.1.0", code="c0de", torch="2", python="3", trials=[trial]))
     (made.out / "cache").mkdir()
     (made.out / "cache" / "model.safetensors").write_bytes(b"0")
@@ -56,7 +56,7 @@ def store(tmp_path, fabricate, pictured):
 
 @pytest.fixture
 def packed(store, tmp_path):
-    assert pack(store.out, tmp_path / "out.zip") == ["cache/", "leaderboard.html", "notes.txt"]
+    assert pack_archive(store.out, tmp_path / "out.zip") == ["cache/", "leaderboard.html", "notes.txt"]
     return tmp_path / "out.zip"
 
 
@@ -66,9 +66,9 @@ def contents(folder):
 
 
 def test_there_and_back_byte_for_byte(store, packed, tmp_path):
-    assert unpack(packed, tmp_path / "back") == []
+    assert unpack_archive(packed, tmp_path / "back") == []
     assert contents(tmp_path / "back") == contents(store.out) and len(contents(store.out)) == 4 * 3 + 3
-    pack(tmp_path / "back", tmp_path / "again.zip")
+    pack_archive(tmp_path / "back", tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == packed.read_bytes(), "equal files, equal bytes"
     with zipfile.ZipFile(packed) as other:  # any other tools read it
         assert other.testzip() is None
@@ -87,7 +87,7 @@ def test_an_archive_of_before_there_were_groups_is_read_alike(store, tmp_path):
         for name, data in contents(store.out).items():
             made.writestr(name, data)
     assert Store(old).load_all() == store.load_all() and Archive(old).lost == [] and verify(old) == []
-    assert unpack(old, tmp_path / "back") == [] and contents(tmp_path / "back") == contents(store.out)
+    assert unpack_archive(old, tmp_path / "back") == [] and contents(tmp_path / "back") == contents(store.out)
 
 
 @given(st.lists(st.binary(max_size=3000), max_size=12), st.integers(1, 5000))
@@ -95,8 +95,8 @@ def test_groups_give_back_what_was_put_in_and_are_as_large_as_they_should_be(tex
     files = [(f"records/{place:032x}.json", data) for place, data in enumerate(texts)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "GROUP_BYTES", least)
-        made = list(groups.grouped(files))
-    parts = [list(groups.split(data)) for _, data in made]
+        made = list(groups.pack_groups(files))
+    parts = [list(groups.unpack_group(data)) for _, data in made]
     assert [file for part in parts for file in part] == files
     sizes = [sum(512 + len(data) for _, data in part) for part in parts]
     assert all(size >= least for size in sizes[:-1]) and all(
@@ -108,8 +108,8 @@ def test_groups_give_back_what_was_put_in_and_are_as_large_as_they_should_be(tex
 def test_records_in_groups_are_smaller_than_each_for_itself(tmp_path):
     """What the groups are for: the records of a sweep have most of their words in common."""
     board = Path(__file__).parents[1] / "leaderboards" / "results" / "bank-marketing-two-cores" / "records.zip"
-    assert unpack(board, tmp_path / "b") == []
-    pack(tmp_path / "b", tmp_path / "grouped.zip")
+    assert unpack_archive(board, tmp_path / "b") == []
+    pack_archive(tmp_path / "b", tmp_path / "grouped.zip")
     with zipfile.ZipFile(tmp_path / "each.zip", "w", zipfile.ZIP_LZMA) as made:
         for name, data in contents(tmp_path / "b").items():
             made.writestr(name, data)
@@ -127,7 +127,7 @@ def test_what_reads_a_folder_reads_its_archive_which_is_accepted_and_is_no_targe
         read.prepare()
     line = accept(packed, tmp_path / "base", "from a colleague")
     assert line.digest == records_digest(store.load_all()) and soundness_of(Store(tmp_path / "base"))
-    pack(tmp_path / "base", tmp_path / "base.zip")
+    pack_archive(tmp_path / "base", tmp_path / "base.zip")
     assert verify(tmp_path / "base.zip") == [] and history(tmp_path / "base.zip") == [line]
     with pytest.raises(UsageError, match="is an archive; a baseline that moves is a folder"):
         accept(packed, tmp_path / "base.zip", "again")
@@ -171,14 +171,14 @@ def flipped(path, name):
 def apart(store, tmp_path, monkeypatch):
     """The archive with each of a cell's files in a group of its own."""
     monkeypatch.setattr(groups, "GROUP_BYTES", 1)
-    pack(store.out, tmp_path / "apart.zip")
+    pack_archive(store.out, tmp_path / "apart.zip")
     return tmp_path / "apart.zip"
 
 
 @pytest.mark.parametrize("end", [".json", ".safetensors", ".timing.json"])
 def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_path, end):
     place = store.ids()[1]
-    inner = sorted(name for name in contents(store.out) if groups.INSIDE.fullmatch(name))
+    inner = sorted(name for name in contents(store.out) if groups.GROUPED_FILE.fullmatch(name))
     group = f"group-{inner.index(f'records/{place}{end}'):04}.tar" if end != ".safetensors" else ""
     member = group or f"records/{place}{end}"
     named = group or f"{place}{end}"
@@ -192,7 +192,7 @@ def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_pa
     if group:
         with pytest.raises(UsageError, match=f"{group} cannot be read, and no file in it"):
             Store(apart).load_all()
-    damaged = unpack(apart, tmp_path / "back")
+    damaged = unpack_archive(apart, tmp_path / "back")
     assert len(damaged) == 1 and named in damaged[0]
     assert len(contents(tmp_path / "back")) == len(contents(store.out)) - 1
     found = CliRunner().invoke(app, ["leaderboard", str(apart), "--out", str(tmp_path / "drawn")])
@@ -201,12 +201,12 @@ def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_pa
 
 def test_a_file_that_would_fill_a_group_is_a_member_of_its_own(store, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GROUP_BYTES", (store.folder / f"{store.ids()[0]}.json").stat().st_size)
-    pack(store.out, tmp_path / "some.zip")
+    pack_archive(store.out, tmp_path / "some.zip")
     with zipfile.ZipFile(tmp_path / "some.zip") as opened:
         own = [name for name in opened.namelist() if name.startswith("records/") and name.endswith(".json")]
         assert own and "group-0000.tar" in opened.namelist()
     assert Store(tmp_path / "some.zip").load_all() == store.load_all() and verify(tmp_path / "some.zip") == []
-    assert unpack(tmp_path / "some.zip", tmp_path / "back") == []
+    assert unpack_archive(tmp_path / "some.zip", tmp_path / "back") == []
     assert contents(tmp_path / "back") == contents(store.out)
 
 
@@ -244,7 +244,7 @@ BAD = (
 @pytest.mark.parametrize("name", BAD)
 def test_a_name_that_is_none_of_ours_is_refused(tmp_path, name):
     path = zipped(tmp_path / "a.zip", (name, b"{}"))
-    for read in (Store, lambda path: unpack(path, tmp_path / "deep" / "back")):
+    for read in (Store, lambda path: unpack_archive(path, tmp_path / "deep" / "back")):
         with pytest.raises(UsageError, match=r"its member .* is no file of results|no whole archive"):
             read(path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
@@ -289,7 +289,7 @@ def block(name=f"records/{CELL}.json", kind=tarfile.REGTYPE, size=2, data=b"{}",
 )
 def test_a_group_that_is_none_of_ours_is_refused(tmp_path, group, why):
     path = zipped(tmp_path / "a.zip", ("group-0000.tar", group))
-    for read in (lambda: Store(path).readable(), lambda: unpack(path, tmp_path / "deep" / "back")):
+    for read in (lambda: Store(path).readable(), lambda: unpack_archive(path, tmp_path / "deep" / "back")):
         with pytest.raises(UsageError, match=f"is refused: its member group-0000.tar .*{why}"):
             read()
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
@@ -306,7 +306,7 @@ def test_a_file_in_two_groups_or_beside_its_group_is_refused(tmp_path, monkeypat
         Store(zipped(tmp_path / "a.zip", ("group-0000.tar", bytes(groups.MOST_BYTES + 1))))
     with pytest.raises(UsageError, match=r"its member 'group-1\.tar' is no file of results"):
         Store(zipped(tmp_path / "a.zip", ("group-1.tar", block())))
-    monkeypatch.setattr(module, "MEMBERS", 2)
+    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
     others = b"".join(block(f"records/{place:032x}.json") for place in range(3))
     with pytest.raises(UsageError, match="would unfold to more than 2 files"):
         Store(zipped(tmp_path / "a.zip", ("group-0000.tar", others))).ids()
@@ -338,7 +338,7 @@ def test_an_archive_that_unfolds_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MEMBER_BYTES", 1 << 20)
     with pytest.raises(UsageError, match=r"'sources.json' would unfold to \d+ bytes"):
         Store(bomb)
-    monkeypatch.setattr(module, "MEMBERS", 2)
+    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
     with pytest.raises(UsageError, match="would unfold to 3 files"):
         Store(zipped(tmp_path / "many.zip", ("sources.json", b""), ("accepted.jsonl", b"")))
 
@@ -348,8 +348,8 @@ def test_a_member_that_lies_about_its_size_is_unfolded_no_further(tmp_path, monk
     path = zipped(tmp_path / "a.zip", ("sources.json", bytes(1 << 24)), method=method)
     data, place = path.read_bytes(), path.read_bytes().rindex(b"sources.json") - 46
     path.write_bytes(data[: place + 24] + struct.pack("<I", 100) + data[place + 28 :])  # the size in the directory
-    lengths, real = [], module._unfolded
-    monkeypatch.setattr(module, "_unfolded", lambda *a: lengths.append(len(got := real(*a))) or got)
+    lengths, real = [], module._unfold
+    monkeypatch.setattr(module, "_unfold", lambda *a: lengths.append(len(got := real(*a))) or got)
     with pytest.raises(OSError, match="damaged: not the bytes that were packed"):
         Archive(path).read("sources.json")
     assert lengths == [101]

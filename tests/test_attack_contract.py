@@ -27,15 +27,15 @@ from ppbench.base.registry import load, plugins
 from ppbench.defenses.mpdp.baselines import MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.run import evaluation
 from ppbench.run.choice import make_attack
-from ppbench.testing.attacks import ATTACK_PROPERTIES, asked_of, duels
+from ppbench.testing.attacks import ATTACK_PROPERTIES, duels, properties_in
 from ppbench.testing.findings import ask
 from ppbench.testing.gradients import finds_the_planted_leak
-from ppbench.testing.records import answered, masked_plan, memorized, observed
-from ppbench.testing.scene import digits
-from ppbench.testing.worlds import LEVEL, Duel, seeded
+from ppbench.testing.records import extraction_result, masked_plan, memorized, observed_view
+from ppbench.testing.scene import all_digits
+from ppbench.testing.worlds import CHANCE_LEVEL, Duel, seeded
 
 ATTACKS: dict[str, type[Attack]] = {
     name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.ours
@@ -61,7 +61,7 @@ def cases() -> list[tuple[Duel, str]]:
             continue
         met = duels(attack())
         for duel in met:
-            for question in asked_of(duel):
+            for question in properties_in(duel):
                 missing = question.startswith("keeps_form_and_budget_") and question[22:] not in attack.threats
                 idle = question == "guesses_the_same_from_disk" and (duel is not met[-1] or attack.kind == "label")
                 known = question == "reads_the_model" and not duel.undefended and not attack.adaptive
@@ -174,7 +174,7 @@ def test_values_out_of_range_are_refused_by_name(name):
 
 def test_planted_leak_an_image_that_the_generator_makes_is_found_by_its_latent():
     duel = Duel(ATTACKS["ggl"](), NoDefense(), DECIBELS["ggl"])
-    public = Data(digits().x[600:1000], digits().y[600:1000])
+    public = Data(all_digits().x[600:1000], all_digits().y[600:1000])
     decoder = duel.attack.prior(replace(duel.probe(1).view, public=public)).decoder
     draws = seeded(4)
 
@@ -190,8 +190,8 @@ def test_who_takes_a_masked_iterate_as_it_is_finds_no_decisions(name):
         duel = replace(duel, defense=replace(duel.defense, kappa=10.0))
         plan = masked_plan(duel)
         for threat in duel.attack.threats:
-            view = observed(duel, plan, memorized(plan), threat)
-            found = answered(duel.attack, view, plan, memorized(plan))
+            view = observed_view(duel, plan, memorized(plan), threat)
+            found = extraction_result(duel.attack, view, plan, memorized(plan))
             assert found.share < 0.5 and found.error > 2
 
 
@@ -200,7 +200,9 @@ def test_the_small_mask_that_mpdp_can_learn_under_leaves_decisions_readable():
     for kappa, above in ((1.0, True), (10.0, False)):
         duel = Duel(ATTACKS["query"](), MPDPNaive(kappa=kappa))
         plan = masked_plan(duel)
-        found = answered(duel.attack, observed(duel, plan, memorized(plan), "client/1"), plan, memorized(plan))
+        found = extraction_result(
+            duel.attack, observed_view(duel, plan, memorized(plan), "client/1"), plan, memorized(plan)
+        )
         assert (found.share > 0.5) == above
 
 
@@ -210,9 +212,9 @@ def test_null_under_an_overwhelming_mask_decisions_are_chance(name):
     duel = Duel(ATTACKS[name](), replace(load("defenses", "pbpfl")(), kappa=1e6))
     plan = masked_plan(duel)
     params = memorized(plan)
-    views = (observed(duel, plan, params, "client/1", seed) for seed in range(60))
-    shares = torch.tensor([answered(duel.attack, view, plan, params).share for view in views])
-    assert abs(float(shares.mean()) - 0.1) <= stats.t.isf((1 - LEVEL) / 2, 59) * float(shares.std()) / 60**0.5
+    views = (observed_view(duel, plan, params, "client/1", seed) for seed in range(60))
+    shares = torch.tensor([extraction_result(duel.attack, view, plan, params).share for view in views])
+    assert abs(float(shares.mean()) - 0.1) <= stats.t.isf((1 - CHANCE_LEVEL) / 2, 59) * float(shares.std()) / 60**0.5
 
 
 AUDITS = {name: attack for name, attack in ATTACKS.items() if attack.audit not in ("", "clients")}

@@ -7,7 +7,7 @@ import torch
 from thief import answered_by
 
 from ppbench.adversary import inside
-from ppbench.adversary.apart import isolated
+from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.base.errors import UsageError
@@ -16,9 +16,9 @@ from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
-from ppbench.run.audit.population import AVERAGE, FAMILIES, canaries, levelled, needs_level, populate
+from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
@@ -49,7 +49,7 @@ def test_coins_are_balanced_but_those_of_the_targets_canaries_which_are_independ
     kinds, keep = found.candidates.family, found.keep
     assert keep.shape == (9, 80 + 30) and torch.equal(keep[0], found.candidates.member)
     assert (keep[1:].sum(0) == 4).all(), "each candidate is in exactly half of the references"
-    for family in (AVERAGE, *FAMILIES):
+    for family in (AVERAGE, *CANARY_FAMILIES):
         mine = torch.tensor([kind == family for kind in kinds])
         assert mine.sum() == (80 if family == AVERAGE else 10)
         assert (keep[1:, mine].sum(1) * 2 == mine.sum()).all()
@@ -137,16 +137,16 @@ def test_shards_are_levelled_for_defenses_that_need_it_by_one_share_or_all_there
     plan, sizes = make_task(config()).plan, [40, 40, 40, 40]
     level = {name: needs_level(load("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")}
     assert level == {"none": False, "dp_sgd": False, "fedpc": False, "mpdp": True}
-    assert levelled({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
-    assert levelled({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
-    assert levelled({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
+    assert level_sizes({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
+    assert level_sizes({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}
+    assert level_sizes({0: 10, 1: 10}, {0: 10, 1: 1}, {0: 0, 1: 30}) == {0: 10, 1: 31}, "too many canaries to be level"
 
 
 # -- canaries --------------------------------------------------------------------------------------------------------
 def test_canaries_of_images_are_wrong_blank_or_noise():
     task = make_task(config())
     made, kinds, used = canaries(task, 60, Seeds(3))
-    assert kinds == tuple(name for name in FAMILIES for _ in range(60)) and len(used.unique()) == 60
+    assert kinds == tuple(name for name in CANARY_FAMILIES for _ in range(60)) and len(used.unique()) == 60
     wrong, blank, noise = (Data(made.x[i : i + 60], made.y[i : i + 60]) for i in (0, 60, 120))
     assert torch.equal(wrong.x, task.test.x[used]) and (wrong.y.argmax(1) != task.test.y[used].argmax(1)).all()
     quarters = blank.x.unflatten(2, (2, 4)).unflatten(4, (2, 4))
@@ -197,7 +197,7 @@ def test_bad_numbers_are_one_sentence_before_anything_is_written(options, senten
 # -- what attacks see ------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
-    audit = Audit.of(resolve(config(rounds=3)), Point(NoDefense()), tmp_path_factory.mktemp("cache"))
+    audit = PointAudit.of(resolve(config(rounds=3)), Point(NoDefense()), tmp_path_factory.mktemp("cache"))
     audit.complete()
     return Questions(audit)
 
@@ -235,7 +235,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
     assert {(e.slot.probe, e.round) for e in server.exchanges()} == {(-1, t) for t in (1, 2, 3)}
     assert all(server.state_at(e) is not None for e in server.exchanges())
     assert len(client.mail) == 1 and client.party == 0
-    (_, own), target = client.data[0], questions.audit.restored()
+    (_, own), target = client.data[0], questions.audit.restore()
     assert torch.equal(own.x, questions.audit.population.shards(0)[0].x)
     assert all(torch.equal(client.mail[0].message.params[n], v) for n, v in target.parties.server.params.items())
     last = server.mail[-1].message.params
@@ -246,7 +246,7 @@ def test_the_server_sees_all_rounds_and_a_client_the_delivered_model(questions):
 
 def test_the_references_answer_what_their_models_say(questions):
     audit = questions.audit
-    alone = audit.started(2)
+    alone = audit.start(2)
     assert alone.run(3)
     references, dropped = questions.references
     assert dropped == 0
@@ -260,7 +260,7 @@ def test_the_references_answer_what_their_models_say(questions):
 def test_a_reference_that_diverges_is_left_out_with_its_complement(questions, monkeypatch):
     answers = questions.audit.answers()
     answers["finished"][2] = False
-    monkeypatch.setattr(Audit, "answers", lambda self: answers)
+    monkeypatch.setattr(PointAudit, "answers", lambda self: answers)
     again = Questions(questions.audit)
     references, dropped = again.references
     assert dropped == 2 and torch.equal(references.keep, questions.audit.population.keep[1:3])
@@ -281,7 +281,7 @@ def test_an_audit_attack_that_knows_files_alone_guesses_the_same(questions, monk
     attack, view, challenges = LiRA(), questions.view("client/1"), questions.challenges()
     here = attack.run(view, challenges, torch.Generator().manual_seed(5))
     with answered_by(ask):
-        there = isolated(attack, view, challenges, 5)
+        there = isolated_guesses(attack, view, challenges, 5)
     for one, other in zip(here, there, strict=True):
         assert torch.equal(one.score, other.score) and torch.equal(one.decision, other.decision)
 
@@ -323,14 +323,14 @@ def test_an_audit_is_the_same_again_and_on_two_workers(overfit, forked, tmp_path
 
 
 def test_a_refused_or_diverged_audit_leaves_cells_that_say_so(tmp_path, monkeypatch):
-    true = Audit.started
+    true = PointAudit.start
 
     def refusing(self, run):
         if self.point.defense.name == "none":
             raise Refused("The audit cannot train none: so it is.")
         return true(self, run)
 
-    monkeypatch.setattr(Audit, "started", refusing)
+    monkeypatch.setattr(PointAudit, "start", refusing)
     options = dict(
         defense="dp", grid=(1.0,), clients=3, train=100, model="mlp", candidates=20, canaries=4, stages=("audit",),
         attacks=("mia_loss",), rounds=3, optimizer="sgd", lr=1e30,

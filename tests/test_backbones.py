@@ -18,7 +18,7 @@ from ppbench.federation.engine import Federation
 from ppbench.nets.models.resnet import Shift
 from ppbench.nets.models.resnet50_fixup import FixupBottleneck, resnet50_fixup
 from ppbench.nets.net import Net, NetSpec, Option, build, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.run.choice import make_defense
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.task import describe, make_task
@@ -146,7 +146,7 @@ def test_only_the_head_is_a_parameter_and_no_channel_can_be_scaled():
     assert len(net.frozen) > 100 and not any(value.is_meta for value in net.frozen.values())
     assert all(parameter.is_meta for parameter in net.module.parameters())
     with pytest.raises(UsageError):
-        channels(spec())
+        channels_of(spec())
 
 
 def test_features_are_those_of_the_original_network(original, saved):

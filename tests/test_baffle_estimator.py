@@ -11,17 +11,17 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle.estimator import (
-    SLICE,
+    SLICE_EXAMPLES,
     STACK,
     STACK_BYTES,
     chunks,
-    differences,
-    directions,
+    loss_differences,
     mean_loss,
     slice_size,
     slope,
     stack_size,
     stein,
+    stein_directions,
     step_seeds,
 )
 from ppbench.defenses.baffle.protocol import Baffle
@@ -63,18 +63,18 @@ def flat_gradient(plan: Plan, params: Params, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("entries", [5, 1001])  # torch draws fewer than 16 numbers by another path
 @pytest.mark.parametrize("size", [3, 64])
 def test_every_chunking_gives_the_same_directions_bit_for_bit(entries, size):
-    whole = torch.stack(list(directions(SEED, entries, 13)))
+    whole = torch.stack(list(stein_directions(SEED, entries, 13)))
     stacks = list(chunks(SEED, entries, 13, size))
     assert torch.equal(torch.cat(stacks), whole) and whole.dtype == torch.float32
     assert [len(s) for s in stacks[:-1]] == [size] * (len(stacks) - 1) and len(stacks[-1]) <= size
-    assert torch.equal(torch.stack(list(directions(SEED, entries, 4))), whole[:4])
+    assert torch.equal(torch.stack(list(stein_directions(SEED, entries, 4))), whole[:4])
 
 
 def test_directions_are_standard_normal_and_move_no_other_draw():
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    z = torch.stack(list(directions(SEED, 5000, 40)))
+    z = torch.stack(list(stein_directions(SEED, 5000, 40)))
     assert torch.equal(torch.rand(4), expected)
     assert float(z.mean()) == pytest.approx(0, abs=4 / math.sqrt(z.numel()))
     assert float(z.var()) == pytest.approx(1, abs=4 * math.sqrt(2 / z.numel()))
@@ -92,11 +92,11 @@ def test_seeds_of_steps_are_public_distinct_and_begin_with_the_rounds():
 def test_of_a_quadratic_loss_central_differences_are_exact_and_forward_ones_are_not():
     plan = plan_of(loss="squared", hidden="")
     params, batch = weights_of(plan, torch.float64), batch_of(plan, dtype=torch.float64)
-    z = torch.stack(list(directions(SEED, 650, 20))).double()
+    z = torch.stack(list(stein_directions(SEED, 650, 20))).double()
     truth = z @ flat_gradient(plan, params, batch)
     sigma = 1e-2
-    central = slope(differences(plan, params, batch, SEED, 20, sigma, "central", 1), sigma, "central")
-    forward = slope(differences(plan, params, batch, SEED, 20, sigma, "twice", 1), sigma, "twice")
+    central = slope(loss_differences(plan, params, batch, SEED, 20, sigma, "central", 1), sigma, "central")
+    forward = slope(loss_differences(plan, params, batch, SEED, 20, sigma, "twice", 1), sigma, "twice")
     assert float((central - truth).abs().max() / truth.norm()) < 1e-10
     assert float((forward - truth).abs().max() / truth.norm()) > 1e-3
 
@@ -104,9 +104,9 @@ def test_of_a_quadratic_loss_central_differences_are_exact_and_forward_ones_are_
 @pytest.mark.parametrize("scheme", ["central", "twice"])
 def test_stacks_of_models_give_what_a_loop_gives(scheme):
     params, batch = weights_of(LENET), batch_of(LENET, 4)
-    loop = differences(LENET, params, batch, SEED, 10, 1e-4, scheme, 1)
+    loop = loss_differences(LENET, params, batch, SEED, 10, 1e-4, scheme, 1)
     for chunk in (4, 64):
-        stacked = differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk)
+        stacked = loss_differences(LENET, params, batch, SEED, 10, 1e-4, scheme, chunk)
         torch.testing.assert_close(stacked, loop, rtol=0, atol=5e-7)
     assert float(loop.abs().mean()) > 20 * 5e-7
 
@@ -116,7 +116,7 @@ def test_a_few_examples_at_a_time_give_the_same_and_take_less_memory():
 
     def found(examples):
         with torch.no_grad():
-            return differences(LENET, params, batch, SEED, 4, 1e-4, "central", 1, examples)
+            return loss_differences(LENET, params, batch, SEED, 4, 1e-4, "central", 1, examples)
 
     torch.testing.assert_close(found(5), found(32), rtol=0, atol=1e-7)
     assert float(found(32).abs().mean()) > 10 * 1e-7
@@ -128,7 +128,7 @@ def test_slices_and_stacks_that_are_sized_to_memory_are_a_cpu_s():
     """Eight images and one model at a time leave an accelerator idle."""
     near = batch_of(LENET, 32)
     far = Batch(*(part.to("meta") for part in (near.x, near.y, near.w)))
-    assert (stack_size(0, near, 20_000), slice_size(0, near)) == (1, SLICE)
+    assert (stack_size(0, near, 20_000), slice_size(0, near)) == (1, SLICE_EXAMPLES)
     assert (stack_size(0, far, 20_000), slice_size(0, far)) == (STACK_BYTES // 80_000, 32)
     wide = Batch(torch.empty(32, 3, 1024, 1024, device="meta"), far.y, far.w)
     assert stack_size(0, wide, 20_000) == 1  # a stack's batches are bounded too
@@ -150,7 +150,7 @@ def test_padded_examples_do_not_count():
 def test_the_estimate_is_unbiased_and_as_noisy_as_theory_says(scheme):
     params, batch, k = weights_of(MLP), batch_of(MLP), 2000
     g = flat_gradient(MLP, params, batch)
-    estimate = stein(SEED, slope(differences(MLP, params, batch, SEED, k, 1e-4, scheme, 0), 1e-4, scheme), len(g))
+    estimate = stein(SEED, slope(loss_differences(MLP, params, batch, SEED, k, 1e-4, scheme, 0), 1e-4, scheme), len(g))
     projection = float(estimate @ g / (g @ g))
     assert abs(projection - 1) <= 4 * math.sqrt(2 / k)
     assert float((estimate - g).norm() / g.norm()) == pytest.approx(math.sqrt((len(g) + 1) / k), rel=0.2)
@@ -209,7 +209,7 @@ def test_memory_of_an_estimate_does_not_grow_with_the_number_of_directions():
 
     batch = batch_of(LENET, 1)
     with Spy():
-        s = slope(differences(LENET, weights_of(LENET), batch, SEED, 40, 1e-4, "central", 1), 1e-4, "central")
+        s = slope(loss_differences(LENET, weights_of(LENET), batch, SEED, 40, 1e-4, "central", 1), 1e-4, "central")
         stein(SEED, s, LENET.net.parameter_count)
     assert max(sizes) == LENET.net.parameter_count
 

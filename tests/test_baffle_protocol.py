@@ -14,8 +14,8 @@ from torch import Tensor
 from ppbench.adversary.leaks import leaks
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
-from ppbench.defenses.baffle.estimator import directions
-from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers, peeled
+from ppbench.defenses.baffle.estimator import stein_directions
+from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers_by_slot, unmasked_answer
 from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context
@@ -27,7 +27,7 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits, same
+from ppbench.testing.scene import all_digits, same_tensors
 
 SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
@@ -40,7 +40,7 @@ def federation(defense, upload="gradient", opt=None, seed=0, **local):
     opt = opt or Opt("adam", 0.01, betas=(0.9, 0.99))
     options = Local(upload, batch=14, opt=opt)  # type: ignore[arg-type]
     plan = Plan(SPEC, len(SIZES), replace(options, **local), server_opt=opt if upload == "gradient" else Opt())
-    whole = digits()
+    whole = all_digits()
     shards = {c: Data(whole.x[c * 48 :][:n].clone(), whole.y[c * 48 :][:n].clone()) for c, n in enumerate(SIZES)}
     return started(defense, plan, shards, seed)
 
@@ -123,7 +123,7 @@ def test_masks_cancel_in_the_weighted_sum_and_hide_every_answer(masks, scheme):
     message, uploads = asked(transcript), sent(transcript)
     hidden = {c: computed(run, message, c) for c in uploads}
     mean = sum((SIZES[c] / sum(SIZES) * h for c, h in hidden.items()), torch.zeros(()))
-    unit = [some[0] for some in answers(view).values()]
+    unit = [some[0] for some in answers_by_slot(view).values()]
     seed, slopes = run.defense.sketch(*unit)  # type: ignore[attr-defined]
     scale = 2e-4 if scheme == "central" else 1e-4
     step = 2.0 ** -RINGS[masks].fraction_bits
@@ -168,8 +168,8 @@ def test_all_but_one_client_take_its_mask_off(options, upload):
     parts = leaves(exchange.answer)
     numbers = torch.cat([p.flatten() for p in parts])
     fewer = replace(view, states=tuple(s for s in view.states if s.party != 3))
-    assert peeled(view, exchange, numbers, "ring64") is not None
-    assert peeled(fewer, exchange, numbers, "ring64") is None
+    assert unmasked_answer(view, exchange, numbers, "ring64") is not None
+    assert unmasked_answer(fewer, exchange, numbers, "ring64") is None
     assert leaks((view, found), [s.x for s in [victims(masked)[Slot(0, 0)]]]) == []
 
 
@@ -231,7 +231,7 @@ def test_a_malformed_answer_is_refused_by_name_and_moves_nothing(level, lie, wor
     before = tree_map(torch.clone, run.parties.server)
     with pytest.raises(ProtocolError, match=rf"^Client 2 .*{words}"):
         run.run(2)
-    assert same(run.parties.server, before) and run.round == 1
+    assert same_tensors(run.parties.server, before) and run.round == 1
 
 
 def test_weights_out_of_range_are_a_divergence_not_a_lie():
@@ -283,7 +283,7 @@ def test_local_steps_perturb_along_directions_of_their_own():
     job = run.defense.prepare(ctx, (), message, run.shards[0])
     assert job is not None and len(set(job.noise.tolist())) == len(job.noise) == 2 * math.ceil(SIZES[0] / 14)
     update = flat(run.defense.compute(run.plan, job))
-    z = torch.cat([torch.stack(list(directions(int(s), N, 5))) for s in job.noise]).double()
+    z = torch.cat([torch.stack(list(stein_directions(int(s), N, 5))) for s in job.noise]).double()
     for known, outside in ((z, (0, 1e-4)), (z[:-5], (1e-2, 1))):  # without the last step's something is left
         inside = known.T @ torch.linalg.lstsq(known.T, update[:, None]).solution
         assert outside[0] < float((inside[:, 0] - update).norm() / update.norm()) < outside[1]
@@ -303,7 +303,7 @@ def test_what_is_delivered_is_the_average_of_the_weights(how):
     assert float((flat(run.deliver().params) - history[-1]).abs().max()) > 1e-2
     last = federation(central_bare(k=10, ema=0.0))
     last.run(2)
-    assert same(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
+    assert same_tensors(last.deliver().params, last.parties.server.params) and last.parties.server.own.average == ()
 
 
 # -- what is seen ------------------------------------------------------------------------------------------------------
@@ -312,10 +312,10 @@ def test_the_sketch_is_the_gradient_along_public_directions():
         run = federation(central_bare(k=40, scheme=scheme))  # type: ignore[arg-type]
         _, view = probed(run)
         evidence = {e.unit: e for e in run.defense.evidence(view)}
-        for slot, some in answers(view).items():
+        for slot, some in answers_by_slot(view).items():
             seed, slopes = run.defense.sketch(*some)  # type: ignore[attr-defined]
             g = true_gradient(evidence[slot,], run)
-            z = torch.stack(list(directions(seed, N, len(slopes)))).double()
+            z = torch.stack(list(stein_directions(seed, N, len(slopes)))).double()
             assert float((z @ g - slopes).norm() / slopes.norm()) < tolerance
 
 
@@ -333,7 +333,7 @@ def test_plain_evidence_is_a_noisy_gradient_at_public_weights(options, upload, u
     for evidence in found:
         g, estimate = true_gradient(evidence, run), flat(evidence.observed)
         assert abs(float(estimate @ g / (g @ g)) - 1) <= 4 * math.sqrt(2 / 800)
-        assert units == 1 or same(next(view.exchanges()).asked.params, evidence.params)
+        assert units == 1 or same_tensors(next(view.exchanges()).request.params, evidence.params)
     own = tuple((slot.probe, data) for slot, data in victims(run).items() if slot.client == 0)
     curious = run.defense.evidence(transcript.view("client/1", own=own))
     # else the model moves along 2K directions, or the others' masks are in the way

@@ -211,7 +211,7 @@ def test_the_board_of_a_baseline_is_made_without_images(fabricate, pictured, tmp
     base = tmp_path / "base"
     accept(store.out, base, "first")
     assert verify(base, claimed) == []
-    assert {p.name for p in base.iterdir()} == {*module.KEPT, "records", "ppbench.json", HISTORY}
+    assert {p.name for p in base.iterdir()} == {*module.BOARD_FILES, "records", "ppbench.json", HISTORY}
     for name in ("leaderboard.csv", "worst_case.csv"):
         assert (base / name).read_bytes() == (store.out / name).read_bytes()
     page = (base / "leaderboard.html").read_text()

@@ -21,7 +21,7 @@ from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.testing.records import _batch_scores
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 from ppbench.testing.worlds import Duel, seeded
 
 QUESTION = BatchMembers()
@@ -51,13 +51,13 @@ def test_the_ridge_is_chosen_by_the_known_half_alone():
     signal = torch.rand(200, len(RIDGES), generator=g, dtype=torch.float64)
     signal[100:, 1] += member[100:]  # of the asked half: must not be chosen for it
     signal[:100, 3] += member[:100]
-    asked = upload.Asked(torch.zeros(200, 10, dtype=torch.float64), known)
+    asked = upload.MembershipQuestion(torch.zeros(200, 10, dtype=torch.float64), known)
     guess = UploadMembers().answer(None, signal, asked, seeded(1))
     assert torch.equal(guess.score, signal[:, 3])
 
 
 def test_candidates_are_victims_and_as_many_others_in_an_order_that_tells_nothing():
-    data = digits()
+    data = all_digits()
     shards = {c: type(data)(data.x[50 * c : 50 * c + 50], data.y[50 * c : 50 * c + 50]) for c in range(3)}
     test = type(data)(data.x[400:], data.y[400:])
     victims = choose_victims(shards, "server/1", 4, 24, Seeds(0))
@@ -91,10 +91,10 @@ def scores(share, n=40):
 @pytest.mark.parametrize(
     ("mine", "none", "fate", "words"),
     [
-        (1.0, 1.0, "falls", "Who was in a batch of 1 is told from others by its upload (mia_upload"),
-        (0.5, 1.0, "stands", "is not told by its upload to an attack that does not know of the defense ("),
-        (0.5, 0.5, "undecided", "Whether an upload hides who was in a batch of 1 cannot be told ("),
-        (0.6, None, "undecided", "cannot be told (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
+        (1.0, 1.0, "falls", "An upload reveals who was in a batch of 1 (mia_upload"),
+        (0.5, 1.0, "stands", "does not reveal who was in a batch of 1 to an unaware attack ("),
+        (0.5, 0.5, "undecided", "Whether an upload reveals who was in a batch of 1 is undecided ("),
+        (0.6, None, "undecided", "is undecided (mia_upload, sigma=0.1: ASR at most 60% [43, 75], chance 50%)."),
     ],
 )
 def test_sentences_come_out_either_way(fabricate, mine, none, fate, words):
@@ -133,4 +133,4 @@ def test_at_a_glance_stands_who_was_in_a_batch_of_the_same_scene(fabricate):
     ]  # fmt: skip
     (table,) = answer_of([*images, *asked], Check("harness", True, "")).tables
     shares = {row.value.entry.defense.id: row.value.batch.metric("batch_asr").value for row in table.rows}
-    assert table.tells("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"
+    assert table.has_column("batch") and shares == {"none": 1.0, "dp": 0.7}, "of batches of one, not of eight"

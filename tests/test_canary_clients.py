@@ -19,13 +19,13 @@ from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
-from ppbench.metrics.audit import gaussian_epsilon
-from ppbench.metrics.clients import client_epsilon, spread, two_gaussians
+from ppbench.metrics.audit import gdp_epsilon
+from ppbench.metrics.clients import client_epsilon, deviation_near_one, two_gaussians
 from ppbench.questions.clients import Clients, score_clients
 from ppbench.records.figure import Terms
 from ppbench.run import evaluation
 from ppbench.run.audit.clients import takes_canaries
-from ppbench.run.audit.runs import Audit, Refused
+from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -57,14 +57,14 @@ class ServerNoise(Defense):
         return super().stepped(ctx, server, noisy)
 
 
-def audit(tmp_path, defense: Defense, **options) -> Audit:
-    return Audit.of(resolve(configure(**{**SMALL, **options})), Point(defense), tmp_path)
+def audit(tmp_path, defense: Defense, **options) -> PointAudit:
+    return PointAudit.of(resolve(configure(**{**SMALL, **options})), Point(defense), tmp_path)
 
 
 def figures(tmp_path, defense: Defense, **options) -> Mapping[str, float]:
     """Return the estimates from one training, without the rest of an evaluation."""
     one = audit(tmp_path, defense, **options)
-    fed = one.started(0)
+    fed = one.start(0)
     assert fed.run(one.experiment.config.rounds)
     (guess,) = CanaryClientAudit().run(fed.release().view("client/1"), [one.clients.challenge()], torch.Generator())
     scored = score_clients(one.clients.inside, guess).victims
@@ -75,7 +75,7 @@ def figures(tmp_path, defense: Defense, **options) -> Mapping[str, float]:
 @pytest.mark.parametrize("mu", [0.1, 0.5, 2.0, 10.0])
 def test_of_equal_spread_epsilon_is_that_of_a_gaussian_mechanism(mu):
     for delta in (1e-5, 1e-3):
-        assert two_gaussians(mu, 1.0, delta) == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-3)
+        assert two_gaussians(mu, 1.0, delta) == pytest.approx(gdp_epsilon(mu, delta), rel=1e-3)
     assert two_gaussians(mu, 1.2) > two_gaussians(mu, 1.0) < two_gaussians(mu, 0.8)
 
 
@@ -89,7 +89,11 @@ def test_equal_laws_differ_by_nothing_and_nonsense_is_refused():
 
 def test_no_more_spread_is_used_than_is_there():
     draws = np.random.default_rng(0).standard_normal(100)
-    assert spread(draws) == 1.0 and spread(2 * draws) < 2 and 0.4 < spread(0.4 * draws) < 1
+    assert (
+        deviation_near_one(draws) == 1.0
+        and deviation_near_one(2 * draws) < 2
+        and 0.4 < deviation_near_one(0.4 * draws) < 1
+    )
 
 
 # -- a canary client ---------------------------------------------------------------------------------------------------
@@ -113,7 +117,7 @@ def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
     assert {"none", "full_noise", "dp", "dp_sgd", "ppdl"} <= takes
     assert not takes & {"spn", "pbpfl", "pbpfl_ext", "mpdp", "mpdp_h", "fedpc", "baffle", "central"}
     with pytest.raises(Refused, match="none can upload a direction"):
-        audit(tmp_path, load("defenses", "spn")()).started(0)
+        audit(tmp_path, load("defenses", "spn")()).start(0)
     with pytest.raises(Refused, match="--canary-clients"):
         _ = audit(tmp_path, NoDefense(), canary_clients=0, attacks=("mia_loss",)).clients
 
@@ -123,7 +127,7 @@ def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
     """Of ROUNDS rounds with noise multiplier z: a Gaussian mechanism of sensitivity over noise sqrt(ROUNDS) / z."""
     for multiplier, luck in ((1.0, 2.8), (4.0, 1.8)):
         found = figures(tmp_path, ServerNoise(multiplier), canary_clients=100)
-        estimate, true = found["client_epsilon"], gaussian_epsilon(ROUNDS**0.5 / multiplier, DELTA)
+        estimate, true = found["client_epsilon"], gdp_epsilon(ROUNDS**0.5 / multiplier, DELTA)
         assert abs(estimate.value - true) < luck and estimate.low <= estimate.value <= estimate.high
         assert found["client_epsilon_null"].value < 1.6
 
@@ -153,7 +157,7 @@ def test_one_seed_one_result_and_the_sentence_claims_no_bound(tmp_path):
 def test_an_audit_without_them_is_what_it_was(tmp_path):
     off = dict(canary_clients=0, attacks=("mia_loss",), rounds=1)
     one = audit(tmp_path, NoDefense(), **off)
-    fed, plain = one.started(0), one.started(0)
+    fed, plain = one.start(0), one.start(0)
     assert fed.plan is one.experiment.task.plan and not fed.canaries and "clients" not in vars(one)
     with patch.object(Straight, "of", side_effect=AssertionError):
         assert fed.run(1) and plain.run(1)
@@ -168,7 +172,7 @@ def test_other_clients_compute_what_they_did(tmp_path):
     found = []
     for count in (0, 12):
         options = dict(canary_clients=count, attacks=("mia_loss",))
-        fed = audit(tmp_path, NoDefense(), **options).started(0)
+        fed = audit(tmp_path, NoDefense(), **options).start(0)
         fed.wire.keep = True
         assert fed.run(1)
         found.append([m.message for m in fed.wire.mail if m.round == 1 and 0 <= m.sender < 4])
@@ -178,7 +182,7 @@ def test_other_clients_compute_what_they_did(tmp_path):
 
 def test_the_attack_needs_directions(tmp_path):
     one = audit(tmp_path, NoDefense())
-    view, asked = one.started(0).release().view("client/1"), one.clients.challenge()
+    view, asked = one.start(0).release().view("client/1"), one.clients.challenge()
     (guess,) = CanaryClientAudit().run(view, [asked], torch.Generator())
     assert torch.equal(guess.score, torch.zeros(120, dtype=torch.float64)), "the model has not moved yet"
     with pytest.raises(UsageError, match="needs directions"):

@@ -220,10 +220,10 @@ def test_a_process_keeps_the_traces_that_it_used_last_and_no_more():
         ran.append(len(x))
         return x + x, x
 
-    for length in [*range(1, traces.MOST + 2), 1]:
+    for length in [*range(1, traces.MOST_TRACES + 2), 1]:
         for _ in range(traces.WARM + 1):
             assert kept.run(twice, "twice", [torch.ones(length)])[0].tolist() == [2.0] * length
-    assert len(kept.kept) == traces.MOST
+    assert len(kept.kept) == traces.MOST_TRACES
     assert ran.count(2) == traces.WARM + 1  # in the call that traces it runs twice; then Python is not asked
     assert ran.count(1) == 2 * (traces.WARM + 1)  # it had to make room
 

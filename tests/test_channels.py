@@ -20,7 +20,7 @@ from ppbench.federation.plan import Batch
 from ppbench.nets.channels import Channels, Norms
 from ppbench.nets.losses import squared
 from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec
-from ppbench.nets.walk import traced, walk
+from ppbench.nets.walk import traced_features, walk
 
 IMAGE = (3, 8, 8)
 CLASSES = 5
@@ -110,7 +110,7 @@ class Recorder(fx.Interpreter):
     """Runs the traced features with explicit parameters and keeps what every node returns."""
 
     def __init__(self, net: Net, params: Params) -> None:
-        graph = copy.deepcopy(traced(net))
+        graph = copy.deepcopy(traced_features(net))
         for name, value in params.items():
             if name.startswith("features."):
                 *path, leaf = name.removeprefix("features.").split(".")

@@ -14,9 +14,9 @@ from ppbench.base.registry import load_all
 from ppbench.federation.claim import Rival
 from ppbench.federation.contract import Claim
 from ppbench.report.cap import series_cap
-from ppbench.report.claims import Unchecked, check
+from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.claims.page import claimed_text, escape, page
-from ppbench.report.claims.rules import RIVALS, RULES, unjudged
+from ppbench.report.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.claims.times import KEY_OF, Benchmark, read_figures
 
 ASR = Claim("asr", 0.5030, "digits", "mlp", None, "Table 4", undefended=0.7201)
@@ -36,7 +36,7 @@ CAP = Claim("cap_reconstruction", 0.4, "digits", "mlp", 1, "Table 8")
 
 
 def one(claim, records, *benchmarks):
-    (found,) = check({"pbpfl": [claim]}, records, benchmarks)
+    (found,) = check_claims({"pbpfl": [claim]}, records, benchmarks)
     return found
 
 
@@ -135,19 +135,19 @@ def guarded(make, value=3.0, **about):
         (ASR, members, (0.71,), "falls to 71.0%: above chance at Bonferroni's level over the cells tried; undef"),
         (ASR, members, (0.5,), "holds : the strongest attack is not above chance, and below the undefended figure"),
         (ASR, members, (0.5, 0.66), "falls to 66.0%: above chance"),
-        (ASR, members, (None,), "cannot be told : no attack that knows the defense was run"),
+        (ASR, members, (None,), "inconclusive : no attack that knows the defense was run"),
         (ASR, members, (None, 0.66), "falls to 66.0%: above chance"),
-        (ASR, members, (0.71, 0.5, 0.52), "cannot be told : the undefended model is not shown to give members away"),
-        (ASR, members, (0.54, 0.5, 0.58), "cannot be told : the strongest attack is neither above chance nor below"),
+        (ASR, members, (0.71, 0.5, 0.52), "inconclusive : the undefended model is not shown to give members away"),
+        (ASR, members, (0.54, 0.5, 0.58), "inconclusive : the strongest attack is neither above chance nor below"),
         (PSNR, pixels, (8.0, 99.0), "falls to 100.0 dB: images are rebuilt; batch 1, random weights"),
         (PSNR, pixels, (35.0, None), "falls to 36.0 dB: images are rebuilt"),
         (PSNR, pixels, (8.0, 7.0), "holds : no attack tried sees more of images than a blind guess"),
         (PSNR, pixels, (8.0, 14.0), "falls to 15.0 dB: images are recognizable; batch 1, random weights"),
-        (PSNR, pixels, (8.0, None), "cannot be told : no attack that knows the defense was run"),
-        (PSNR, pixels, (8.0, 12.0), "cannot be told : neither that images are recognizable nor that they are not is"),
-        (PSNR, pixels, (8.0, 7.0, 35.0, None), "cannot be told : whether they are recognizable was not measured; bat"),
+        (PSNR, pixels, (8.0, None), "inconclusive : no attack that knows the defense was run"),
+        (PSNR, pixels, (8.0, 12.0), "inconclusive : neither that images are recognizable nor that they are not is"),
+        (PSNR, pixels, (8.0, 7.0, 35.0, None), "inconclusive : whether they are recognizable was not measured; bat"),
         (PSNR, pixels, (8.0, 99.0, 35.0, None), "falls to 100.0 dB: images are rebuilt; batch 1, random weights"),
-        (PSNR, pixels, (8.0, 12.0, 10.0), "cannot be told : a control speaks against the attacks: The best attack"),
+        (PSNR, pixels, (8.0, 12.0, 10.0), "inconclusive : a control speaks against the attacks: The best attack"),
         (PSNR, members, (), "unchecked: no reconstruction of images"),
         (replace(PSNR, dataset="cifar10"), pixels, (8.0, 99.0), "unchecked: no record of cifar10"),
         (replace(PSNR, model="resnet20"), pixels, (8.0, 99.0), "outside the premise : mlp, not resnet20; images are"),
@@ -163,12 +163,12 @@ def guarded(make, value=3.0, **about):
         (READ, outputs, (0.1, 1.0), "falls to 100.0% of decisions read: relative error of its outputs 0.012"),
         (READ, outputs, (0.1, 0.7), "falls to 70.0% of decisions read"),
         (READ, outputs, (0.1, 0.1), "holds : no attack tried reads them"),
-        (READ, outputs, (0.1, None), "cannot be told : no attack that knows the defense was run"),
-        (READ, outputs, (0.1, 0.28), "cannot be told : the interval allows both"),
+        (READ, outputs, (0.1, None), "inconclusive : no attack that knows the defense was run"),
+        (READ, outputs, (0.1, 0.28), "inconclusive : the interval allows both"),
         (READ, outputs, (1.0, None, "final"), "unchecked: no extraction attack was run on what clients train on"),
-        (ERROR, numbers, (0.060001,), "identity : the training is the undefended one in every round"),
+        (ERROR, numbers, (0.060001,), "identity : the training equals the undefended one in every round"),
         (ERROR, numbers, (0.061,), "holds : 1.017 [0.990, 1.043] of the undefended error where the paper has 1.017"),
-        (ERROR, numbers, (0.0625,), "cannot be told : 1.042 [1.015, 1.069]"),
+        (ERROR, numbers, (0.0625,), "inconclusive : 1.042 [1.015, 1.069]"),
         (ERROR, numbers, (0.09,), "falls to 0.0900: 1.500 ["),
         (ERROR, numbers, (None,), "falls to no model: training diverged"),
         (ERROR, numbers, (0.09, 5), "outside the premise : mlp (hidden=64, layers=5), not mlp, layers=3; 1.500"),
@@ -181,20 +181,20 @@ def guarded(make, value=3.0, **about):
         (ACCURACY, kept, (0.82, 0.84), "holds : 2.0 points"),  # within 2 points of what the paper loses
         (ACCURACY, kept, (0.60, 0.84), "falls to 60.0%: 24.0 points [23.3, 24.7] are lost where the paper loses 1.45"),
         (ACCURACY, kept, (None, 0.84), "falls to no model: training diverged"),
-        (ACCURACY, kept, (0.60, 0.10), "cannot be told : the undefended model has learnt nothing"),
-        (ACCURACY, kept, (0.107, 0.115), "cannot be told : it would hold even if all leaked or were lost"),
-        (ACCURACY, kept, (0.60, None), "unchecked: the undefended model has no accuracy to stand beside"),
+        (ACCURACY, kept, (0.60, 0.10), "inconclusive : the undefended model has learned nothing"),
+        (ACCURACY, kept, (0.107, 0.115), "inconclusive : it would hold even if all leaked or were lost"),
+        (ACCURACY, kept, (0.60, None), "unchecked: the undefended model has no accuracy to compare with"),
         (replace(ACCURACY, undefended=None, value=0.8), kept, (0.81, 0.83), "holds : the paper reaches 80.0%; undef"),
         (replace(ACCURACY, undefended=None, value=0.8), kept, (0.7, 0.83), "falls to 70.0%: the paper reaches 80.0%"),
-        (replace(ACCURACY, undefended=None, value=0.9), kept, (0.7, 0.83), "cannot be told : it would fall even if"),
+        (replace(ACCURACY, undefended=None, value=0.9), kept, (0.7, 0.83), "inconclusive : it would fall even if"),
         (replace(ACCURACY, metric="accuracy_gain", value=0.02), kept, (0.85, 0.83), "holds : 2.0 points"),
         (replace(ACCURACY, metric="accuracy_gain", value=0.05), kept, (0.84, 0.83), "falls to 84.0%"),
         (DICE, kept, (0.88, 0.9, "dice"), "holds : 2.0 points [1.3, 2.7] are lost where the paper loses 2.00"),
         (DICE, kept, (0.80, 0.9, "dice"), "falls to 80.0%: 10.0 points"),
         (RISES, grid, ({1.0: 0.5, 10.0: 0.4, 100.0: 0.8},), "holds : from 1 to 100"),
         (RISES, grid, ({1.0: 0.8, 100.0: 0.5},), "falls : from 1 to 100"),
-        (RISES, grid, ({1.0: 0.80, 100.0: 0.81},), "cannot be told : from 1 to 100, the intervals overlap"),
-        (RISES, grid, ({1.0: 0.5, 100.0: None},), "cannot be told : from 1 to 100, where training diverged"),
+        (RISES, grid, ({1.0: 0.80, 100.0: 0.81},), "inconclusive : from 1 to 100, the intervals overlap"),
+        (RISES, grid, ({1.0: 0.5, 100.0: None},), "inconclusive : from 1 to 100, where training diverged"),
         (RISES, grid, ({1.0: 0.5},), "unchecked: fewer than two values"),
         (SAVING, costing, (375.0,), "holds : 1375 B a client and round beside 2000 B"),
         (SAVING, costing, (376.9,), "holds"),  # .31155, to the third digit what is claimed
@@ -202,7 +202,7 @@ def guarded(make, value=3.0, **about):
         (replace(SAVING, clients=3), costing, (100.0,), "outside the premise : 10 clients, not 3; 1100 B"),
         (MEMORY, costing, (1e3, 100), "holds : 100 B at most beside 1000 B"),
         (MEMORY, costing, (1e3, 126), "falls to 0.13"),
-        (MEMORY, in_slices, (8, 9), "cannot be told : 9 B at most beside 1000 B, in slices of the batch beside all"),
+        (MEMORY, in_slices, (8, 9), "inconclusive : 9 B at most beside 1000 B, in slices of the batch beside all"),
         (MEMORY, in_slices, (8, 126), "falls to 0.13"),
         (MEMORY, in_slices, (32, 9), "holds"),
         *((MEMORY, costing, (1e3, *ends), "unchecked: the memory of both was not") for ends in ((None, 9), (9, None))),
@@ -225,7 +225,7 @@ def test_a_claim_is_judged_by_its_rule(claim, make, about, verdict, fabricate):
 
 def test_what_is_not_there_is_no_comparison(fabricate):
     none, mine = costing(fabricate)
-    assert told(SAVING, [mine]).startswith("unchecked: the undefended bytes are not there")
+    assert told(SAVING, [mine]).startswith("unchecked: there are no undefended bytes")
     assert told(UPLOAD, [none]) == "unchecked: no record of pbpfl"
     none, good = numbers(fabricate, 0.06)
     lost = numbers(fabricate, None)[1].model_copy(update={"cell_id": "f" * 32})
@@ -245,17 +245,17 @@ def test_hidden_says_nothing_where_the_delivered_model_gives_nobody_away(fabrica
     records = [r for r in members(fabricate, knowing=0.5) if (r.config.defense.id, r.config.stage) != final]
     assert told(ASR, [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.71, stage="final")])[:5] == "holds"
     quiet = [*records, fabricate("pbpfl", 10.0, "mia_loss", "membership", 0.5, stage="final")]
-    assert told(ASR, quiet).startswith("cannot be told : the delivered model is not shown to give members away either")
+    assert told(ASR, quiet).startswith("inconclusive : the delivered model is not shown to give members away either")
 
 
 def test_a_control_that_fails_takes_the_verdict_away(fabricate):
     alarm = fabricate("full_noise", None, "mia_nn", "membership", 0.8, stage="final")
-    assert "cannot be told : a control speaks against the attacks" in told(ASR, [*members(fabricate), alarm])
+    assert "inconclusive : a control speaks against the attacks" in told(ASR, [*members(fabricate), alarm])
     failed = fabricate("pbpfl", 10.0, "unmask", "membership", adaptive=True, stage="iterate", status="failed")
     quiet = told(ASR, [*members(fabricate, knowing=None), failed])
-    assert quiet.startswith("cannot be told : no attack that knows"), "cells that failed say nothing"
+    assert quiet.startswith("inconclusive : no attack that knows"), "cells that failed say nothing"
     without = [r for r in members(fabricate, knowing=0.5) if r.config.defense.id != "full_noise"]
-    assert told(ASR, without).startswith("cannot be told : a control speaks against the attacks: No attack ran on")
+    assert told(ASR, without).startswith("inconclusive : a control speaks against the attacks: No attack ran on")
 
 
 def test_a_claimed_cap_is_set_beside_the_lowest_of_its_kind(fabricate):
@@ -286,7 +286,7 @@ def test_a_cap_compares_only_where_the_papers_own_attack_errs_as_it_did_there(fa
     assert one(CAP, records(0.84)).finding.verdict == "falls", "0.798, where twice the claim is 0.8"
     for strong in (0.05, 0.9):
         off = one(CAP, records(0.85, strong)).finding
-        assert off.verdict == "cannot be told" and not off.to
+        assert off.verdict == "inconclusive" and not off.to
         assert off.reason.startswith("the paper's attack and measure give 0.81 here (dlg): distances of another scale")
         assert off.worst.startswith("0.05" if strong == 0.05 else "0.81"), "the figure is told all the same"
     assert one(CAP, records(0.01)).finding.verdict == "falls", "the paper's own attack sees them here"
@@ -313,7 +313,7 @@ def test_a_cap_is_the_mean_over_the_papers_own_grid(fabricate):
     assert finding.plain.startswith("0.57 [") and len(finding.cells) == 3
     ours = [r for r in with_off if r.config.defense.id == "pbpfl" and not r.config.attack.adaptive]
     unasked = [r for r in strict if not r.config.attack.adaptive]
-    assert told(CAP, unasked).startswith("cannot be told : no attack that knows the defense was run")
+    assert told(CAP, unasked).startswith("inconclusive : no attack that knows the defense was run")
     assert series_cap(ours, None).high < CAP.value  # the other values would have turned the verdict
 
 
@@ -329,16 +329,16 @@ def test_what_is_missing_is_said_of_the_claims_own_data(fabricate):
 )
 def test_a_cap_over_fewer_than_two_of_the_papers_values_tells_nothing(errors, count, fabricate):
     reason = f"{count} of 5 values of the paper's grid were run; a CAP needs two"
-    assert told(CAP, on_grid(fabricate, errors)) == f"cannot be told : {reason}"
+    assert told(CAP, on_grid(fabricate, errors)) == f"inconclusive : {reason}"
 
 
 def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_claimed_one_has(fabricate):
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
-    assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"cannot be told : {reason}"
+    assert told(CAP, [*on_grid(fabricate, {}), *bare]) == f"inconclusive : {reason}"
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
-    (found,) = check({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
-    assert (found.finding.verdict, found.finding.reason) == ("cannot be told", "the grid of the paper is not known")
+    (found,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
+    assert (found.finding.verdict, found.finding.reason) == ("inconclusive", "the paper's grid is not known")
     claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]
@@ -387,7 +387,7 @@ def test_times_come_from_benchmarks(fabricate, tmp_path):
     assert found.finding.worst == (
         "3.10 (resnet56 float32), 22.00 (resnet56 float64 beside float32), 2.90 (resnet56 float64 beside float64)"
     )
-    assert found.finding.reason.endswith("what compares two precisions judges nothing")
+    assert found.finding.reason.endswith("a ratio of two precisions judges nothing")
     assert told(replace(TIME, value=1.14), records, *benchmarks).startswith("falls to 3.10")
     unequal = [b for b in benchmarks if b.about.endswith("64 beside float32")]
     assert told(TIME, records, *unequal) == (
@@ -406,7 +406,7 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     faster = replace(server, metric="client_cost_ratio", than=Rival("tp_smc"))
 
     def judged(claim, *benchmarks):
-        (found,) = check({"mpdp": [claim]}, records, benchmarks)
+        (found,) = check_claims({"mpdp": [claim]}, records, benchmarks)
         return found.reason if isinstance(found, Unchecked) else f"{found.finding.verdict} {found.finding.worst}"
 
     assert judged(server, *figures).startswith("falls 30.00")
@@ -417,13 +417,13 @@ def test_times_for_some_clients_are_those_of_the_claims_network_and_of_as_many(f
     assert judged(replace(server, model="resnet56"), *figures).startswith("no benchmark gives")
     assert judged(faster, *figures) == "holds 8 to 8 beside 16 to 16"
     slow = Benchmark("mpdp", "resnet20 b", mine | {"client_ratio": 17.0}, "m", "d")
-    assert judged(faster, *figures, slow) == "cannot be told 8 to 17 beside 16 to 16"
+    assert judged(faster, *figures, slow) == "inconclusive 8 to 17 beside 16 to 16"
     assert judged(faster, slow, figures[1]).startswith("falls")
-    (ours,) = check({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
+    (ours,) = check_claims({"tp_smc": [server]}, [fabricate("tp_smc", 3.0, "dlg", "reconstruction")], figures)
     assert ours.reason.startswith("most of it is encryption")
-    (ours,) = check({"mpdp": [faster]}, [], figures)
+    (ours,) = check_claims({"mpdp": [faster]}, [], figures)
     assert ours.finding.verdict == "holds", "of a defense without records too: times are in no record"
-    (ours,) = check({"mpdp": [faster]}, [], [])
+    (ours,) = check_claims({"mpdp": [faster]}, [], [])
     assert ours.unrun and ours.reason == "no record of mpdp"
 
 
@@ -549,7 +549,7 @@ def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabri
     short = reseeded(on_grid(fabricate, {0.1: 0.6}), 1)
     off = [Claim("accuracy", 0.2, "digits", "mlp", None, "Table 8", when=(("kappa", k),)) for k in (0.1, 1.0)]
     for some in (strange[0] + short, short + strange[1]):
-        found = check({"pbpfl": [CAP, *off]}, some, [])[0]
+        found = check_claims({"pbpfl": [CAP, *off]}, some, [])[0]
         assert found.finding.worst.startswith("0.57 ["), found.finding
 
 
@@ -557,7 +557,10 @@ def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
     for name, factory in load_all("defenses").items():
         for claim in factory.claimed:
             judged = claim.metric in KEY_OF or (claim.than is not None and claim.metric in RIVALS)
-            assert judged or claim.metric in RULES or "no rule judges" not in unjudged(claim.metric), (name, claim)
+            assert judged or claim.metric in RULES or "no rule judges" not in unjudged_reason(claim.metric), (
+                name,
+                claim,
+            )
             assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
 
 
@@ -574,9 +577,9 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     records = members(fabricate) + evil
     benchmarks = [Benchmark("pbpfl", f"resnet56 {EVIL}", {"backward_ratio": 2.0}, EVIL, "2026")]
     claims["pbpfl"].append(replace(TIME, setting=EVIL))
-    text = page(check(claims, records, benchmarks), records, benchmarks)
+    text = page(check_claims(claims, records, benchmarks), records, benchmarks)
     twice = [*records[::-1], *records]
-    assert text == page(check(claims, twice, benchmarks), twice, benchmarks)
+    assert text == page(check_claims(claims, twice, benchmarks), twice, benchmarks)
     assert "<script>" not in text and "](http" not in text.replace("\\]", "")
     assert escape("unmask_regression 71.0%") == "unmask_regression 71.0%"
     assert escape("_a_ b_c *d* `e` <f> x|y\n z") == "\\_a\\_ b_c \\*d\\* \\`e\\` &lt;f&gt; x\\|y z"
@@ -590,5 +593,5 @@ def test_the_page_is_the_same_whatever_the_order_and_cannot_be_broken_by_names(f
     ]  # fmt: skip
     assert all(f"`{r.cell_id[:8]}`" in text for r in records if r.config.attack.id == "unmask")
     assert "- spn: 1 claim. Not checked: no record of spn." in text
-    assert "Of 5 claims 2 hold, 1 fall, 0 are identities, of 1 it cannot be told (0 of them with both" in text
+    assert "Of 5 claims 2 hold, 1 fall, 0 are identities, 1 are inconclusive (0 of them with both" in text
     assert "of ppbench 0.1.0, seed 0, and 1 benchmarks" in text

@@ -9,8 +9,8 @@ from reseeding import reseeded
 
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim, Rival
-from ppbench.report.claims import Checked, check
-from ppbench.report.claims.premise import FAMILIES
+from ppbench.report.claims import Checked, check_claims
+from ppbench.report.claims.premise import NETWORK_FAMILIES
 from ppbench.report.claims.rules import RIVALS, RULES
 
 KINDS = {
@@ -38,7 +38,7 @@ def planted(make, name, claim, at, noise=0.0):
     steps = claim.steps or 1
     about = dict(
         dataset=f"parquet:{claim.dataset}" if claim.dataset else "digits",
-        model=claim.model or FAMILIES.get(claim.family, ("mlp",))[0],
+        model=claim.model or NETWORK_FAMILIES.get(claim.family, ("mlp",))[0],
         options=dict(claim.options),
         clients=claim.clients or 10,
         batch=claim.batch or (1 if steps == 1 else 128 * steps),
@@ -79,7 +79,7 @@ def planted(make, name, claim, at, noise=0.0):
 
 
 def verdict(name, claim, records):
-    (found,) = check({name: [claim]}, records, [])
+    (found,) = check_claims({name: [claim]}, records, [])
     assert isinstance(found, Checked), found
     assert found.finding.verdict != "outside the premise", found.finding
     return found.finding
@@ -88,7 +88,7 @@ def verdict(name, claim, records):
 @pytest.mark.parametrize("at", [0.0, 1.0])
 def test_no_registered_claim_falls_where_all_attacks_fail_nor_holds_where_all_leaks(at, fabricate):
     """Replacing every attack by total failure leaves no "falls", and by total success no "holds"."""
-    told = {"falls": 0, "holds": 0, "cannot be told": 0}
+    told = {"falls": 0, "holds": 0, "inconclusive": 0}
     every = claims()
     for name, claim in every:
         found = verdict(name, claim, planted(fabricate, name, claim, at))
@@ -110,7 +110,7 @@ ONE = {
     "agreement": Claim("agreement", None, "", "", None, "Lemma 3"),
 }
 RIVAL = Rival("dp", 0.2)
-WORSE = ("holds", "cannot be told", "falls")
+WORSE = ("holds", "inconclusive", "falls")
 LEVELS = (0.0, 0.1, 0.11, 0.12, 0.2, 0.3, 0.5, 1.0)
 
 
@@ -137,7 +137,7 @@ def test_each_rule_goes_one_way_from_end_to_end_and_the_ends_are_as_they_must_be
 def test_a_claim_beyond_what_could_have_come_out_cannot_be_told_and_both_ends_are(metric, value, at, words, fabricate):
     claim = replace(ONE[metric], value=value)
     found = verdict("pbpfl", claim, planted(fabricate, "pbpfl", claim, at))
-    assert found.verdict == "cannot be told" and found.reason.startswith(words) and not found.to
+    assert found.verdict == "inconclusive" and found.reason.startswith(words) and not found.to
     assert found.least.startswith("0.0") and float(found.most[:4]) > 0.7
 
 
@@ -145,7 +145,7 @@ def test_without_the_controls_nothing_says_what_could_have_come_out(fabricate):
     records = planted(fabricate, "pbpfl", CAP, 1.0)
     for gone in ("none", "full_noise"):
         some = [r for r in records if r.config.defense.id != gone]
-        assert verdict("pbpfl", CAP, some).verdict == "cannot be told", gone
+        assert verdict("pbpfl", CAP, some).verdict == "inconclusive", gone
     other = [fabricate("full_noise", None, "dlg", "reconstruction", 5.0, batch=8)]
     found = verdict("pbpfl", CAP, [r for r in records if r.config.defense.id != "full_noise"] + other)
     assert found.most == "not known", "of another batch of victims they say nothing"
@@ -157,11 +157,11 @@ def test_models_of_another_accuracy_than_the_papers_have_no_cap_to_compare(fabri
         replace(CAP, metric="accuracy", value=accuracy, when=(("kappa", kappa),))
         for kappa, accuracy in ((1.0, 0.60), (10.0, 0.70), (5.0, 0.95))
     ]
-    (found, *_) = check({"pbpfl": [CAP, *printed]}, records, [])
-    assert found.finding.verdict == "cannot be told"
+    (found, *_) = check_claims({"pbpfl": [CAP, *printed]}, records, [])
+    assert found.finding.verdict == "inconclusive"
     assert found.finding.reason.startswith("the models reach 95.0% where the paper's reach 65.0%")
     near = [replace(claim, value=0.93) for claim in printed]
-    assert check({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
+    assert check_claims({"pbpfl": [CAP, *near]}, records, [])[0].finding.verdict == "falls"
 
 
 @pytest.mark.parametrize("levels", [(0.0, 0.02, 0.05), (0.5, 0.7, 1.0), (0.0, 0.3, 1.0)])
@@ -188,4 +188,4 @@ def test_a_claim_to_be_better_is_judged_victim_by_victim(metric, fabricate):
     assert verdict("pbpfl", claim, made(0.0, noise=1.0)).verdict == "holds"
     assert verdict("pbpfl", claim, made(1.0, noise=0.0)).verdict == "falls"
     same = verdict("pbpfl", claim, made(0.5, noise=0.5))
-    assert same.verdict == "cannot be told" and "+0.00 [" in same.reason.replace("-0.00", "+0.00"), same
+    assert same.verdict == "inconclusive" and "+0.00 [" in same.reason.replace("-0.00", "+0.00"), same

@@ -9,7 +9,7 @@ import pytest
 from ppbench.federation.claim import Claim, Rival
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
-from ppbench.report.claims import Checked, check
+from ppbench.report.claims import Checked, check_claims
 from ppbench.report.claims.times import Benchmark
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.samples import rules_for, sample_of
@@ -20,7 +20,7 @@ GRID = (1.0, 10.0)
 
 
 def told(claim, records, name="pbpfl"):
-    (found,) = check({name: [claim]}, records, [])
+    (found,) = check_claims({name: [claim]}, records, [])
     assert isinstance(found, Checked), found
     return found
 
@@ -62,7 +62,7 @@ def test_two_defenses_whose_labels_are_all_read_by_some_attack_are_no_farther_fr
     better = replace(LABEL, than=Rival("dp", 0.3))
     artefact = labels(fabricate, mine=12, named=1, rival=1, rivals=12)
     found = told(better, artefact).finding
-    assert found.verdict == "cannot be told" and "difference +0.00 [+0.00, +0.00]" in found.reason
+    assert found.verdict == "inconclusive" and "difference +0.00 [+0.00, +0.00]" in found.reason
     assert told(better, labels(fabricate, 12, 1, 1, 1)).finding.verdict == "falls"
     assert told(better, labels(fabricate, 1, 1, 1, 12)).finding.verdict == "holds"
 
@@ -71,7 +71,7 @@ def test_the_end_at_which_nothing_leaks_is_chance_and_not_the_luck_of_a_few_vict
     """Noise lost no label of twelve by luck: .95 accuracy times .9, not 1, is what a claim could have reached."""
     found = told(replace(LABEL, value=0.9), labels(fabricate, mine=12)).finding
     assert found.most.startswith("0.85") or found.most.startswith("0.86")
-    assert found.verdict == "cannot be told" and found.reason.startswith("it would fall even if nothing leaked")
+    assert found.verdict == "inconclusive" and found.reason.startswith("it would fall even if nothing leaked")
 
 
 def test_a_cap_of_images_is_of_errors_that_nothing_clips_each_victims_smallest(fabricate):
@@ -117,7 +117,7 @@ def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_
         mine = [made("spn", 0.5, "dlg", share=5.0), made("spn", 0.5, "adaptive_spn", share=db, adaptive=True)]
         assert told(claim, base + mine, "spn").finding.verdict == verdict
     few = [made("spn", 0.1, "dlg", share=50.0)]
-    assert not isinstance(check({"spn": [claim]}, base + few, [])[0], Checked), (
+    assert not isinstance(check_claims({"spn": [claim]}, base + few, [])[0], Checked), (
         "smaller perturbations are another claim"
     )
 
@@ -136,7 +136,7 @@ def test_a_claim_of_what_another_sees_falls_by_what_he_sees(fabricate):
     found = told(replace(claim, views=("server/1", "collusion/1")), records).finding
     assert found.verdict == "falls" and found.reason.endswith("seen by collusion/1")
     alone = [r for r in records if r.config.threat_model.id == "server/1"]
-    unseen = check({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
+    unseen = check_claims({"pbpfl": [replace(claim, views=("collusion/1",))]}, alone, [])[0]
     assert unseen.reason == "no reconstruction of images was run of what collusion/1 sees"
     less = replace(claim, views=("server/1", "collusion/1"), than=Rival("none"))
     assert told(less, records).finding.worst == "31.00 beside 59.00 (knowing)"
@@ -150,7 +150,7 @@ def searched(make, defense, value, attack, decibels):
     return made.model_copy(update={"victims": victims})
 
 
-@pytest.mark.parametrize(("step", "verdict"), [(0.0, "cannot be told"), (-6.0, "holds"), (6.0, "falls")])
+@pytest.mark.parametrize(("step", "verdict"), [(0.0, "inconclusive"), (-6.0, "holds"), (6.0, "falls")])
 @pytest.mark.parametrize("more", ["mine", "theirs"])
 def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricate, step, verdict, more):
     """Each answer is what can be seen, but for luck: by the worst cases alone two equals would be told apart."""
@@ -177,10 +177,10 @@ def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_th
     records += [searched(fabricate, "pbpfl", 1.0, "ig", [7.0] * 24), searched(fabricate, "dp", 0.1, "ig", [20.0] * 25)]
     claim = Claim("psnr_median", 6.0, "digits", "mlp", None, "Table 2", than=Rival("dp"))
     found = told(claim, records).finding
-    assert found.verdict == "holds" and found.reason.endswith("on the 24 whom both were asked about"), found
+    assert found.verdict == "holds" and found.reason.endswith("on the 24 that both share"), found
     others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
     strangers = told(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
-    assert strangers.verdict == "cannot be told" and "other victims" in strangers.reason, strangers
+    assert strangers.verdict == "inconclusive" and "different victims" in strangers.reason, strangers
 
 
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):
@@ -193,19 +193,19 @@ def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_o
     server = Claim("server_cost_ratio", 1.3, "", "resnet56", None, "Table 1", clients=100, than=Rival("tp_smc", 30.0))
 
     def judged(claim, *benchmarks):
-        (found,) = check({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
+        (found,) = check_claims({"mpdp": [claim]}, [fabricate("mpdp", 3.0, "dlg", "reconstruction")], benchmarks)
         return found.finding
 
     assert judged(server, *light).verdict == "holds"
     found = judged(server, *light, heavy)
-    assert (found.verdict, found.worst) == ("cannot be told", "3 to 3 beside 50 to 50")
+    assert (found.verdict, found.worst) == ("inconclusive", "3 to 3 beside 50 to 50")
     assert found.reason.endswith("resnet56 vector was not timed with 100 clients")
     client = judged(replace(server, metric="client_cost_ratio"), *light, heavy)
-    assert (client.verdict, client.worst) == ("cannot be told", "3 to 60 beside 50 to 50"), "one client's are of any"
+    assert (client.verdict, client.worst) == ("inconclusive", "3 to 60 beside 50 to 50"), "one client's are of any"
     assert client.reason.endswith("it depends on what is timed: resnet56 scalar, resnet56 vector beside resnet56")
     alone = replace(server, than=None)
     assert judged(replace(alone, value=3.0), *light).verdict == "holds"
-    assert judged(replace(alone, value=3.0), *light, heavy).verdict == "cannot be told"
+    assert judged(replace(alone, value=3.0), *light, heavy).verdict == "inconclusive"
     assert judged(alone, *light, heavy).verdict == "falls"
 
 

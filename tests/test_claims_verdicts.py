@@ -25,7 +25,7 @@ from test_claims_ends import ONE as ATTACKED
 
 from ppbench.report.claims.rules import RIVALS, RULES
 
-VERDICTS = ("falls", "holds", "cannot be told")
+VERDICTS = ("falls", "holds", "inconclusive")
 COUNTED = ("epsilon", "upload_ratio", "bytes_saving")
 """Figures that follow from the protocol, to the byte, so that each of them tells."""
 LOST = ((0.60, 0.005), (0.83, 0.005), (0.82, 0.04))
@@ -93,4 +93,4 @@ def test_every_rule_of_rivals_has_records_of_which_a_claim_falls_holds_and_canno
         made = [beside(fabricate, metric, *pair) for pair in ((worse, better), (better, worse), (better, better))]
     found = [verdict("pbpfl", claim, records).verdict for records in made]
     assert tuple(found[:2]) == VERDICTS[:2]
-    assert found[2] == ("falls" if metric == "bytes_saving" else "cannot be told"), "as many bytes are not fewer"
+    assert found[2] == ("falls" if metric == "bytes_saving" else "inconclusive"), "as many bytes are not fewer"

@@ -55,7 +55,7 @@ def test_list_names_every_plugin_with_a_sentence(monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, "list")
     assert code == 0
     lines = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
-    for group in registry.GROUPS:
+    for group in registry.PLUGIN_GROUPS:
         for name, plugin in registry.plugins(group).items():
             if plugin.ours:
                 assert any(line[0] == name and len(line) == 2 for line in lines), name
@@ -132,7 +132,7 @@ def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ou
     monkeypatch.setattr(metadata, "entry_points", lambda group: [*real(group=group), *more.get(group, ())])
     monkeypatch.setattr(registry, "plugins", cache(registry.plugins.__wrapped__))
     with pytest.warns(UserWarning, match="'dlg' is provided by .*stranger"):
-        assert registry.plugins("attacks")["dlg"].distribution == registry.OWN
+        assert registry.plugins("attacks")["dlg"].distribution == registry.DISTRIBUTION
     with pytest.warns(UserWarning, match=r"'bad'.*'stranger'.*no_such_package_xyz"):
         loaded = registry.load_all("attacks")
     assert "bad" not in loaded and "dlg" in loaded

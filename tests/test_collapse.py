@@ -11,15 +11,22 @@ from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.outcome import TRAININGS, Utility
 from ppbench.report.cap import caps
-from ppbench.report.claims import Unchecked, check
+from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import COLLAPSED
 from ppbench.report.page.ppc import ppcs
-from ppbench.report.page.table import rows
-from ppbench.report.strays import FAR
+from ppbench.report.page.table import table_rows
+from ppbench.report.strays import STRAY_MARK
 from ppbench.run import train as training
-from ppbench.run.collapse import LOOKS, at_chance, attempt_in, attempt_of, commonest, ends_above
+from ppbench.run.collapse import (
+    MIN_EVALUATIONS,
+    at_chance,
+    attempt_number,
+    commonest_count,
+    ends_above_chance,
+    task_of_attempt,
+)
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.train import train
@@ -42,24 +49,24 @@ def utility(curve, n=100):
 def test_only_what_never_rose_above_the_commonest_class_is_at_chance():
     task = experiment().task
     n = len(task.test.x)
-    top = clopper_pearson(commonest(task), n).high
-    assert commonest(task) / n > 0.1, "digits' classes are not of one size"
-    assert at_chance(utility([top] * LOOKS), task)
+    top = clopper_pearson(commonest_count(task), n).high
+    assert commonest_count(task) / n > 0.1, "digits' classes are not of one size"
+    assert at_chance(utility([top] * MIN_EVALUATIONS), task)
     assert not at_chance(utility([top, top + 1 / n, top]), task), "it had learnt before it fell"
-    assert not at_chance(utility([top] * (LOOKS - 1)), task), "too short to tell"
-    assert not at_chance(utility([0.9] * LOOKS), task)
-    gone = utility([top] * LOOKS).model_copy(update={"accuracy": None})
+    assert not at_chance(utility([top] * (MIN_EVALUATIONS - 1)), task), "too short to tell"
+    assert not at_chance(utility([0.9] * MIN_EVALUATIONS), task)
+    gone = utility([top] * MIN_EVALUATIONS).model_copy(update={"accuracy": None})
     assert not at_chance(gone, task), "what diverged has a status of its own"
 
 
 def test_other_seeds_change_the_training_and_nothing_that_is_attacked():
     task = experiment().task
-    assert attempt_of(task, 0) is task
-    tries = [attempt_of(task, i) for i in range(TRAININGS)]
+    assert task_of_attempt(task, 0) is task
+    tries = [task_of_attempt(task, i) for i in range(TRAININGS)]
     assert len({one.seeds.master for one in tries}) == TRAININGS
     assert len({float(sum(p.double().sum() for p in one.params.values())) for one in tries}) == TRAININGS
     assert all(one.shards is task.shards and one.test is task.test for one in tries)
-    assert attempt_of(task, 1).seeds == attempt_of(task, 1).seeds
+    assert task_of_attempt(task, 1).seeds == task_of_attempt(task, 1).seeds
 
 
 def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
@@ -73,8 +80,8 @@ def test_a_planted_collapse_is_tried_three_times_and_says_so(tmp_path):
 
 @pytest.mark.parametrize(("defense", "lr", "times"), [("none", 1e6, 1), ("full_noise", 1e6, 1), ("dp", 5e-3, 1)])
 def test_controls_and_healthy_trainings_are_never_retried(tmp_path, monkeypatch, defense, lr, times):
-    asked, own = [], training._trained
-    monkeypatch.setattr(training, "_trained", lambda *words: asked.append(words[2]) or own(*words))
+    asked, own = [], training._train_once
+    monkeypatch.setattr(training, "_train_once", lambda *words: asked.append(words[2]) or own(*words))
     one = experiment(lr=lr, rounds=4 if lr > 1 else 8, optimizer="sgd" if lr > 1 else "adam")
     _, found = train(one, point_of(one, defense), tmp_path / "cache")
     assert len(asked) == times
@@ -87,12 +94,12 @@ def test_one_that_learns_with_another_seed_stands_with_that_seed(tmp_path, monke
     told = iter([True, False])
     monkeypatch.setattr(training, "at_chance", lambda *_: next(told))
     fed, found = train(one, point_of(one, "dp"), tmp_path / "cache")
-    seeds = attempt_of(one.task, 1).seeds
+    seeds = task_of_attempt(one.task, 1).seeds
     assert (found.utility.collapsed, found.utility.retrained) == (1, seeds.master) and fed.seeds == seeds
     assert found.utility.collapse == "collapsed in 1 of 2 trainings" and not found.utility.is_collapsed
     monkeypatch.setattr(training, "at_chance", own)
     kept, same = train(one, point_of(one, "dp"), tmp_path / "cache")
-    assert same == found and attempt_in(found.utility) == 1
+    assert same == found and attempt_number(found.utility) == 1
     assert kept.seeds == seeds and kept.accuracy(one.task.test) == found.utility.accuracy
     assert Utility.model_validate_json(json.dumps(found.utility.model_dump(mode="json"))) == found.utility
 
@@ -104,7 +111,7 @@ def test_claims_judge_nothing_from_a_training_that_collapsed(fabricate):
     bad = mine.model_copy(update={"utility": mine.utility.model_copy(update=low)})
     marked = bad.model_copy(update={"utility": bad.utility.model_copy(update={"collapsed": TRAININGS})})
     claim = Claim("accuracy", 0.95, "", "", None, "Table 1", undefended=0.95)
-    [before], [after] = (check({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
+    [before], [after] = (check_claims({"dp": (claim,)}, [none, record], []) for record in (bad, marked))
     assert before.finding.verdict == "falls"
     assert after.finding.verdict == "outside the premise"
     assert "the training collapsed" in after.finding.reason
@@ -115,17 +122,17 @@ def test_a_constant_answer_of_the_commonest_class_is_at_chance_whatever_one_over
     others = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8, 9])[torch.arange(8865) % 9]
     labels = torch.eye(10)[torch.cat([torch.ones(1135).long(), others])]
     task = SimpleNamespace(test=Data(torch.zeros(10_000, 1), labels), classified=True, segmented=False)
-    assert commonest(task) == 1135
-    assert at_chance(utility([0.1135] * LOOKS, n=10_000), task)
-    assert not at_chance(utility([0.13] * LOOKS, n=10_000), task)
+    assert commonest_count(task) == 1135
+    assert at_chance(utility([0.1135] * MIN_EVALUATIONS, n=10_000), task)
+    assert not at_chance(utility([0.13] * MIN_EVALUATIONS, n=10_000), task)
 
 
 def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_path, monkeypatch):
     one, task = experiment(lr=1e6), experiment().task
-    top = clopper_pearson(commonest(task), len(task.test.x)).high
+    top = clopper_pearson(commonest_count(task), len(task.test.x)).high
     jumped = utility([0.1, top + 0.1, 0.1, 0.1])
-    assert not at_chance(jumped, task) and not ends_above(jumped, task)
-    first = utility([0.1] * LOOKS)
+    assert not at_chance(jumped, task) and not ends_above_chance(jumped, task)
+    first = utility([0.1] * MIN_EVALUATIONS)
     asked = []
 
     def trained(experiment, point, attempt, *more):
@@ -133,8 +140,8 @@ def test_jumping_weights_replace_no_training_unless_they_end_above_chance(tmp_pa
         asked.append(attempt)
         return fed, result.model_copy(update={"utility": jumped if attempt else first})
 
-    own = training._trained
-    monkeypatch.setattr(training, "_trained", trained)
+    own = training._train_once
+    monkeypatch.setattr(training, "_train_once", trained)
     _, found = train(one, point_of(one, "dp"), tmp_path / "cache")
     assert asked == [0, 1, 2] and found.utility.is_collapsed and found.utility.curve == first.curve
 
@@ -148,7 +155,7 @@ def test_a_claim_of_chance_is_judged_where_training_stays_there(fabricate):
     low = {"accuracy": 0.1, "low": 0.05, "high": 0.15, "collapsed": TRAININGS}
     mine = marked(fabricate("dp", 0.1, "dlg", "reconstruction", 20.0), **low)
     chance, learnt = (Claim("accuracy", value, "", "", None, "Table 1", undefended=0.95) for value in (0.1, 0.9))
-    [one], [other] = (check({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
+    [one], [other] = (check_claims({"dp": (claim,)}, [none, mine], []) for claim in (chance, learnt))
     assert one.finding.verdict != "outside the premise" == other.finding.verdict
 
 
@@ -156,14 +163,14 @@ def test_boards_mark_what_never_learnt_and_what_learnt_with_another_seed(fabrica
     none = fabricate("none", None, "dlg", "reconstruction", 30.0)
     mine = [fabricate("dp", sigma, "dlg", "reconstruction", 20.0) for sigma in (0.1, 0.2, 0.3)]
     mine = [mine[0], marked(mine[1], collapsed=1, retrained=77), marked(mine[2], collapsed=TRAININGS)]
-    [board] = boards([none, *mine], lambda _: "")
+    [board] = boards_of([none, *mine], lambda _: "")
     badges = {e.key.value: [b.text for b in e.badges] for e in board.entries}
     assert COLLAPSED in badges[0.3] and "trained again" in badges[0.2]
     assert not {COLLAPSED, "trained again"} & {*badges[0.1]}
     assert next(e for e in board.entries if e.key.value == 0.3).rank == ""
     cap = caps([none, *mine])[mine[0].cell_id].main
     assert (cap.n, cap.collapsed) == (3, 1)
-    told = {row["control_value"]: row for row in rows([none, *mine], lambda _: "", [board])}
+    told = {row["control_value"]: row for row in table_rows([none, *mine], lambda _: "", [board])}
     assert [told[v]["collapsed"] for v in (0.1, 0.2, 0.3)] == [0, 1, 3]
     assert told[0.2]["retrained"] == 77 and told[0.1]["cap_collapsed"] == 1
 
@@ -174,8 +181,8 @@ def test_a_seed_far_from_all_others_is_marked_and_two_seeds_are_too_few(fabricat
         return marked(record, accuracy=accuracy, low=accuracy - 0.02, high=accuracy + 0.02)
 
     def far(*accuracies):
-        [board] = boards([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
-        return {e.key.seed for e in board.entries if FAR in [b.text for b in e.badges]}
+        [board] = boards_of([one(seed, accuracy) for seed, accuracy in enumerate(accuracies)], lambda _: "")
+        return {e.key.seed for e in board.entries if STRAY_MARK in [b.text for b in e.badges]}
 
     assert far(0.1, 0.95, 0.96) == {0}
     assert far(0.9, 0.95, 0.96) == set() and far(0.1, 0.95) == set() and far(0.82, 0.95, 0.96) == set()
@@ -201,18 +208,18 @@ def test_a_cap_marks_the_training_that_strays_and_a_claim_is_judged_by_the_other
     mine = [r for r in records if r.config.defense.id == "dp"]
     assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed == 1} == {1}
     assert {caps(records)[r.cell_id].main.strays for r in mine if r.config.seed != 1} == {0}
-    [board] = boards(records, lambda _: "")
-    marks = {(e.key.seed, e.key.value) for e in board.entries if FAR in [b.text for b in e.badges]}
+    [board] = boards_of(records, lambda _: "")
+    marks = {(e.key.seed, e.key.value) for e in board.entries if STRAY_MARK in [b.text for b in e.badges]}
     assert marks == {(1, 0.1)}
     [ppc] = [one for one in ppcs(board, Knowledge.of(records)) if one.defense == "dp"]
-    assert [point.accuracy for point in ppc.points if point.mark == FAR] == [0.3, 0.3], "of each attack's line"
+    assert [point.accuracy for point in ppc.points if point.mark == STRAY_MARK] == [0.3, 0.3], "of each attack's line"
     for order in (records, records[::-1]):  # the line is of one seed, the mark of whichever strays
-        [drawn] = [one for one in ppcs(boards(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
-        [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == FAR]
+        [drawn] = [one for one in ppcs(boards_of(order, lambda _: "")[0], Knowledge.of(order)) if one.defense == "dp"]
+        [mark] = [line for line in drawn.draw().axes[0].lines if line.get_label() == STRAY_MARK]
         assert list(mark.get_ydata()) == [0.3]
-    [alone] = check({"dp": (claim,)}, seed(0, 0.3), [])
+    [alone] = check_claims({"dp": (claim,)}, seed(0, 0.3), [])
     assert alone.finding.verdict == "falls", "one seed says nothing of others"
-    [found] = check({"dp": (claim,)}, records, [])
+    [found] = check_claims({"dp": (claim,)}, records, [])
     assert (found.finding.verdict, found.evaluations) == ("holds", 2)
 
 
@@ -236,7 +243,7 @@ def test_a_claim_of_top5_is_judged_by_top5(fabricate):
     claim = Claim("accuracy_top5", 0.9, "", "", None, "Table 1", undefended=0.9)
 
     def judged(given):
-        return check({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
+        return check_claims({"dp": (claim,)}, [marked(none, **five), marked(mine, **given)], [])[0]
 
     assert judged(worse).finding.verdict == "falls" != judged(five).finding.verdict
     assert isinstance(judged({}), Unchecked), "a record of before says nothing of five"

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
 from ppbench.questions.base import question_for, questions
-from ppbench.records.archive import files_of, pack, unpack
+from ppbench.records.archive import files_of, pack_archive, unpack_archive
 from ppbench.records.schema import AuditInfo, CellConfig
-from ppbench.records.store import Store, results
+from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
 from ppbench.report.metrics import METRICS
 from ppbench.report.page.answer import answer_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_csv, worst_rows
 
@@ -79,7 +79,7 @@ def test_every_column_and_metric_of_a_committed_board_is_explained(part):
     for name in ("leaderboard.csv", "worst_case.csv"):
         head = next(csv.reader(io.StringIO(files.read(name).decode())))
         assert head and not set(head) - explained(), name
-    told = {metric.name for record in results(part).load_all() for metric in record.metrics}
+    told = {metric.name for record in open_results(part).load_all() for metric in record.metrics}
     assert not {name for name in told if not name.startswith("auc_")} - set(METRICS)
 
 
@@ -108,10 +108,10 @@ def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monke
     assert again.main([]) == 0, "it may have been written before a column was there"
     derived = {path.name: path.read_bytes() for path in board.iterdir()}
     assert set(derived) == {"manifest.toml", "records.zip", "worst_case.csv"}
-    unpack(board / "records.zip", tmp_path / "old")
+    unpack_archive(board / "records.zip", tmp_path / "old")
     (tmp_path / "old" / "worst_case.csv").write_text("dataset,rank\ndigits,1-5\n")
     (board / "records.zip").unlink()
-    pack(tmp_path / "old", board / "records.zip")
+    pack_archive(tmp_path / "old", board / "records.zip")
     assert again.main(["bank"]) == 0, "healed, digest and all"
     assert {path.name: path.read_bytes() for path in board.iterdir()} == derived
 
@@ -148,7 +148,7 @@ def merged(old, new):
 
 def keys_of(records):
     """Return the key columns of the boards' rows as they are written, those of every question."""
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = [row for board in found for row in worst_rows([board])]
     return [tuple(json.dumps(row[name]) for name in KEYS) for row in rows]
 
@@ -195,7 +195,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
     records += [
         make("ppdl", 0.1, share=db, parameters={"theta": t}) for t, db in ((0.3, 12.0), (0.5, 12.0), (0.7, 19.0))
     ]
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = [row for row in table(worst_csv(found)) if row["defense"] == "ppdl"]
     assert {(row["control"], row["control_value"]) for row in rows} == {("sigma", "0.1")}
     ranks = {json.loads(row["parameters"])["theta"]: (row["rank_low"], row["rank_high"]) for row in rows}
@@ -223,9 +223,9 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
 
 
 def test_columns_that_would_be_empty_are_left_out_and_a_table_without_rows_has_all(fabricate):
-    found = boards([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
+    found = boards_of([fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma")], no_claims)
     (row,) = table(worst_csv(found))
     assert {"role", "references", "worst_lpips_mean", "rank_low"} & set(row) == set() and row["reliable"] == "false"
     assert next(csv.reader(io.StringIO(worst_csv([])))) == [column.name for column in WORST]
     full = fabricate("dp", 0.1, "dlg", "reconstruction", control="sigma", role="pilot")
-    assert table(worst_csv(boards([full], no_claims)))[0]["role"] == "pilot"
+    assert table(worst_csv(boards_of([full], no_claims)))[0]["role"] == "pilot"

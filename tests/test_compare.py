@@ -15,7 +15,7 @@ from ppbench.commands.compare import compare as command
 from ppbench.defenses.dp import DP
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.aggregate import aggregate
-from ppbench.records.sources import CODE
+from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import Store
 from ppbench.report.cap import caps
 from ppbench.report.compare import machine, outcome, report
@@ -23,7 +23,7 @@ from ppbench.report.compare.join import join
 from ppbench.report.compare.outcome import compare
 from ppbench.report.compare.paired import change
 from ppbench.report.compare.rows import rows_of
-from ppbench.report.compare.samples import RULES
+from ppbench.report.compare.samples import ALL_RULES
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 
@@ -205,7 +205,7 @@ def test_seeds_are_pooled_and_those_missing_or_failed_are_named(cell, asked):
     extra = join(base[:2], base)
     assert extra.pairs[0].seeds == (0, 1) and extra.left[0].status == "new"
     shifted = [asked(r, victims=[v.model_copy(update={"psnr": v.psnr + 3}) for v in r.victims]) for r in base]
-    found = change(base, shifted, RULES[0], "key")
+    found = change(base, shifted, ALL_RULES[0], "key")
     assert found.worse == pytest.approx(3) and found.n == 72 and "3 seeds" in found.method
     attacks = [cell(seed=seed, attack=attack) for seed in (0, 1) for attack in ("dlg", "ig")]
     lost = [*attacks, cell(seed=2, status="failed")]
@@ -223,7 +223,7 @@ def test_a_missing_cell_is_named_and_a_new_one_listed_which_is_no_regression_how
     assert any(row.where.attack == "worst case of 2 attacks" for row in found.rows)
     lost = versus(more, base)
     assert lost.exit_code == 4 and [row.where.attack for row in lost.of("missing")] == ["gifd"]
-    assert "MISSING" in lost.verdict and "not in NEW" in report.told(lost.of("missing")[0])
+    assert "MISSING" in lost.verdict and "not in NEW" in report.row_summary(lost.of("missing")[0])
 
 
 def test_noise_that_can_be_read_is_a_harness_fault(cell, controls, versus):
@@ -307,7 +307,7 @@ def test_markdown_shows_names_as_they_are_and_links_nothing(text):
 @pytest.mark.parametrize(("content", "told"), [('["a1", "b2"]', 1), ('["a1"]', 0), ("{", 0), ("7", 0)])
 def test_cells_of_several_states_of_the_code_are_told(cell, controls, tmp_path, content, told):
     base, new = (written(tmp_path / name, *controls, cell()) for name in ("base", "new"))
-    (new / CODE).write_text(content)
+    (new / SOURCES_FILE).write_text(content)
     found = compare(base, new)
     assert found.exit_code == 0 and len(found.warnings) == told
     lines = [line for line in machine.workflow_commands(found) if line.startswith("::warning ")]
@@ -358,7 +358,7 @@ def test_too_few_victims_are_never_green_where_they_look_worse(cell, gained, ver
     row = next(row for row in found.rows if row.blind)
     assert found.exit_code == 3 and not found.faults and row.status == "inconclusive" and row.needed is not None
     assert "4 victims are too few" in found.verdict and f"it takes {row.needed}" in found.verdict
-    assert "too few victims for 2 rows" in report.told(row) and "undecidable" in report.markdown(found)
+    assert "too few victims for 2 rows" in report.row_summary(row) and "undecidable" in report.markdown(found)
     for n, code in ((row.needed - 1, 3), (row.needed, 1)):
         base = cell(n=n)
         assert versus([base], [gained(base, 9.0)]).exit_code == code, "as many as it says are enough, one less not"

@@ -7,14 +7,30 @@ from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore
 from ppbench.report.compare import report
 from ppbench.report.compare.join import join, where_of
-from ppbench.report.compare.judge import Row, holm, judged
-from ppbench.report.compare.paired import Level, bootstrapped, change, mcnemar, mid_p, same, unpaired, with_luck
+from ppbench.report.compare.judge import ComparedRow, holm, judged_rows
+from ppbench.report.compare.paired import (
+    ModelFigure,
+    bootstrapped,
+    change,
+    mcnemar,
+    mid_p,
+    unchanged,
+    unpaired,
+    with_luck,
+)
 from ppbench.report.compare.rows import rows_of
-from ppbench.report.compare.samples import RULES, Sample, counts, rules_for, sample_of, statistic
+from ppbench.report.compare.samples import (
+    ALL_RULES,
+    Sample,
+    resampled_statistic,
+    resampling_counts,
+    rules_for,
+    sample_of,
+)
 
 
 def rule(name):
-    return next(r for r in RULES if r.metric == name)
+    return next(r for r in ALL_RULES if r.metric == name)
 
 
 def plain_sample(base, new):
@@ -68,14 +84,14 @@ def test_resamples_keep_strata_and_are_those_of_numpy(cell, asked):
     generator = np.random.default_rng(0)
     record = asked(cell(kind="membership", share=0.5, n=None), victims=members(generator, 1.0))
     sample = sample_of(record, record, rule("auc"))
-    drawn = counts(sample, 50, np.random.default_rng(1))
+    drawn = resampling_counts(sample, 50, np.random.default_rng(1))
     assert (drawn[0] == 1).all() and drawn.shape == (51, 600)
     for stratum in range(4):
         places = sample.stratum == stratum
         assert (drawn[:, places].sum(axis=1) == places.sum()).all()
     values = generator.normal(size=600)
     wanted = [np.median(np.repeat(values, row.astype(int))) for row in drawn]
-    np.testing.assert_allclose(statistic(sample, values, "median", drawn), wanted)
+    np.testing.assert_allclose(resampled_statistic(sample, values, "median", drawn), wanted)
 
 
 def test_victims_of_one_batch_are_drawn_together(cell, asked):
@@ -96,26 +112,26 @@ def test_a_row_is_resampled_by_what_it_is_about_alone(cell, asked):
     record = cell(n=30)
     moved = [v.model_copy(update={"psnr": v.psnr + float(generator.normal())}) for v in record.victims]
     new = asked(record, victims=moved)
-    one, two, other = (change([record], [new], RULES[0], key) for key in ("a", "a", "b"))
+    one, two, other = (change([record], [new], ALL_RULES[0], key) for key in ("a", "a", "b"))
     assert one == two and one.worse == other.worse and (one.low, one.high) != (other.low, other.high)
     backward = asked(record, victims=moved[::-1])
-    assert change([record], [backward], RULES[0], "a") == one, "victims are lined up by what they are, not by place"
+    assert change([record], [backward], ALL_RULES[0], "a") == one, "victims are lined up by what they are, not by place"
     other_client = asked(record, victims=[v.model_copy(update={"client": 3}) for v in record.victims])
     with pytest.raises(ValueError, match="other victims"):
-        sample_of(record, other_client, RULES[0])
+        sample_of(record, other_client, ALL_RULES[0])
 
 
 def test_few_victims_cannot_be_significant_beyond_an_exact_test(cell, asked):
     record = cell(n=4)
     new = asked(record, victims=[v.model_copy(update={"psnr": v.psnr + 9}) for v in record.victims])
-    found = change([record], [new], RULES[0], "key")
+    found = change([record], [new], ALL_RULES[0], "key")
     assert found.worse == found.low == found.high == 9 and found.p == 2.0**-3
     base, new = (cell("none", None, share) for share in (90.0, 61.0))
-    assert change([base], [new], RULES[0], "key").certain, "exact copies are alike whatever their decibels"
+    assert change([base], [new], ALL_RULES[0], "key").certain, "exact copies are alike whatever their decibels"
 
 
 def test_independent_intervals_add_in_quadrature():
-    base, new = [Level(0.9, 0.88, 0.92, 500)], [Level(0.8, 0.77, 0.83, 500)]
+    base, new = [ModelFigure(0.9, 0.88, 0.92, 500)], [ModelFigure(0.8, 0.77, 0.83, 500)]
     found = unpaired(base, new, safer=True)
     low, high = 0.1 - (0.02**2 + 0.03**2) ** 0.5, 0.1 + 1300**0.5 / 1000
     assert [found.worse, found.low, found.high] == pytest.approx([0.1, low, high])
@@ -135,13 +151,13 @@ def test_two_trainings_of_one_defense_differ_too(cell, asked):
     one, many = (with_luck(bare, 0.02, seeds) for seeds in (1, 1000))
     assert one.p > 0.2 and one.low < 0 < one.worse == bare.worse and "luck of training" in one.method
     assert bare.p <= many.p < 1e-9 and many.low > 0.02
-    assert with_luck(bare, 0.0, 1) == bare and with_luck(same(0.5, 9), 0.02, 1) == same(0.5, 9)
+    assert with_luck(bare, 0.0, 1) == bare and with_luck(unchanged(0.5, 9), 0.02, 1) == unchanged(0.5, 9)
     rows = {}
     for stage in ("final", "init"):
         base, new = pair(400, stage)
-        (rows[stage],) = judged([row for row in rows_of(join([base], [new])) if row.metric == "asr"])
+        (rows[stage],) = judged_rows([row for row in rows_of(join([base], [new])) if row.metric == "asr"])
     assert (rows["final"].status, rows["final"].needed) == ("inconclusive", None)
-    assert "more seeds" in report.told(rows["final"]) and rows["init"].status == "regression"
+    assert "more seeds" in report.row_summary(rows["final"]) and rows["init"].status == "regression"
 
 
 def test_the_number_that_would_decide_does(cell):
@@ -149,8 +165,10 @@ def test_the_number_that_would_decide_does(cell):
 
     def verdict(n):
         base = generator.normal(15, 4, size=n)
-        found = bootstrapped([plain_sample(base, base + generator.normal(0, 2, size=n))], RULES[0], "key")
-        return judged([Row(where_of(record.config), "psnr_median", "all", "ok", found, 0.5, "", record)])[0]
+        found = bootstrapped([plain_sample(base, base + generator.normal(0, 2, size=n))], ALL_RULES[0], "key")
+        return judged_rows([ComparedRow(where_of(record.config), "psnr_median", "all", "ok", found, 0.5, "", record)])[
+            0
+        ]
 
     few = [verdict(20) for _ in range(20)]
     asking = sorted(row.needed for row in few if row.status == "inconclusive" and row.needed)
@@ -162,7 +180,7 @@ def test_a_dozen_victims_decide_headlines_however_many_rows_there_are(cell, gain
     """With 12 victims no p is below 2^-11, which Holm's correction over more than 102 rows lifts above .05."""
     attacks = ("dlg", "ig", "idlg", "gifd", "analytic")
     base = [cell(value=v / 100, attack=attack, n=12) for v in range(1, 22) for attack in attacks]
-    rows = judged(rows_of(join(base, [gained(r, 3.0) for r in base])))
+    rows = judged_rows(rows_of(join(base, [gained(r, 3.0) for r in base])))
     some = [row for row in rows if row.metric == "psnr_median"]
     worst = [row for row in some if row.where.attack == "worst case of 5 attacks"]
     assert len(worst) == 21 and {row.status for row in worst} == {"regression"} and all(r.headline for r in worst)

@@ -14,10 +14,10 @@ from ppbench.federation.plan import Local
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.schema import Cost
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
-from ppbench.report.page.costs import cost_sentence, ratios, relative_costs
+from ppbench.report.page.costs import cost_ratios, cost_sentence, relative_costs
 from ppbench.run import cost
 from ppbench.run.choice import make_defense
-from ppbench.testing.scene import same
+from ppbench.testing.scene import same_tensors
 
 CPU = torch.device("cpu")
 MEGA = 2**20
@@ -86,11 +86,11 @@ def test_garbage_in_cycles_of_before_is_not_freed_into_the_count():
 
 
 def test_twice_the_memory_shows_as_twice(federate):
-    peaks = {n: cost.peak_memory(cost.client_of(federate(Hoarder(megabytes=n)))) for n in (1, 2, 4)}
+    peaks = {n: cost.peak_memory(cost.measured_client(federate(Hoarder(megabytes=n)))) for n in (1, 2, 4)}
     own = peaks[1] - MEGA
     assert 0 < own < MEGA / 4
     assert abs(peaks[2] - peaks[1] - MEGA) < 64 and abs(peaks[4] - peaks[2] - 2 * MEGA) < 64
-    in_turn = cost.peak_memory(cost.client_of(federate(Hoarder(megabytes=4, at_once=False))))
+    in_turn = cost.peak_memory(cost.measured_client(federate(Hoarder(megabytes=4, at_once=False))))
     assert in_turn < 2.5 * MEGA, "what is freed again does not add up"
 
 
@@ -102,16 +102,16 @@ def test_the_peak_is_the_same_on_every_run_and_over_more_steps(name, federate, p
     if name == "pbpfl":
         plan = replace(plan, spec=net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"}))
     fed = federate(make_defense(name, {"k": 20} if name == "baffle" else {}), plan=plan)
-    found = [cost.peak_memory(cost.client_of(fed)) for _ in range(2)]
+    found = [cost.peak_memory(cost.measured_client(fed)) for _ in range(2)]
     assert found[0] == found[1] > 0
-    client = cost.client_of(fed)
+    client = cost.measured_client(fed)
     assert cost.peak_memory(client) == cost.peak_memory(client, steps=3) == found[0]
 
 
 def test_memory_grows_with_the_batch_and_not_with_the_number_of_batches(federate, plan):
     def peak(upload, batch, epochs=1):
         own = replace(plan, local=Local(upload, epochs, batch))
-        return cost.peak_memory(cost.client_of(federate(Defense(), plan=own)))
+        return cost.peak_memory(cost.measured_client(federate(Defense(), plan=own)))
 
     assert peak("gradient", 8) < peak("gradient", 48)
     assert peak("delta", 16) == peak("delta", 16, epochs=5)
@@ -123,22 +123,22 @@ def test_measuring_moves_nothing(federate, plan):
     cost.client_cost(fed, initial(plan.spec, 1))
     assert (fed.round, fed.wire.up, fed.wire.down) == (0, twin.wire.up, twin.wire.down)
     assert fed.run(2) and twin.run(2)
-    assert same((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
+    assert same_tensors((fed.parties.server, fed.parties.clients), (twin.parties.server, twin.parties.clients))
 
 
 def test_a_client_does_its_real_part_with_all_of_its_examples(federate):
     fed = federate(Defense())
-    client = cost.client_of(fed, 1)
+    client = cost.measured_client(fed, 1)
     (job,) = client.jobs()
     assert job.batches.x.shape[:2] == (3, 16) and int(job.batches.w.sum()) == 48
-    assert [len(cost.cut(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
+    assert [len(cost.first_steps(job, n).batches.x) for n in (1, 2, 9)] == [1, 2, 3]
     assert len(client.drive.data[0].x) == 16, "the others' part is cut short"
     again = next(iter(client.jobs()))
     assert torch.equal(job.batches.x, again.batches.x), "drawn the same each time"
 
 
 def test_of_two_steps_a_round_both_are_replayed(federate):
-    client = cost.client_of(federate(make_defense("fedpc")))
+    client = cost.measured_client(federate(make_defense("fedpc")))
     assert len(client.turns) == 2 and len(list(client.jobs())) == 1
     assert leaves(client.turns[1].state) != leaves(client.turns[0].state)
     client.act()
@@ -166,7 +166,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[cost.Client]
 
 
 def test_the_ratio_is_the_median_over_pairs_in_turn(federate, monkeypatch):
-    client, beside = cost.client_of(federate(Counted())), cost.client_of(federate(Defense()))
+    client, beside = cost.measured_client(federate(Counted())), cost.measured_client(federate(Defense()))
     monkeypatch.setattr(cost, "ENOUGH_S", 0.0)
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     acted = clock(monkeypatch, 4.0, 2.0, 9.0, 3.0, 60.0, 20.0)
@@ -181,7 +181,7 @@ def test_the_ratio_is_the_median_over_pairs_in_turn(federate, monkeypatch):
 
 
 def test_what_is_timed_is_the_whole_part_of_the_client_once_a_pair(federate, monkeypatch):
-    client, beside = cost.client_of(federate(Counted())), cost.client_of(federate(Defense()))
+    client, beside = cost.measured_client(federate(Counted())), cost.measured_client(federate(Defense()))
     monkeypatch.setattr(cost, "BUDGET_S", 5.0)
     Counted.did.clear()
     found = cost.relative_time(client, beside)
@@ -241,7 +241,7 @@ def test_costs_are_set_beside_the_undefended_of_the_same_training(fabricate):
     assert found[none.cell_id].up == found[none.cell_id].memory == 1.0
     assert found[lone.cell_id].up is None
     some, silent = (Cost(bytes_up=up, bytes_down=1, bytes_setup=0) for up in (1, 0))
-    assert ratios(some, silent).up is None
+    assert cost_ratios(some, silent).up is None
 
 
 def test_the_terminals_line_has_what_was_measured_and_no_more(fabricate):

@@ -11,8 +11,18 @@ from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Flag, Tuned
 from ppbench.records.store import Store
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards
-from ppbench.report.page.curves import MARKS, PANELS, BudgetLine, RocLine, Rocs, budget_line, budgets, curves, rocs
+from ppbench.report.page.boards import boards_of
+from ppbench.report.page.curves import (
+    BUDGET_MARKS,
+    PANELS,
+    BudgetLine,
+    RocLine,
+    Rocs,
+    budget_line,
+    budgets,
+    curves,
+    rocs,
+)
 from ppbench.report.page.html import Page
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.verify import verify
@@ -81,7 +91,7 @@ def guessed(audited):
 
 
 def only(records, kind):
-    (board,) = [board for board in boards(records, no_claims) if board.setting.kind == kind]
+    (board,) = [board for board in boards_of(records, no_claims) if board.setting.kind == kind]
     return board
 
 
@@ -99,7 +109,7 @@ def test_closed_forms_and_broken_cells_have_no_curve_and_long_paths_are_thinned(
     assert budget_line(searching("none", None, "dlg", status="failed")) is None
     long = [image(0, 40.0, 5000, [(m, m / 200) for m in range(1, 5000)])]
     line = budget_line(searching("none", None, "ig", scores=long))
-    assert line is not None and len(line.marks) <= MARKS and (line.marks[0], line.marks[-1]) == (1, 5000)
+    assert line is not None and len(line.marks) <= BUDGET_MARKS and (line.marks[0], line.marks[-1]) == (1, 5000)
     assert line.decibels[-1] == 40 and list(line.decibels) == sorted(line.decibels)
 
 

@@ -20,7 +20,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import Finding, ask
-from ppbench.testing.scene import Trial, plan_for, victims_of
+from ppbench.testing.scene import DefenseTrial, plan_for, scene_victims
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
 ENCRYPTED = {"tp_smc", "hybridalpha", "pile"}
@@ -49,7 +49,7 @@ def make(name: str) -> Defense:
 
 
 @dataclass(frozen=True)
-class FewClients(Trial):
+class FewClients(DefenseTrial):
     """The battery's federation with at most four clients and two steps a round: as much, sooner."""
 
     @property
@@ -97,7 +97,7 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_runs(name):
 @pytest.mark.parametrize("name", DEFENSES)
 def test_evidence_on_one_broadcast_is_attacked_in_one_batch(name):
     run = federate(make(name))
-    view = run.probe(victims_of(run).data).view("server/1")
+    view = run.probe(scene_victims(run).data).view("server/1")
     assert len({id(e.simulate) for e in view.defense.evidence(view)}) == (0 if name in SILENT else 1)
 
 
@@ -106,7 +106,7 @@ def test_evidence_on_one_broadcast_is_attacked_in_one_batch(name):
 def test_what_a_search_minimizes_is_what_the_evidence_compares(name, measure):
     """However it is computed: a chain of layers may not leave out what a defense does to the gradient, as clipping."""
     run = federate(make(name))
-    victims = victims_of(run)
+    victims = scene_victims(run)
     view = run.probe(victims.data).view("server/1")
     for found in view.defense.evidence(view):
         asked = found if found.measure == "hinge" else replace(found, measure=measure)
@@ -137,7 +137,7 @@ COUNTED = {"mpdp", "mpdp_h", "mp_dp_naive", "mp_cdp", "fedpc", "central", *ENCRY
 @pytest.mark.parametrize("name", DEFENSES)
 def test_bytes_are_those_of_the_messages(name):
     run = federate(make(name))
-    transcript = run.probe(victims_of(run, count=4).data)
+    transcript = run.probe(scene_victims(run, count=4).data)
     assert {e.sender == SERVER for e in transcript.mail} == ({True} if name in SILENT else {True, False})
     for letter in transcript.mail:
         assert letter.nbytes == nbytes(letter.message)

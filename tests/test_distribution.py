@@ -172,7 +172,9 @@ def test_nothing_of_ours_makes_pip_fetch_the_other_package():
         for path in every
         for found in fetches(path.name, path.read_text(encoding="utf-8", errors="replace"))
     ]
-    assert not wrong, f"write {registry.OWN}; {OTHER} is somebody else's on the package index:\n" + "\n".join(wrong)
+    assert not wrong, f"write {registry.DISTRIBUTION}; {OTHER} is somebody else's on the package index:\n" + "\n".join(
+        wrong
+    )
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -197,10 +199,12 @@ def test_ci_fixes_torch_by_a_constraint_and_runs_the_readmes_commands_as_they_st
 
 # -- our name ---------------------------------------------------------------------------------------------------------
 def test_the_distribution_has_a_name_of_its_own_and_the_command_and_the_import_keep_theirs():
-    assert PROJECT["name"] == registry.OWN == "ppbench-fl" and registry.FORMER == OTHER
-    assert PROJECT["scripts"] == {"ppbench": "ppbench_fl:main"} and metadata.version(registry.OWN) == __version__
+    assert PROJECT["name"] == registry.DISTRIBUTION == "ppbench-fl" and registry.FORMER_DISTRIBUTION == OTHER
+    assert (
+        PROJECT["scripts"] == {"ppbench": "ppbench_fl:main"} and metadata.version(registry.DISTRIBUTION) == __version__
+    )
     for path in (ROOT / "examples").glob("*/pyproject.toml"):
-        assert tomllib.loads(path.read_text())["project"]["dependencies"] == [registry.OWN], path
+        assert tomllib.loads(path.read_text())["project"]["dependencies"] == [registry.DISTRIBUTION], path
 
 
 @pytest.fixture

@@ -12,10 +12,16 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction import dlg
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.dlg_reference import reference_dlg
-from ppbench.attacks.reconstruction.fedavg import CERTAIN, FedAvgInversion, LocalTraining, rounded, trained_evidence
+from ppbench.attacks.reconstruction.fedavg import (
+    STEP_LOGIT,
+    FedAvgInversion,
+    LocalTraining,
+    rounded_order,
+    trained_evidence,
+)
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective
-from ppbench.attacks.reconstruction.search.starts import Starts, Victim, groups
+from ppbench.attacks.reconstruction.search.starts import Starts, Victim, simulation_groups
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -282,7 +288,7 @@ def test_exactly_one_order_of_the_images_explains_several_local_batches(probed, 
     residuals = []
     for alone in itertools.product(range(3), repeat=2):
         order = torch.stack([row for one in alone for row in (1 - torch.eye(3)[one], torch.eye(3)[one])])
-        simulated = evidence.simulate(data.x[None].double(), data.y[None].double(), CERTAIN * order[None].double())
+        simulated = evidence.simulate(data.x[None].double(), data.y[None].double(), STEP_LOGIT * order[None].double())
         residuals.append(float(evidence.discrepancy(simulated).detach() / evidence.scale()))
     assert sum(r < 1e-10 for r in residuals) == 1 and sum(r > 1e-7 for r in residuals) == 8
 
@@ -341,7 +347,7 @@ def test_all_victims_at_once_have_the_same_slopes_as_one_by_one(probed, own):
     if own:
         params = [{n: v * (1 + 0.1 * i) for n, v in e.simulate.params.items()} for i, e in enumerate(found)]
         found = [replace(e, simulate=replace(e.simulate, params=p)) for e, p in zip(found, params, strict=True)]
-    assert groups(found) == [[0, 1]]
+    assert simulation_groups(found) == [[0, 1]]
     x, y = (torch.rand(2, 3, *shape, generator=seeded(1), dtype=torch.float64) for shape in ((1, 8, 8), (10,)))
     order, index = torch.randn(2, 12, generator=seeded(2), dtype=torch.float64), torch.tensor([1, 0])
     together, alone = (kind(found)(x, y, order, index) for kind in (MappedObjective, SimulatedObjective))
@@ -354,11 +360,11 @@ def test_rounded_orders_put_each_image_in_one_step_of_each_epoch(probed):
     view, _ = probed(Local("delta", epochs=3, batch=2, opt=SGD), batch=5, count=5)
     (evidence,) = trained_evidence(view)[:1]
     logits = torch.randn(2, 1, 9, 5, generator=seeded())
-    found = rounded(evidence.simulate, logits) / CERTAIN
+    found = rounded_order(evidence.simulate, logits) / STEP_LOGIT
     assert found.shape == logits.shape and set(found.unique().tolist()) == {0.0, 1.0}
     epochs = found.view(2, 3, 3, 5)
     assert bool((epochs.sum(2) == 1).all()) and epochs.sum(3)[0, 0].tolist() == [2, 2, 1]
-    assert torch.equal(rounded(evidence.simulate, CERTAIN * found), CERTAIN * found)
+    assert torch.equal(rounded_order(evidence.simulate, STEP_LOGIT * found), STEP_LOGIT * found)
     x, y = torch.rand(1, 5, 1, 8, 8), torch.eye(10)[None, :5]
-    by_hand = LocalTraining.__call__(evidence.simulate, x, y, CERTAIN * torch.eye(5)[[0, 2, 4] * 3][None])
+    by_hand = LocalTraining.__call__(evidence.simulate, x, y, STEP_LOGIT * torch.eye(5)[[0, 2, 4] * 3][None])
     assert all(bool(v.isfinite().all()) for v in by_hand.values())

@@ -18,7 +18,7 @@ from ppbench.adversary.attack import Attack
 from ppbench.base.registry import plugins
 from ppbench.cli import app
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.run.suite import SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite
 from ppbench.testing import check_defense
 

@@ -26,8 +26,8 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
-from ppbench.run.cost import client_of, cut, peak_bytes
-from ppbench.run.evaluation import check
+from ppbench.run.cost import first_steps, measured_client, peak_bytes
+from ppbench.run.evaluation import check_experiment
 from ppbench.run.experiment import resolve
 from ppbench.run.task import check_clients
 
@@ -63,29 +63,33 @@ def test_numbers_are_those_of_one_draw_and_so_is_what_is_drawn_next(
     at_once, later = Generator().manual_seed(seed), Generator().manual_seed(seed)
     for generator in (at_once, later):
         torch.randn(before, generator=generator)
-    right = draws.whole(at_once, (steps, count), law)
-    states, last = draws._passed(later, steps, count, law)
-    found = draws.Later(states, last, steps, (count,), law)
+    right = draws.drawn_at_once(at_once, (steps, count), law)
+    states, last = draws._skip_all(later, steps, count, law)
+    found = draws.DeferredNoise(states, last, steps, (count,), law)
     assert torch.equal(all_steps(found, steps), right)
     assert torch.equal(torch.randn(33, generator=at_once), torch.randn(33, generator=later))
-    part = draws.Later(states[: steps // 2], last[: steps // 2], steps, (count,), law)  # of the first steps alone
+    part = draws.DeferredNoise(
+        states[: steps // 2], last[: steps // 2], steps, (count,), law
+    )  # of the first steps alone
     assert all(torch.equal(part.at(t), right[t]) for t in range(steps // 2))
 
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_this_torch_draws_so_and_small_parameters_are_drawn_at_once(law: Any) -> None:
-    assert draws.replayed(law)
-    assert isinstance(draws.noise(Generator(), 3, (draws.FEW - 1,), law), Tensor)
-    found = draws.noise(Generator().manual_seed(1), 3, (2, draws.FEW), law)
-    assert isinstance(found, draws.Later)
-    assert torch.equal(all_steps(found, 3), draws.whole(Generator().manual_seed(1), (3, 2, draws.FEW), law))
+    assert draws.draws_by_steps(law)
+    assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS - 1,), law), Tensor)
+    found = draws.noise(Generator().manual_seed(1), 3, (2, draws.EAGER_NUMBERS), law)
+    assert isinstance(found, draws.DeferredNoise)
+    assert torch.equal(
+        all_steps(found, 3), draws.drawn_at_once(Generator().manual_seed(1), (3, 2, draws.EAGER_NUMBERS), law)
+    )
 
 
 def test_the_default_type_changes_no_number() -> None:
-    right = draws.whole(Generator().manual_seed(1), (5,), "gaussian")
+    right = draws.drawn_at_once(Generator().manual_seed(1), (5,), "gaussian")
     torch.set_default_dtype(torch.float64)
     try:
-        assert torch.equal(draws.whole(Generator().manual_seed(1), (5,), "gaussian"), right)
+        assert torch.equal(draws.drawn_at_once(Generator().manual_seed(1), (5,), "gaussian"), right)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -114,8 +118,8 @@ def test_results_are_those_of_noise_drawn_at_once(
     name: str, backend: Backend, upload: str, digits: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for few in (draws.BLOCK, 10**9):
-        monkeypatch.setattr(draws, "FEW", few)
+    for few in (draws.NORMAL_BLOCK, 10**9):
+        monkeypatch.setattr(draws, "EAGER_NUMBERS", few)
         fed = federation(digits, noisy(name), backend, upload=upload)
         fed.run(2)
         found.append(leaves(fed.parties.server.params))
@@ -123,8 +127,8 @@ def test_results_are_those_of_noise_drawn_at_once(
 
 
 def test_a_torch_that_draws_otherwise_draws_at_once(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "replayed", lambda law: False)
-    assert isinstance(draws.noise(Generator(), 3, (draws.FEW,)), Tensor)
+    monkeypatch.setattr(draws, "draws_by_steps", lambda law: False)
+    assert isinstance(draws.noise(Generator(), 3, (draws.EAGER_NUMBERS,)), Tensor)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -141,10 +145,10 @@ def test_more_steps_take_no_more_memory_for_noise(name: str, backend: Backend, d
 
 
 def test_a_job_is_cut_to_its_first_steps(digits: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "FEW", draws.BLOCK)
-    client = client_of(federation(digits, noisy("dp")))
+    monkeypatch.setattr(draws, "EAGER_NUMBERS", draws.NORMAL_BLOCK)
+    client = measured_client(federation(digits, noisy("dp")))
     job = next(iter(client.jobs()))
-    right, part = draws.at_step(job.noise, 1), draws.at_step(cut(job, 2).noise, 1)
+    right, part = draws.at_step(job.noise, 1), draws.at_step(first_steps(job, 2).noise, 1)
     assert all(torch.equal(right[name], part[name]) for name in right)
 
 
@@ -184,10 +188,10 @@ def test_clients_that_compute_at_once_are_counted(monkeypatch: pytest.MonkeyPatc
 
 def test_an_evaluation_asks_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = resolve(configure(defense="dp", schedule="parallel", train=100))
-    check(experiment)
+    check_experiment(experiment)
     room(monkeypatch, 1e-4)
-    assert "defense 'none'" in refusal(lambda: check(experiment)) or "defense 'dp'" in refusal(
-        lambda: check(experiment)
+    assert "defense 'none'" in refusal(lambda: check_experiment(experiment)) or "defense 'dp'" in refusal(
+        lambda: check_experiment(experiment)
     )
 
 

@@ -11,7 +11,7 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.encrypted import shares
-from ppbench.defenses.encrypted.ciphertexts import Ciphertext, words_of
+from ppbench.defenses.encrypted.ciphertexts import Ciphertext, ciphertext_words
 from ppbench.defenses.encrypted.threshold import Decrypt, Partial, _streams
 from ppbench.defenses.mpdp.accounting import theta_max
 from ppbench.federation.ciphering import functional, paillier
@@ -24,7 +24,7 @@ from ppbench.nets.net import initial
 from ppbench.records.times import ClientTime
 from ppbench.report.page.costs import encryption_sentence
 from ppbench.run import ciphers, cost
-from ppbench.testing.scene import Trial, dealt, victims_of
+from ppbench.testing.scene import DefenseTrial, digit_shards, scene_victims
 
 NAMES = ["tp_smc", "hybridalpha", "pile"]
 NOISY = ["tp_smc", "hybridalpha"]
@@ -36,15 +36,15 @@ def made(name, **changes):
 
 
 def federation(defense, clients=4, **changes):
-    plan = replace(Trial(defense).plan, clients=clients, server_opt=Opt("sgd", 0.1), **changes)
-    run = Federation(defense, plan, dealt([48] * clients), Seeds(0))
+    plan = replace(DefenseTrial(defense).plan, clients=clients, server_opt=Opt("sgd", 0.1), **changes)
+    run = Federation(defense, plan, digit_shards([48] * clients), Seeds(0))
     run.start(initial(plan.spec, 1))
     return run
 
 
 def probed(defense, threat="server/1", clients=4, batch=2, count=8):
     run = federation(defense, clients)
-    victims = victims_of(run, threat, batch, count)
+    victims = scene_victims(run, threat, batch, count)
     return run, victims, run.probe(victims.data).view(threat, own=victims.own)
 
 
@@ -62,7 +62,7 @@ def plain(view, unit, members):
 def all_states(defense, clients=4):
     """A whole cohort's exchanges, and the transcript's view with everybody's states: nobody in ppbench has it."""
     run = federation(defense, clients)
-    transcript = run.probe(victims_of(run, count=clients).data)
+    transcript = run.probe(scene_victims(run, count=clients).data)
     view = replace(transcript.view("server/1"), states=transcript.states)
     return view, defense.uploads(view)[0]
 
@@ -74,7 +74,7 @@ def test_the_server_decrypts_the_sum_of_what_clients_encrypted_to_the_bit(name):
     own = plain(view, unit, range(4))
     assert torch.equal(view.defense.total(view, unit), sum(own.values()))
     for client, exchange in enumerate(unit):
-        hidden = words_of(client, exchange.answer, len(own[client]))
+        hidden = ciphertext_words(client, exchange.answer, len(own[client]))
         assert float((hidden == own[client]).double().mean()) < 1e-3
         # What encrypts fills all 64 bits evenly; what is encrypted does not.
         assert abs(float((hidden >> 62).double().mean()) + 0.5) < 0.1 < float((own[client] >> 62 == 0).double().mean())
@@ -127,7 +127,7 @@ def test_one_honest_decryptor_hides_an_upload_from_who_has_all_that_others_decry
     view, unit = all_states(defense)
     exchange, own = unit[3], plain(view, unit, [3])[3]
     ctx = Context(view.plan, exchange.round, view.session(exchange), 3, torch.Generator())
-    keys, words = view.state_at(exchange, 3).keys, words_of(3, exchange.answer, len(own))
+    keys, words = view.state_at(exchange, 3).keys, ciphertext_words(3, exchange.answer, len(own))
     for missing in range(3):
         known = [d for d in range(3) if d != missing]
         left = words - _streams(keys, ctx, known, len(own)) - own
@@ -138,11 +138,11 @@ def test_one_honest_decryptor_hides_an_upload_from_who_has_all_that_others_decry
 def test_shares_of_a_key_give_it_back_at_the_threshold_and_another_one_below():
     generator = torch.Generator().manual_seed(0)
     key = torch.randint(0, 256, (32,), generator=generator).to(torch.uint8)
-    dealt = shares.shared_out(key, 5, 3, generator)
+    dealt = shares.split_key(key, 5, 3, generator)
     for members in combinations(range(5), 3):
-        assert torch.equal(shares.joined({c: dealt[c] for c in members}), key)
+        assert torch.equal(shares.joined_key({c: dealt[c] for c in members}), key)
     for members in combinations(range(5), 2):
-        assert int((shares.joined({c: dealt[c] for c in members}) == key).sum()) < 8
+        assert int((shares.joined_key({c: dealt[c] for c in members}) == key).sum()) < 8
 
 
 def test_hybridalphas_upload_is_bare_to_all_the_others_alone():
@@ -248,9 +248,9 @@ def test_a_longer_modulus_has_more_slots_and_costs_more_bytes():
 
 def test_seconds_scale_with_the_ciphertexts_and_say_what_was_timed():
     one = ciphers.Seconds(encrypt=2.0, partial=1.0, decrypt=5.0, library="a library 1")
-    found = ciphers.scaled(one, paillier(2048, 5, 3, 100))
+    found = ciphers.round_times(one, paillier(2048, 5, 3, 100))
     assert (found.client, found.server) == (12.0, 20.0)  # four ciphertexts of 31 numbers
-    twice = ciphers.scaled(one, paillier(2048, 5, 3, 8 * 31))
+    twice = ciphers.round_times(one, paillier(2048, 5, 3, 8 * 31))
     assert (twice.client, twice.server) == (24.0, 40.0)
     sentence = encryption_sentence(found)
     assert sentence == "encryption adds 12 s a client and round, 20 s at the server (a library 1)"
@@ -262,7 +262,7 @@ def test_without_the_libraries_the_cost_says_what_to_install_and_all_else_works(
     def missing(*_):
         raise ModuleNotFoundError("No module named 'phe'")
 
-    monkeypatch.setattr(ciphers, "timed", missing)
+    monkeypatch.setattr(ciphers, "time_operations", missing)
     monkeypatch.setattr(cost, "BUDGET_S", 0.0)
     run = federation(made("tp_smc"))
     found = cost.client_cost(run, run.parties.server.params).time

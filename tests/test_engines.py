@@ -21,10 +21,10 @@ from ppbench.run.config import configure
 from ppbench.run.evaluation import compute
 from ppbench.run.executors.local import InlineExecutor, LocalExecutor
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.jobs import Done, Job, WorkerDied, work
-from ppbench.run.schedule import missing, wanted
+from ppbench.run.jobs import Done, WorkerDied, WorkItem, work
+from ppbench.run.schedule import plan_cells, unfinished
 from ppbench.run.suite import load_suite
-from ppbench.run.sweep import plan, sweep
+from ppbench.run.sweep import plan_sweep, sweep
 
 SMALL: dict[str, Any] = {
     **{"defense": "ppdl", "grid": (0.1,), "attacks": ("label_recovery", "planted_slow"), "attack_batch": (1, 3, 2)},
@@ -40,11 +40,11 @@ class Watched(InlineExecutor):
 
     capacity = 2
 
-    def __init__(self, fate: Callable[[Job], Exception | None] = lambda job: None) -> None:
+    def __init__(self, fate: Callable[[WorkItem], Exception | None] = lambda job: None) -> None:
         super().__init__(lambda rounds: None)
-        self.fate, self.begun, self.open = fate, list[Job](), list[int]()
+        self.fate, self.begun, self.open = fate, list[WorkItem](), list[int]()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         super().submit(job)
         self.begun.append(job)
         self.open.append(len(self._jobs))
@@ -78,8 +78,8 @@ def run(out, executor, experiment=None, *others, strict=False):
     """Have everything computed that is missing; return what was heard of it."""
     store, heard = Store(out), Heard()
     store.prepare()
-    asked = wanted([experiment or small(), *others])
-    compute(asked, missing(asked, store), store, executor, heard, strict=strict)
+    asked = plan_cells([experiment or small(), *others])
+    compute(asked, unfinished(asked, store), store, executor, heard, strict=strict)
     return heard
 
 
@@ -87,7 +87,7 @@ def found(out: Path) -> list[Record]:
     return Store(out).load_all()
 
 
-def trains(job: Job) -> bool:
+def trains(job: WorkItem) -> bool:
     return job.group is None
 
 
@@ -130,7 +130,7 @@ def test_what_two_evaluations_share_is_made_once(tmp_path):
 
 
 def test_of_a_group_whose_worker_dies_only_the_cell_that_did_it_fails(tmp_path):
-    culprit = next(c.id for w in wanted([small()]) for c in w.cells if c.attack.name == "planted_slow")
+    culprit = next(c.id for w in plan_cells([small()]) for c in w.cells if c.attack.name == "planted_slow")
     executor = Watched(lambda job: WorkerDied("killed") if culprit in job.cells else None)
     heard = run(tmp_path, executor)
     tries = [job.cells for job in executor.begun if culprit in job.cells]
@@ -215,7 +215,7 @@ def test_a_worker_without_a_thread_to_lead_it_is_ended_and_told(tmp_path, forked
     monkeypatch.setattr(process._ExecutorManagerThread, "start", raising(RuntimeError("can't start new thread")))
     before = {*multiprocessing.active_children()}
     with LocalExecutor(1, lambda rounds: None) as executor, pytest.raises(UsageError, match="can't start new thread"):
-        executor.submit(Job(small(), tmp_path, 0))
+        executor.submit(WorkItem(small(), tmp_path, 0))
     for child in {*multiprocessing.active_children()} - before:
         child.join(5)
     assert not {*multiprocessing.active_children()} - before
@@ -232,17 +232,17 @@ def raising(error):
 def test_a_worker_that_is_killed_takes_only_its_own_job_and_all_go_at_an_error(tmp_path, forked):
     attacks, settings = ("planted_deadly", "label_recovery", "planted_slow"), {"planted_slow.seconds": 300.0}
     experiment = small(defense="none", grid="quick", attacks=attacks, settings=settings)
-    asked = wanted([experiment])
+    asked = plan_cells([experiment])
 
     def of(attack, batch):
         one = next(w for w in asked if w.group.batch == batch)
         cells = tuple(c.id for c in one.cells if c.attack.name == attack)
-        return Job(experiment, tmp_path, one.group.point, one.group, cells)
+        return WorkItem(experiment, tmp_path, one.group.point, one.group, cells)
 
     Store(tmp_path).prepare()
-    work(Job(experiment, tmp_path, asked[0].group.point))
+    work(WorkItem(experiment, tmp_path, asked[0].group.point))
     deadly, others = of("planted_deadly", 1), [of("label_recovery", 3), of("planted_deadly", 2)]
-    sore = Job(small(defense="planted_sore", grid="quick"), tmp_path, 2)
+    sore = WorkItem(small(defense="planted_sore", grid="quick"), tmp_path, 2)
     with pytest.raises(KeyboardInterrupt), LocalExecutor(2, lambda rounds: None) as executor:
         for job in (deadly, *others, sore):
             executor.submit(job)
@@ -308,4 +308,4 @@ def test_a_sweep_killed_with_its_worker_gives_what_an_undisturbed_one_gives(scri
     assert kill.compare(tmp_path / "still", out) == ()
     begun, late = kill.starts_of(log, Store(out).load_all(), out)
     assert late == 0 and begun > 0, "no cell is begun that is finished"
-    assert plan(load_suite(suite, isolate=False), out).todo == ()
+    assert plan_sweep(load_suite(suite, isolate=False), out).todo == ()

@@ -18,7 +18,7 @@ from ppbench.report.verify import verify
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import wanted
+from ppbench.run.schedule import plan_cells
 from ppbench.run.train import mean_square
 
 TINY = {
@@ -79,7 +79,7 @@ def test_each_record_verifies_and_tampering_is_found(first):
 
 
 def test_another_seed_gives_other_cells(first):
-    other = wanted([resolve(configure(**{**SMALL, "seed": 1}))])
+    other = plan_cells([resolve(configure(**{**SMALL, "seed": 1}))])
     assert not {r.cell_id for r in first.records} & {cell.id for one in other for cell in one.cells}
 
 

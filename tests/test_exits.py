@@ -14,7 +14,7 @@ import pytest
 
 from ppbench import cli
 from ppbench.base.exits import MEANINGS, Exit, Stopped, held_back, stopping
-from ppbench.report.completeness import exit_of, unjudged
+from ppbench.report.completeness import defenses_without_result, exit_of
 
 pytestmark = pytest.mark.usefixtures("heard")
 
@@ -60,7 +60,7 @@ def test_nothing_judged_is_never_0(fabricate, cells, reliable, code):
         records.append(record)
     assert exit_of(records, reliable) is code
     if code is Exit.OK:
-        assert unjudged(records) == []
+        assert defenses_without_result(records) == []
 
 
 def test_an_error_of_our_own_is_70_with_its_traceback_in_a_file(monkeypatch, capsys, tmp_path):

@@ -7,11 +7,11 @@ import pytest
 from scipy import special
 
 from ppbench.metrics.audit import (
-    audited,
+    epsilon_bound,
     epsilon_gaussian,
     epsilon_lower,
-    gaussian_epsilon,
-    of_gaussian,
+    gaussian_tradeoff,
+    gdp_epsilon,
     refutes,
 )
 
@@ -41,10 +41,10 @@ def test_the_same_guesses_say_more_of_a_gaussian_mechanism(m, r, v):
 @pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-6), (3.0, 1e-2)])
 def test_epsilon_of_a_gaussian_mechanism_is_where_the_curves_meet(mu, delta):
     """delta(epsilon) is the largest p - e^epsilon f(p): the least probability of an event whose likelier one is p."""
-    epsilon = gaussian_epsilon(mu, delta)
+    epsilon = gdp_epsilon(mu, delta)
     p = special.ndtr(np.linspace(-9, 9, 200_001))
     found = float((p - math.exp(epsilon) * special.ndtr(special.ndtri(p) - mu)).max())
-    assert found == pytest.approx(delta, rel=1e-3) and gaussian_epsilon(0.0, delta) == 0
+    assert found == pytest.approx(delta, rel=1e-3) and gdp_epsilon(0.0, delta) == 0
 
 
 def test_guesses_by_chance_refute_nothing_and_bad_counts_are_refused():
@@ -78,13 +78,13 @@ def test_level_on_a_gaussian_mechanism_with_guesses_on_the_surest():
         guessed, decision = np.zeros(m, dtype=bool), np.zeros(m, dtype=bool)
         guessed[order[: m // 4]] = guessed[order[-(m // 4) :]] = decision[order[-(m // 4) :]] = True
         bounds.append(int((member == decision)[guessed].sum()))
-    refuted = {v: refutes(m, m // 2, v, of_gaussian(mu)) for v in set(bounds)}
+    refuted = {v: refutes(m, m // 2, v, gaussian_tradeoff(mu)) for v in set(bounds)}
     assert np.mean([refuted[v] for v in bounds]) <= 0.1
-    assert epsilon_gaussian(m, m // 2, int(np.median(bounds))) > 0.3 * gaussian_epsilon(mu)
+    assert epsilon_gaussian(m, m // 2, int(np.median(bounds))) > 0.3 * gdp_epsilon(mu)
 
 
 def test_figures_of_an_audit_say_which_bound_they_are():
     member = np.arange(100) % 2 == 0
-    found = {g: audited(member, member, np.ones(100, dtype=bool), 1e-5, g) for g in (False, True)}
+    found = {g: epsilon_bound(member, member, np.ones(100, dtype=bool), 1e-5, g) for g in (False, True)}
     assert found[True].value > found[False].value and "Gaussian" in found[True].interval.method
     assert "Gaussian" not in found[False].interval.method

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import Asked
+from ppbench.attacks.membership.base import MembershipQuestion
 from ppbench.attacks.membership.fedmia import FedMIA, against_others
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.update_cosine import UpdateCosine
@@ -19,7 +19,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.worlds import POISONS, written
+from ppbench.testing.worlds import POISONS, with_changed_mail
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -87,7 +87,7 @@ def test_too_few_others_or_a_sum_of_all_say_nothing():
 @pytest.mark.parametrize("poison", ["nan", "no mail"])
 def test_where_nothing_can_be_read_decisions_are_coins(poison):
     view, challenge, _ = seen()
-    view = replace(view, mail=()) if poison == "no mail" else written(view, POISONS["nan"])
+    view = replace(view, mail=()) if poison == "no mail" else with_changed_mail(view, POISONS["nan"])
     first, other = (FedMIA().run(view, [challenge], seeded(s))[0] for s in (1, 2))
     assert len(first.score.unique()) == 1 and not torch.equal(first.decision, other.decision)
 
@@ -106,7 +106,7 @@ def test_two_weak_columns_are_stronger_together_and_the_asked_half_is_not_looked
     signal = torch.randn(400, 3, generator=g, dtype=torch.float64)
     signal[:, :2] += member[:, None].double()
     signal[:, 2] = torch.nan
-    asked = Asked(torch.zeros(400, 10, dtype=torch.float64), known)
+    asked = MembershipQuestion(torch.zeros(400, 10, dtype=torch.float64), known)
     guess = Stack().answer(PLAN, signal, asked, seeded())
     alone = max(roc_auc_score(member[200:], signal[200:, c]) for c in (0, 1))
     assert roc_auc_score(member[200:], guess.score[200:]) > alone + 0.02

@@ -15,10 +15,10 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.central import Central
-from ppbench.defenses.fedpc.evidence import pilots, signs, uploads
-from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary, word
+from ppbench.defenses.fedpc.evidence import command_answers, pilots, step_signs
+from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary, word_dtype
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.defenses.fedpc.ternary import decoded, encoded, first_ternary, later_ternary, pack, unpack
+from ppbench.defenses.fedpc.ternary import decoded, encoded, first_ternary, later_ternary, pack_trits, unpack_trits
 from ppbench.defenses.phong import Phong
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
@@ -27,7 +27,7 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
-from ppbench.testing.scene import same
+from ppbench.testing.scene import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)
 
@@ -49,10 +49,10 @@ def test_ternaries_tell_the_exact_signs_of_what_their_sender_does_not_send(build
     run.run(2)
     _, transcript = probed(run, "local", 2)
     view, seen = transcript.view(threat), 0
-    for exchange in uploads(view):
+    for exchange in command_answers(view):
         place = exchange.slot.probe, exchange.round, exchange.step, exchange.slot.client
         (state,) = [s.state for s in transcript.states if (s.probe, s.round, s.step, s.party) == place]
-        told = signs(view, exchange)
+        told = step_signs(view, exchange)
         if told is None:  # a listener has not heard the broadcast before its first round
             assert threat == "eavesdropper/1" and exchange.round == 3
             continue
@@ -68,8 +68,8 @@ def test_in_round_1_a_ternary_tells_the_sign_itself(build):
     view = run.observe().view("server/1")
     truth = trained(run.observe())
     start = flat(run.parties.server.params)
-    for exchange in uploads(view):
-        told, true = flat(signs(view, exchange)), start - flat(truth[exchange.slot.client])
+    for exchange in command_answers(view):
+        told, true = flat(step_signs(view, exchange)), start - flat(truth[exchange.slot.client])
         assert torch.equal(told[told != 0], true.sign()[told != 0])
         if isinstance(exchange.answer, Ternary):
             assert torch.equal(told != 0, true.abs() > 0.05)
@@ -118,8 +118,8 @@ def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
     plain, hidden = build(FedPC()), build(FedPC(masks="ring"))
     for run in (plain, hidden):
         run.run(4)
-    assert same(plain.parties.server.params, hidden.parties.server.params)
-    assert same(plain.parties.server.own, hidden.parties.server.own)
+    assert same_tensors(plain.parties.server.params, hidden.parties.server.params)
+    assert same_tensors(plain.parties.server.own, hidden.parties.server.own)
     transcript, count = hidden.observe(), hidden.plan.net.parameter_count
     sent = answers(transcript, Masked)
     assert len(sent) == 4 and {m.words.dtype for m in sent.values()} == {torch.int16}
@@ -130,7 +130,7 @@ def test_masks_change_what_is_seen_and_nothing_of_what_is_learnt(build):
         same_sign = (message.words.sign() == bare[client].sign())[bare[client] != 0].double().mean()
         assert abs(float(same_sign) - 0.5) < 4 * 0.5 / (0.3 * count) ** 0.5
         assert float(message.words.double().std()) > 2**16 / 12**0.5 * 0.9  # uniform over all words
-        assert signs(transcript.view("server/1"), next(e for e in uploads(transcript.view("server/1"))
+        assert step_signs(transcript.view("server/1"), next(e for e in command_answers(transcript.view("server/1"))
                      if e.slot.client == client)) is None  # fmt: skip
 
 
@@ -139,9 +139,9 @@ def _at(transcript: Transcript, client: int) -> Any:
 
 
 def test_words_are_as_wide_as_the_sum_needs():
-    assert word(torch.tensor([2**14, 2**14 - 1])) == torch.int16
-    assert word(torch.tensor([2**14, 2**14])) == torch.int32
-    assert word(torch.tensor([2**31])) == torch.int64
+    assert word_dtype(torch.tensor([2**14, 2**14 - 1])) == torch.int16
+    assert word_dtype(torch.tensor([2**14, 2**14])) == torch.int32
+    assert word_dtype(torch.tensor([2**31])) == torch.int64
 
 
 def test_masked_ternaries_are_evidence_about_all_their_senders_together(build):
@@ -162,7 +162,7 @@ def test_all_other_senders_together_take_a_mask_off(build):
     run.run(1)
     transcript = run.observe()
     assert 0 in answers(transcript, Masked), "client 0 is the pilot: the test proves nothing"
-    bare = next(e.answer for e in uploads(transcript.view("collusion/1")) if e.slot.client == 0)
+    bare = next(e.answer for e in command_answers(transcript.view("collusion/1")) if e.slot.client == 0)
     trits = flat(run.defense.decode(bare, run.parties.server.params)).to(torch.int8)
     assert torch.equal(trits, run.defense.ternary(run.context("observed", 2, 1, 0), _at(transcript, 0)))
 
@@ -195,7 +195,7 @@ def test_weight_transmission_hands_each_client_the_model_of_the_one_before(build
     assert [e.sender for e in transcript.mail if e.receiver == SERVER] == list(range(5))
     for client in range(4):
         handed = {n: models[client][n] - sent[client][n] for n in sent[client]}
-        assert same(handed, models[client + 1])
+        assert same_tensors(handed, models[client + 1])
     assert_exact(run, 1e-8)
 
 
@@ -251,16 +251,16 @@ def trits_of(values: list[int]) -> Tensor:
 @given(st.lists(st.sampled_from([-1, 0, 1]), max_size=70))
 @settings(max_examples=60)
 def test_packings_read_back_in_the_least_bytes(packing, values):
-    data = pack(trits_of(values), packing)
+    data = pack_trits(trits_of(values), packing)
     assert data.dtype == torch.uint8 and len(data) == math.ceil(len(values) / PER_BYTE[packing])
-    found = unpack(data, len(values), packing)
+    found = unpack_trits(data, len(values), packing)
     assert found.dtype == torch.int8 and found.tolist() == values
 
 
 def test_entries_lie_lowest_bits_first():
     # 0 -> 00, 1 -> 01, -1 -> 11: entries 0, 1, -1, 0 give 00 11 01 00, the fifth a byte of its own.
-    assert pack(trits_of([0, 1, -1, 0, 1]), "two_bits").tolist() == [0b00110100, 0b01]
-    assert pack(trits_of([1, -1, 0, 0, 1, -1]), "base3").tolist() == [1 + 2 * 3 + 81, 2]
+    assert pack_trits(trits_of([0, 1, -1, 0, 1]), "two_bits").tolist() == [0b00110100, 0b01]
+    assert pack_trits(trits_of([1, -1, 0, 0, 1, -1]), "base3").tolist() == [1 + 2 * 3 + 81, 2]
 
 
 @each_packing
@@ -274,9 +274,9 @@ def test_what_is_read_is_only_what_would_be_written(packing, values, short):
         wrong = max(values) > 242 or values[-1] >= 3 ** (5 - short)
     if wrong:
         with pytest.raises(ValueError, match="stands for nothing or padding not 0"):
-            unpack(data, count, packing)
+            unpack_trits(data, count, packing)
     else:
-        assert torch.equal(pack(unpack(data, count, packing), packing), data)
+        assert torch.equal(pack_trits(unpack_trits(data, count, packing), packing), data)
 
 
 @each_packing
@@ -287,7 +287,7 @@ def test_what_is_read_is_only_what_would_be_written(packing, values, short):
 )  # fmt: skip
 def test_a_wrong_length_dtype_or_shape_is_refused(packing, data):
     with pytest.raises(ValueError, match=r"7 entries take uint8 of shape \(2,\)"):
-        unpack(data, 7, packing)
+        unpack_trits(data, 7, packing)
 
 
 @each_packing

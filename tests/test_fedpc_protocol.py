@@ -22,7 +22,7 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.run.choice import make_defense
-from ppbench.testing.scene import same
+from ppbench.testing.scene import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)
 
@@ -121,7 +121,7 @@ def test_base_3_sends_less_and_padding_hides_the_pilot_at_the_price_of_a_model(b
         lengths = {e.nbytes for e in run.observe().mail if isinstance(e.message, Ternary | Weights)}
         sizes[packing, padded] = lengths
         run.run(2)
-        assert same(run.parties.server.params, plain.parties.server.params)
+        assert same_tensors(run.parties.server.params, plain.parties.server.params)
     assert sizes["two_bits", False] == {4 * count, math.ceil(count / 4)}
     assert sizes["base3", False] == {4 * count, math.ceil(count / 5)}
     assert sizes["two_bits", True] == sizes["base3", True] == {4 * count}
@@ -249,7 +249,11 @@ def test_a_malformed_answer_names_its_client_and_changes_nothing(build, kind, sp
     before = (run.parties.server, list(run.parties.clients), run.round)
     with pytest.raises(ProtocolError, match=f"Client {2 if kind is Cost else '[0-4]'} {said}"):
         run.run(2)
-    assert same(before[0], run.parties.server) and same(before[1], run.parties.clients) and run.round == before[2]
+    assert (
+        same_tensors(before[0], run.parties.server)
+        and same_tensors(before[1], run.parties.clients)
+        and run.round == before[2]
+    )
     run.defense = FedPC(masks=masks)
     assert run.run(2)
 

@@ -21,7 +21,7 @@ from ppbench.base import files, locks
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, sweep_abandoned, temporary_of, write_atomic, write_output
 from ppbench.base.locks import locked
-from ppbench.metrics.perceptual import located
+from ppbench.metrics.perceptual import weights_file
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
 from ppbench.report.claims.times import read_figures
@@ -86,9 +86,9 @@ def test_an_output_is_written_into_a_device_or_a_pipe_and_never_over_it(tmp_path
 READERS = {
     "suite": lambda path: load_suite(path),
     "figures": lambda path: read_figures([path]),
-    "weights": lambda path: located(str(path)),
-    "generator": lambda path: store.read(path),
-    "a generator's digest": lambda path: store.digest(path),
+    "weights": lambda path: weights_file(str(path)),
+    "generator": lambda path: store.read_generator(path),
+    "a generator's digest": lambda path: store.file_digest(path),
     "table": lambda path: open_dataset(f"csv:{path}", seed=0),
     "backbone": lambda path: configured(path),
 }

@@ -12,7 +12,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.adaptive import inversion
 from ppbench.attacks.adaptive.dp import AdaptiveDP
 from ppbench.attacks.adaptive.encrypted import AdaptiveEncrypted
-from ppbench.attacks.adaptive.inversion import searched
+from ppbench.attacks.adaptive.inversion import fittest_guesses
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP
 from ppbench.attacks.adaptive.server import AdaptiveServer
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
@@ -26,7 +26,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 BUDGET, IMAGES, CLIENTS = 900, 6, 2
 CNN = net_spec("cnn", (1, 8, 8), 10, {"widths": "16,32", "bias": False})
@@ -36,7 +36,7 @@ def seen(defense, spec=CNN, loss="squared"):
     """Return what the server sees of single digits."""
     data = {
         c: Data(x.clone(), y.clone())
-        for c, (x, y) in enumerate(zip(digits().x.split(64), digits().y.split(64), strict=False))
+        for c, (x, y) in enumerate(zip(all_digits().x.split(64), all_digits().y.split(64), strict=False))
         if c < CLIENTS
     }
     fed = Federation(defense, Plan(spec, CLIENTS, Local("gradient", batch=32), loss=loss), data, Seeds(0))
@@ -106,7 +106,7 @@ def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best,
 
     monkeypatch.setattr(IDLG, "answer", answer)
     monkeypatch.setattr(IG, "answer", answer)
-    guesses = searched(IDLG(budget=120, restarts=5), found, view.plan, asked, seeded())
+    guesses = fittest_guesses(IDLG(budget=120, restarts=5), found, view.plan, asked, seeded())
     assert calls == [*((*way, 9, IMAGES) for way in names), (*names[best], 89, IMAGES)]
     assert {guess.evaluations for guess in guesses} == {120}
     errors = [float((g.x - truth[c.unit[0]].x).square().mean().sqrt()) for g, c in zip(guesses, asked, strict=True)]
@@ -115,9 +115,9 @@ def test_of_the_searches_that_are_tried_that_of_the_smallest_angle_goes_on(best,
 
 def test_larger_images_are_left_to_the_usual_prior(monkeypatch):
     """There an answer full of noise that points nearer would win (docs/benchmarks.md)."""
-    wide, calls = net_spec("cnn", (1, inversion.SMOOTH, inversion.SMOOTH), 10, {"widths": "8"}), []
-    large = torch.nn.functional.interpolate(digits().x[:8], size=wide.shape[1:], mode="bilinear")
-    data = {0: Data(large, digits().y[:8])}
+    wide, calls = net_spec("cnn", (1, inversion.SMOOTH_PIXELS, inversion.SMOOTH_PIXELS), 10, {"widths": "8"}), []
+    large = torch.nn.functional.interpolate(all_digits().x[:8], size=wide.shape[1:], mode="bilinear")
+    data = {0: Data(large, all_digits().y[:8])}
     fed = Federation(NoDefense(), Plan(wide, 1, Local("gradient", batch=8)), data, Seeds(0))
     fed.start(initial(wide, 1))
     view, victims = watched(fed, count=2)
@@ -146,14 +146,14 @@ def test_equal_angles_cost_no_more_than_the_budget(budget):
         return replace(evidence, observed=noise, simulate=simulate, params=None)
 
     found = [dead(e) for e in NoDefense().evidence(view)]
-    guesses = searched(IDLG(budget=budget), found, view.plan, victims.challenges(), seeded())
+    guesses = fittest_guesses(IDLG(budget=budget), found, view.plan, victims.challenges(), seeded())
     assert all(0 < guess.evaluations <= budget for guess in guesses)
 
 
 def test_one_victims_image_does_not_depend_on_what_becomes_of_another():
     view, victims = seen(NoDefense())
     found, asked = NoDefense().evidence(view), victims.challenges()
-    both, alone = (searched(IDLG(budget=60), e, view.plan, asked, seeded()) for e in (found, found[:1]))
+    both, alone = (fittest_guesses(IDLG(budget=60), e, view.plan, asked, seeded()) for e in (found, found[:1]))
     assert torch.allclose(both[0].x, alone[0].x, atol=0.01), "but for the rounding of other batches"
 
 
@@ -189,17 +189,18 @@ def test_kinks_are_found_as_layers_of_any_kind_and_as_functions(features, kinked
 def test_who_has_no_evidence_or_hardly_a_budget_gets_what_the_search_gives(monkeypatch):
     view, victims = seen(NoDefense())
     found, asked = NoDefense().evidence(view), victims.challenges()
-    guesses = searched(DLG(budget=60), found[1:], view.plan, asked, seeded())
+    guesses = fittest_guesses(DLG(budget=60), found[1:], view.plan, asked, seeded())
     assert guesses[0].confidence is None and guesses[0].x.shape == guesses[1].x.shape
     assert guesses[1].confidence is not None
     broken = [replace(e, observed={n: v * float("nan") for n, v in e.observed.items()}) for e in found]
-    assert all(g.confidence is None for g in searched(DLG(budget=60), broken, view.plan, asked, seeded()))
+    assert all(g.confidence is None for g in fittest_guesses(DLG(budget=60), broken, view.plan, asked, seeded()))
     monkeypatch.setattr(inversion, "_angle", lambda *_: pytest.fail("nothing is compared"))
-    assert len(searched(DLG(budget=inversion.SHARE * 2 - 1), found, view.plan, asked, seeded())) == IMAGES
+    tiny = DLG(budget=inversion.TRIAL_DIVISOR * 2 - 1)
+    assert len(fittest_guesses(tiny, found, view.plan, asked, seeded())) == IMAGES
 
 
 def test_an_encrypted_sum_is_searched_so_too(monkeypatch):
     asked = []
-    monkeypatch.setattr(inversion, "searched", lambda *about: asked.append(about[0]) or searched(*about))
+    monkeypatch.setattr(inversion, "fittest_guesses", lambda *about: asked.append(about[0]) or fittest_guesses(*about))
     _, guesses = reached(seen(PILE()), AdaptiveEncrypted(budget=60))
     assert [search.budget for search in asked] == [60] and all(0 < g.evaluations <= 60 for g in guesses)

@@ -38,12 +38,12 @@ from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.metrics.audit import gaussian_epsilon
+from ppbench.metrics.audit import gdp_epsilon
 from ppbench.nets.net import initial, net_spec
 
 pytest.importorskip("flwr")
 
-from ppbench.adapters.flower.inside import running  # it needs Flower
+from ppbench.adapters.flower.inside import running_flower  # it needs Flower
 
 LR, CLIENTS = 0.1, 3
 NORMAL = NormalDist()
@@ -302,12 +302,12 @@ def test_names_are_those_of_flower_and_all_that_ships_has_one() -> None:
     from ppbench.adapters.flower import stock
 
     homes = (flwr.clientapp.mod, flwr.client.mod, flwr.serverapp.strategy, flwr.server.workflow)
-    assert [one.stock for one in stock.STOCK] == [*flower.STOCK_NAMES]
-    for one in stock.STOCK:
+    assert [one.stock for one in stock.FLOWER_STOCK] == [*flower.STOCK_NAMES]
+    for one in stock.FLOWER_STOCK:
         for name in flower.STOCK_NAMES[one.stock]:
             theirs = next(getattr(home, name) for home in homes if hasattr(home, name))
             assert load("defenses", f"flower:stock/{name}") is one
-            if issubclass(one, stock.Stock) and not name.endswith("_mod"):
+            if issubclass(one, stock.FlowerStock) and not name.endswith("_mod"):
                 strategy, mods = one().parts(3)
                 assert any(type(part) is theirs for part in (strategy, *mods)), name
 
@@ -335,7 +335,7 @@ def unequal() -> Any:
 def test_a_client_moves_the_aggregate_by_its_share_of_examples(unequal: Any, side: str) -> None:
     """Without noise: by w C, whatever its update's length; noise is z C / n all the same, unless weights are equal."""
     wrapper = getattr(unequal, side)
-    with running("The finding", 0), mock.patch.dict(unequal.wrapped.__globals__, MULTIPLIER=0.0):
+    with running_flower("The finding", 0), mock.patch.dict(unequal.wrapped.__globals__, MULTIPLIER=0.0):
         for counts, key, share in (
             (unequal.EQUAL, "num-examples", 1 / 10),
             (unequal.UNEQUAL, "num-examples", 10 / 19),
@@ -343,25 +343,25 @@ def test_a_client_moves_the_aggregate_by_its_share_of_examples(unequal: Any, sid
         ):
             moved = unequal.released(unequal.wrapped(wrapper, key), counts, 10 * unequal.CLIP)
             assert moved == pytest.approx(share * unequal.CLIP, rel=1e-6)
-    with running("The finding", 1):
+    with running_flower("The finding", 1):
         noisy = [unequal.released(unequal.wrapped(wrapper), unequal.UNEQUAL, 1e-9) for _ in range(100)]
     assert np.std(noisy) == pytest.approx(2.0 * unequal.CLIP / 10, rel=0.25)
 
 
 def test_unequal_counts_exceed_the_epsilon_of_the_multiplier_and_equal_ones_do_not(unequal: Any) -> None:
-    asked_for = gaussian_epsilon(1 / 2.0)
+    asked_for = gdp_epsilon(1 / 2.0)
     assert unequal.gaussian(1 / 2.0) == pytest.approx(asked_for, rel=1e-6) and 1.9 < asked_for < 2.1
-    with running("The finding", 2):
+    with running_flower("The finding", 2):
         shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.UNEQUAL, 200)
         assert shares > asked_for and law > 4 * asked_for
-        assert law < gaussian_epsilon(10 / 19 * 10 / 2.0)
+        assert law < gdp_epsilon(10 / 19 * 10 / 2.0)
         shares, law, _ = unequal.measured(unequal.wrapped(unequal.SERVER), unequal.EQUAL, 80)
         assert shares < law < asked_for
 
 
 def test_the_bounds_on_epsilon_hold_for_gaussians(unequal: Any) -> None:
     """Of 200 pairs of samples whose epsilon is known, either bound exceeds it in about 5 % at most."""
-    draws, exact = np.random.default_rng(0), gaussian_epsilon(1.0)
+    draws, exact = np.random.default_rng(0), gdp_epsilon(1.0)
     pairs = [(draws.normal(1, 1, 400), draws.normal(0, 1, 400)) for _ in range(200)]
     assert sum(unequal.least(*pair, 1.5) > exact for pair in pairs) <= 10
     assert sum(unequal.least_gaussian(*pair) > exact for pair in pairs) <= 10

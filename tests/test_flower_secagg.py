@@ -23,7 +23,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import apart, same
+from ppbench.testing.scene import largest_difference, same_tensors
 
 pytest.importorskip("flwr")
 
@@ -63,16 +63,16 @@ def test_the_sum_of_masked_weights_is_federated_averaging_to_the_rounding(shares
     plan = replace(PLAN, local=replace(PLAN.local, batch=32))
     ours, run = federation("none", plan), federation(plan=plan, num_shares=shares)
     assert ours.run(2) and run.run(2)
-    assert 0 < apart(run.parties.server.params, ours.parties.server.params) < 5e-4
-    assert apart(run.parties.server.params, initial(PLAN.spec, 0)) > 1e-2
+    assert 0 < largest_difference(run.parties.server.params, ours.parties.server.params) < 5e-4
+    assert largest_difference(run.parties.server.params, initial(PLAN.spec, 0)) > 1e-2
     assert run.parties.server.counts.tolist() == [20, 24, 28, 32]
 
 
 def test_masks_are_new_in_every_run_and_cancel() -> None:
     runs = [seen(federation()) for _ in range(2)]
     first, second = (next(m.message for m in run.mail if m.sender == 0 and m.step == 2) for run in runs)
-    assert not same(first, second)
-    assert apart(*(run.mail[-1].message.params for run in runs)) == 0
+    assert not same_tensors(first, second)
+    assert largest_difference(*(run.mail[-1].message.params for run in runs)) == 0
 
 
 def test_the_workflow_runs_its_four_stages_in_order() -> None:
@@ -129,7 +129,7 @@ def test_a_probe_moves_nothing() -> None:
     run, other = federation(), federation()
     seen(run)
     assert run.run(1) and other.run(1)
-    assert apart(run.parties.server.params, other.parties.server.params) == 0
+    assert largest_difference(run.parties.server.params, other.parties.server.params) == 0
 
 
 def test_too_few_clients_and_thresholds_are_refused_in_a_sentence() -> None:
@@ -145,7 +145,7 @@ def test_a_workflow_of_yours_is_run_as_the_stock_one(monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     run, stock = federation("flower:flower_apps:secure"), federation(num_shares=3, threshold=2)
     assert run.defense.sums and run.run(1) and stock.run(1)
-    assert apart(run.parties.server.params, stock.parties.server.params) == 0
+    assert largest_difference(run.parties.server.params, stock.parties.server.params) == 0
 
 
 def test_a_mod_that_raises_in_a_stage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ from ppbench.questions.images import blind_decibels, inexact
 from ppbench.questions.kept import RECOMPUTED
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.verify import examine
-from ppbench.run.complete import lacking
+from ppbench.run.complete import missing_cells
 from ppbench.run.recheck import recheck
 
 ASKED = dict(
@@ -77,7 +77,7 @@ class Forger:
 
     def forge(self, record, change, images=None):
         """Write a record after `change`, its reconstructions after `images`, in the place of the old one."""
-        data = json.loads(canonical(record))
+        data = json.loads(canonical_json(record))
         change(data)
         kept = self.store.images(record)
         tensors = None if kept is None else {"guess": kept.guess, "truth": kept.truth, "blind": kept.blind}
@@ -94,8 +94,8 @@ class Forger:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.out / "cache", ignore_errors=True)  # it does not travel
         records = self.store.load_all()
-        found = boards(records, no_claims)
-        write_csv(records, self.store.csv_path, found=found)
+        found = boards_of(records, no_claims)
+        write_csv(records, self.store.csv_path, boards=found)
         (self.out / "worst_case.csv").write_text(worst_csv(found))
 
 
@@ -157,13 +157,13 @@ def accuracy_in_one(forger):
 def flags_gone(forger):
     record = next(r for r in forger.cells() if any(f.code in RECOMPUTED for f in r.flags))
     path = forger.out / "records" / f"{record.cell_id}.json"
-    path.write_bytes(canonical(record.model_copy(update={"flags": []})))
+    path.write_bytes(canonical_json(record.model_copy(update={"flags": []})))
 
 
 def swapped(forger):
     one = forger.cells(defense="none")[0]
     other = next(r for r in forger.cells() if r.victims != one.victims)
-    a, b = (json.loads(canonical(r))["victims"] for r in (one, other))
+    a, b = (json.loads(canonical_json(r))["victims"] for r in (one, other))
     forger.forge(one, lambda d: d.update(victims=b))
     forger.forge(other, lambda d: d.update(victims=a))
 
@@ -217,7 +217,7 @@ def recognized(forger):
 def stripped(forger):
     record = forger.cells()[0]
     path = forger.out / "records" / f"{record.cell_id}.json"
-    path.write_bytes(canonical(record.model_copy(update={"artifacts": []})))
+    path.write_bytes(canonical_json(record.model_copy(update={"artifacts": []})))
 
 
 NAMED = {
@@ -282,10 +282,10 @@ def quick():
 
 def test_a_cell_taken_from_a_suite_is_missed_and_a_filtered_sweep_is_told(quick):
     strongest = next(r for r in quick if r.config.defense.id == "dp" and r.config.attack.id == "adaptive_dp")
-    (lack,) = lacking([r for r in quick if r is not strongest])
+    (lack,) = missing_cells([r for r in quick if r is not strongest])
     assert lack[1] and lack[0].startswith("1 of the 561 cells of suite digits-quick/1 are missing, such as dp sigma=")
     kept = [r for r in quick if r.config.attack.id != "label_recovery"]
-    ((sentence, problem),) = lacking(kept)
+    ((sentence, problem),) = missing_cells(kept)
     assert not problem and f"{561 - len(kept)} of the 561 cells" in sentence and "--only" in sentence
 
 
@@ -313,7 +313,7 @@ def places(value, path=()):
 def test_a_wrong_value_anywhere_is_refused_or_named_and_never_a_traceback(honest, tmp_path_factory, data):
     store = Store(honest)
     record = data.draw(st.sampled_from(store.load_all()))
-    content = json.loads(canonical(record))
+    content = json.loads(canonical_json(record))
     path = data.draw(st.sampled_from(sorted(places(content), key=str)))
     old, new = content, data.draw(st.sampled_from(WRONG))
     for key in path[:-1]:

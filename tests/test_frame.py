@@ -7,19 +7,19 @@ from pydantic import BaseModel
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.claims import Checked, check
+from ppbench.report.claims import Checked, check_claims
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.leak import SEVERITY, leak_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.costs import costs
-from ppbench.report.page.evaluations import judged, said
+from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.table import no_claims
 from ppbench.report.page.worst import worst_rows
 from ppbench.report.verdict import sentences, verdicts
-from ppbench.report.verdict.lines import lines
-from ppbench.report.verdict.verdict import fate_of, together
+from ppbench.report.verdict.lines import upload_rows
+from ppbench.report.verdict.verdict import fate_of, joint_fate
 from ppbench.report.worst import WorstCase
 from ppbench.testing.worst import worst_figures
 
@@ -35,8 +35,8 @@ def probes(fabricate, controls=True):
 
 
 def glances(records):
-    found = boards(records, no_claims)
-    return overviews(found, judged(records), costs(found, records, lambda _: None))
+    found = boards_of(records, no_claims)
+    return overviews(found, judged_evaluations(records), costs(found, records, lambda _: None))
 
 
 OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label", "federation.tf32": True}
@@ -102,16 +102,16 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
         "probe local": ["rebuilt by dlg"],
     }
     for records in (both, both[::-1]):
-        found = {b.setting.probe: b for b in boards(records, no_claims)}
+        found = {b.setting.probe: b for b in boards_of(records, no_claims)}
         worst = {
             probe: next(e for e in b.entries if e.defense.id == "dp").worst.metric("psnr_median").value
             for probe, b in found.items()
         }
         assert worst == {"gradient": 10.0, "local": 32.0}
-        told = [one.sentence for one in said(judged(records)) if " images" in one.sentence]
+        told = [one.sentence for one in defense_sentences(judged_evaluations(records)) if " images" in one.sentence]
         assert len(told) == 2
         assert told[0].startswith("[probe gradient] dp at sigma=0.1: the attacks tried here see no more of images than")
-        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an attacker who does")
+        assert told[1].startswith("[probe local] dp at sigma=0.1: images are rebuilt, even by an unaware attacker")
         assert "10.0 dB" in told[0] and "32.0 dB" in told[1]
 
 
@@ -125,10 +125,10 @@ def test_one_probe_is_named_where_it_is_not_the_plain_one(fabricate):
 def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate):
     some = [r for r in probes(fabricate) if (r.config.defense.id, r.config.probe) != ("none", "local")]
     stands = fabricate("none", None, "dlg", "reconstruction", 9.0, probe="local")
-    (one,) = judged([*some, stands])
+    (one,) = judged_evaluations([*some, stands])
     assert not one.reliable
     assert "[server/1, probe local] The best attack (dlg) does NOT break" in one.checks[0].sentence
-    reliable = {b.setting.probe: b.reliable for b in boards([*some, stands], no_claims)}
+    reliable = {b.setting.probe: b.reliable for b in boards_of([*some, stands], no_claims)}
     assert reliable == {"gradient": True, "local": False}
 
 
@@ -136,7 +136,7 @@ def test_evaluations_that_differ_in_what_their_words_leave_out_say_so(fabricate)
     one = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma")
     federation = one.config.federation.model_dump() | {"lr": 0.2}
     two = fabricate("dp", 0.1, "dlg", "reconstruction", 9.0, control="sigma", federation=federation)
-    assert [e.about.rpartition(", ")[2] for e in judged([one, two])] == ["lr=0.1", "lr=0.2"]
+    assert [e.about.rpartition(", ")[2] for e in judged_evaluations([one, two])] == ["lr=0.1", "lr=0.2"]
 
 
 def audited(fabricate, canaries, auc, references=4):
@@ -151,7 +151,7 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
     seen = []
     both = [audited(fabricate, 0, 0.6), audited(fabricate, 80, 0.7)]
     for records in (both, both[::-1]):
-        found = boards(records, no_claims)
+        found = boards_of(records, no_claims)
         seen.append([(b.setting.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in found])
         told = [s for s in sentences("dp", records) if "audit" in s]
         assert [s.partition("]")[0] for s in told] == [
@@ -160,7 +160,7 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
         ]
     assert seen[0] == seen[1] == [(0, "auc", 1, 1), (80, "canary_auc", 1, 1)]
     more = [audited(fabricate, 80, 0.6, references) for references in (0, 16)]
-    assert [b.setting.references for b in boards(more, no_claims)] == [0, 16]
+    assert [b.setting.references for b in boards_of(more, no_claims)] == [0, 16]
 
 
 def split(fabricate):
@@ -175,12 +175,12 @@ def split(fabricate):
 
 def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabricate):
     records = split(fabricate)
-    (board,) = boards(records, no_claims)
+    (board,) = boards_of(records, no_claims)
     entry = next(e for e in board.entries if e.defense.id == "spn")
     (row,) = [row for row in worst_rows([board]) if row["defense"] == "spn"]
-    (line,) = [line for line in lines(records) if line.key.defense == "spn"]
+    (line,) = [line for line in upload_rows(records) if line.key.defense == "spn"]
     claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
-    (outcome,) = check({"spn": (claim,)}, records, ())
+    (outcome,) = check_claims({"spn": (claim,)}, records, ())
     limit = worst_figures([r for r in records if r.config.defense.id == "spn"])["psnr"]
     assert entry.worst.metric("psnr_median").value == row["worst_psnr_median"] == limit.value == 30.0
     sides = line.rebuilt
@@ -208,8 +208,8 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
     failed = fabricate("dp", 0.5, "dlg", "reconstruction", control="sigma", status="failed")
     assert leak_of([failed], vouched=True).level == "undecided"
     assert [fate_of(level) for level in SEVERITY] == ["stands", "undecided", "falls", "falls"]
-    assert together(["stands", "falls", "undecided"]) == "falls" and together(["stands", "stands"]) == "stands"
-    assert together(["stands", "undecided"]) == "undecided"
+    assert joint_fate(["stands", "falls", "undecided"]) == "falls" and joint_fate(["stands", "stands"]) == "stands"
+    assert joint_fate(["stands", "undecided"]) == "undecided"
     records = [*controls, known, failed]
     (told,) = [one for one in verdicts("dp", records) if "sigma=0.5" in one.sentence]
     assert "what becomes of images is undecided, no attack on it gave a figure" in told.sentence
@@ -222,7 +222,11 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
 
 def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabricate):
     records = probes(fabricate)
-    found = {one.verdict.settings[0].probe: one.verdict for one in said(judged(records)) if one.verdict.settings}
+    found = {
+        one.verdict.settings[0].probe: one.verdict
+        for one in defense_sentences(judged_evaluations(records))
+        if one.verdict.settings
+    }
     assert {probe: v.fate for probe, v in found.items()} == {"gradient": "stands", "local": "falls"}
     assert [v.question for v in verdicts("dp", records)] == ["pixels", "pixels", "guarantee"]
     local = found["local"].as_dict()
@@ -230,7 +234,7 @@ def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabrica
     assert (local["level"], local["level_plain"], local["qualifiers"]) == ("rebuilt", "rebuilt", [])
     quiet = found["gradient"].as_dict()
     assert (quiet["level"], quiet["level_plain"]) == ("blind", "blind")
-    untested = {"code": "untested", "words": "no attack here is shown to know of it"}
+    untested = {"code": "untested", "words": "no attack here is shown to know the defense"}
     assert quiet["qualifiers"] == [untested] and json.loads(json.dumps(quiet)) == quiet
     assert local["figure"]["name"] == "psnr_median" and local["figure"]["value"] == 32.0
     assert local["cell_id"] in {r.cell_id for r in records if r.config.probe == "local"}

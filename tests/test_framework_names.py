@@ -24,7 +24,7 @@ from ppbench.base.errors import UsageError, closest
 from ppbench.cli import app
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.suite import DefensePart, PresetPart
-from ppbench.testing.sweeps import request_of
+from ppbench.testing.sweeps import request_from
 
 ADAPTERS: tuple[ModuleType, ...] = (flower, nvflare, opacus)
 PROJECT = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_a_name_of_the_framework_stands_for_ours_wherever_a_defense_is_named(typ
     assert PresetPart(defenses=(typed,), grids={typed: (1.0,)}) == PresetPart(
         defenses=(recorded,), grids={recorded: (1.0,)}
     )
-    assert request_of({"defense": typed}) == request_of({"defense": recorded})
+    assert request_from({"defense": typed}) == request_from({"defense": recorded})
     for named in ((typed, recorded), (recorded, typed)):  # by an attack's author, and by who evaluates
         assert among(frozenset({named[0]}), named[1])
     assert registry.find("defenses", typed) is registry.find("defenses", recorded) is not None

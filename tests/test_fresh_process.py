@@ -39,7 +39,7 @@ torch.set_num_threads(1)
 experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
 fed = federation(experiment, experiment.points[0])
 fed.start(experiment.task.params)
-print(cost.peak_memory(cost.client_of(fed)))
+print(cost.peak_memory(cost.measured_client(fed)))
 """
 LACKING = """
 import torch
@@ -113,5 +113,5 @@ def test_the_same_bytes_are_counted_as_amid_other_work_and_nothing_is_said(done)
     experiment = resolve(configure(defense="none", train=64, clients=2, attacks=("analytic",)))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
-    assert int(done.stdout) == cost.peak_memory(cost.client_of(fed)) > 0
+    assert int(done.stdout) == cost.peak_memory(cost.measured_client(fed)) > 0
     assert done.stderr == "", "the profiler must not speak amid progress bars"

@@ -18,10 +18,10 @@ from ppbench.base.errors import PluginError, UsageError
 from ppbench.cli import app
 from ppbench.records.store import Store
 from ppbench.run.config import configure
-from ppbench.run.evaluation import check
+from ppbench.run.evaluation import check_experiment
 from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import Schedule, strands, wanted
+from ppbench.run.schedule import Scheduler, plan_cells, strands
 
 TINY = {
     **{"dataset": "digits", "model": "mlp", "train": 40, "clients": 2, "rounds": 1, "victims": 2, "candidates": 8},
@@ -70,11 +70,13 @@ def use(one, out):
         if one.group == "questions":
             registry.load("questions", one.name)
         experiment = resolve(configure("quick", **options))
-        check(experiment)
-        asked = [w for w in wanted([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]]
+        check_experiment(experiment)
+        asked = [
+            w for w in plan_cells([experiment]) if experiment.points[w.group.point].defense.name == options["defense"]
+        ]
         store = Store(out)
         store.prepare()
-        Schedule(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
+        Scheduler(store, InlineExecutor(lambda _: None), Quiet(), strict=True).run(strands(asked, out))
     except UsageError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000 and str(error).isprintable(), str(error)
         assert isinstance(error, PluginError) is (one.module in str(error)) or one.about == "metadata", str(error)
@@ -142,7 +144,7 @@ def test_all_of_them_together_leave_list_and_what_others_ask_for_as_it_is(packag
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             after = resolve(configure("quick", **TINY, defense="dp"))
-            check(after)
+            check_experiment(after)
             left = {attack.name for attack in after.attacks}
         assert {name for name in left if not name.startswith("bad_")} == names
         texts = [str(warning.message) for warning in told]
@@ -178,8 +180,8 @@ def package(source, **changes):
     ("old", "new", "right"),
     [
         ('    name: ClassVar[str] = "bad_0"', "    pass", "has no name of its own"),
-        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; give both the same"),
-        ('"bad_0"', '"bad_0"\n    roles: ClassVar = ()', "roles = (); it must name something"),
+        ('"bad_0"', '"none"', "has the name 'none', its entry point 'bad_0'; make them equal"),
+        ('"bad_0"', '"bad_0"\n    roles: ClassVar = ()', "roles = (); it must not be empty"),
     ],
 )
 def test_a_result_is_never_kept_under_anothers_name(old, new, right, tmp_path):
@@ -193,7 +195,7 @@ def test_a_sound_plugin_is_admitted_and_a_control_of_a_stranger_is_not(tmp_path)
         assert registry.load("defenses", "bad_0").name == "bad_0" and blame.stranger("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
     stranger = registry.Plugin("defenses", "none", entry.value, "x", entry)
-    assert next(registry._faults(stranger, object)).startswith("has a name that means something else")
+    assert next(registry._faults(stranger, object)).startswith("has a name with another meaning")
 
 
 def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainings(tmp_path):
@@ -206,7 +208,7 @@ def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainin
         with site(folder, [package(source)]):
             registry_caches()
             experiment = resolve(configure("quick", **TINY, defense="bad_0", attacks=("label_recovery",)))
-            configs = [cell.config for w in wanted([experiment]) for cell in w.cells]
+            configs = [cell.config for w in plan_cells([experiment]) for cell in w.cells]
             homes = {p.defense.name: home_of(experiment, p, folder).name for p in experiment.points}
             return {c.defense.id: c for c in configs}, homes
 
@@ -237,7 +239,7 @@ def test_a_guard_names_who_raised_and_lets_ours_and_interrupts_pass(tmp_path):
         for passes in (KeyboardInterrupt(), UsageError("x")):
             with pytest.raises(type(passes)), blame.guard("defenses", "bad_0"):
                 made.boom(passes)
-        told = "ZeroDivisionError: division by zero in ppbench's own code, on what it"
+        told = "ZeroDivisionError: division by zero in ppbench's own code, on its result"
         with pytest.raises(PluginError, match=told), blame.guard("defenses", "bad_0"):
             1 / 0  # noqa: B018
         with pytest.raises(ZeroDivisionError), blame.guard("defenses", "dp"):

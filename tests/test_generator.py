@@ -14,9 +14,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.generator import store, training
-from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial
-from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, fingerprints, overlap, read, write
-from ppbench.attacks.reconstruction.generator.training import Training, trained
+from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial_weights
+from ppbench.attacks.reconstruction.generator.store import (
+    Generator,
+    check_apart,
+    count_overlap,
+    fingerprints,
+    read_generator,
+    write_generator,
+)
+from ppbench.attacks.reconstruction.generator.training import Training, trained_generator
 from ppbench.base.errors import UsageError
 from ppbench.task.opening import open_dataset
 
@@ -30,7 +37,7 @@ def digits() -> Tensor:
 
 @pytest.fixture(scope="module")
 def made(digits: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    return trained(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path_factory.mktemp("generators"))
+    return trained_generator(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path_factory.mktemp("generators"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def made(digits: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Generator:
 def test_blocks_follow_the_shape_of_the_images(shape, sizes):
     plan = architecture(shape)
     assert [plan.size(k) for k in range(plan.blocks + 1)] == sizes
-    decoder = Decoder(plan, initial(plan, seeded(0)), -1.0, 3.0)
+    decoder = Decoder(plan, initial_weights(plan, seeded(0)), -1.0, 3.0)
     h = torch.randn(2, *sizes[0], generator=seeded(1))
     whole = decoder.decode(h)
     for k in range(plan.blocks):
@@ -67,10 +74,10 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
     torch.manual_seed(5)
     torch.randn(3)
     before = torch.get_rng_state()
-    again = trained(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path / "again")
+    again = trained_generator(digits[:200], (0.0, 1.0), SHORT, folder=tmp_path / "again")
     assert torch.equal(torch.get_rng_state(), before)
-    other = trained(digits[:200], (0.0, 1.0), replace(SHORT, seed=1), folder=tmp_path / "other")
-    write(made, tmp_path / "first.safetensors")
+    other = trained_generator(digits[:200], (0.0, 1.0), replace(SHORT, seed=1), folder=tmp_path / "other")
+    write_generator(made, tmp_path / "first.safetensors")
     (second,) = (tmp_path / "again").glob("*.safetensors")
     assert second.read_bytes() == (tmp_path / "first.safetensors").read_bytes()
     assert not torch.equal(other.decoder.params["block0.weight"], again.decoder.params["block0.weight"])
@@ -78,8 +85,8 @@ def test_the_same_images_and_training_give_the_same_file_whatever_was_drawn_befo
 
 def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits, tmp_path):
     """Scale of codes: latents of covariance about 1, maps of mean square 1, so that one learning rate fits."""
-    short = trained(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
-    longer = trained(digits, (0.0, 1.0), Training(steps=100), folder=tmp_path)
+    short = trained_generator(digits, (0.0, 1.0), Training(steps=4), folder=tmp_path)
+    longer = trained_generator(digits, (0.0, 1.0), Training(steps=100), folder=tmp_path)
     assert longer.about.ceiling > short.about.ceiling + 1
     assert longer.about.ceiling_latent > longer.about.ceiling
     assert (longer.about.images, longer.about.held_out) == (216, 24)
@@ -89,19 +96,19 @@ def test_training_raises_the_ceiling_and_says_what_it_was_trained_on(digits, tmp
 
 
 def test_a_second_call_reads_the_file(digits, tmp_path, monkeypatch):
-    first = trained(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
+    first = trained_generator(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
 
     def never(*_: object) -> Generator:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(training, "fresh", never)
-    second = trained(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
+    second = trained_generator(digits, (0.0, 1.0), Training(steps=2), folder=tmp_path)
     assert all(torch.equal(second.decoder.params[n], v) for n, v in first.decoder.params.items())
     assert second.about == first.about
     for changed in ({"images": digits[1:]}, {"training": Training(steps=3)}, {"data_range": (0.0, 2.0)}):
         asked = {"images": digits, "data_range": (0.0, 1.0), "training": Training(steps=2), **changed}
         with pytest.raises(AssertionError, match="trained again"):
-            trained(**asked, folder=tmp_path)
+            trained_generator(**asked, folder=tmp_path)
 
 
 def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made, tmp_path):
@@ -124,7 +131,7 @@ def test_of_two_that_need_the_same_generator_one_trains_and_the_other_waits(made
 
 def test_a_cached_file_that_is_damaged_is_trained_again_with_a_warning(made, tmp_path):
     path = tmp_path / "g.safetensors"
-    write(made, path)
+    write_generator(made, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with pytest.warns(UserWarning, match=r"g\.safetensors is damaged.*It is trained again"):
@@ -161,7 +168,7 @@ DAMAGE: dict[str, tuple[Callable[[Tensors, Entries], object], str]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(made, tmp_path, kind):
     path, (damage, says) = tmp_path / "mine.safetensors", DAMAGE[kind]
-    write(made, path)
+    write_generator(made, path)
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["ppbench.generator"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -169,7 +176,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong(mad
     meta = {} if kind == "bare" else {"ppbench.generator": "{" if kind == "json" else json.dumps(about)}
     save_file({n: v.contiguous() for n, v in tensors.items()}, path, meta)
     with pytest.raises(UsageError, match=rf"mine\.safetensors .*{says}"):
-        read(path)
+        read_generator(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 64, None])
@@ -178,14 +185,14 @@ def test_a_file_of_another_kind_or_none_is_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"generator file .*x\.safetensors"):
-        read(path)
+        read_generator(path)
 
 
 def test_a_larger_decoder_of_the_family_comes_from_a_file(made, tmp_path):
     plan = replace(made.decoder.plan, latent=7, widths=(24,))
-    decoder = Decoder(plan, initial(plan, seeded(0)))
-    write(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
-    back = read(tmp_path / "big.safetensors").decoder
+    decoder = Decoder(plan, initial_weights(plan, seeded(0)))
+    write_generator(Generator(decoder, replace(made.about, plan=plan), made.prints), tmp_path / "big.safetensors")
+    back = read_generator(tmp_path / "big.safetensors").decoder
     z = torch.ones(1, 7)
     assert back.params.keys() == decoder.params.keys()
     assert all(torch.equal(back.params[name], decoder.params[name]) for name in decoder.params)
@@ -196,12 +203,12 @@ def test_a_larger_decoder_of_the_family_comes_from_a_file(made, tmp_path):
 def test_images_are_known_by_their_contents(digits, made):
     held = {int(p) for p in fingerprints(digits[:200])} - {int(p) for p in made.prints}
     assert len(held) == 20  # the tenth that measured the ceiling was not trained on
-    assert overlap(made, digits[200:]) == 0
-    assert overlap(made, digits[:200]) == 180
+    assert count_overlap(made, digits[200:]) == 0
+    assert count_overlap(made, digits[:200]) == 180
     shuffled = digits[:200][torch.randperm(200, generator=seeded(0))]
-    assert overlap(made, shuffled + 1e-4) == 180  # less than a step of 8 bits
-    assert overlap(made, 1 - digits[:200]) == 0
-    assert overlap(made, digits[:0]) == 0
+    assert count_overlap(made, shuffled + 1e-4) == 180  # less than a step of 8 bits
+    assert count_overlap(made, 1 - digits[:200]) == 0
+    assert count_overlap(made, digits[:0]) == 0
 
 
 def test_shape_and_copies_count_in_fingerprints(made):
@@ -209,14 +216,14 @@ def test_shape_and_copies_count_in_fingerprints(made):
     twice = torch.cat([x, x])
     assert torch.equal(fingerprints(twice), fingerprints(x))
     known = replace(made, prints=fingerprints(x))
-    assert overlap(known, twice) == 6
-    assert overlap(known, x.view(3, 1, 4, 16)) == 0
+    assert count_overlap(known, twice) == 6
+    assert count_overlap(known, x.view(3, 1, 4, 16)) == 0
     assert len(fingerprints(torch.full((2, 1, 8, 8), torch.nan))) == 1
 
 
 def test_a_generator_of_a_clients_images_is_refused_with_the_client_and_the_count(digits, made):
     check_apart(made, {0: digits[200:220], 1: digits[220:]})
-    known = [i for i in range(200) if overlap(made, digits[i : i + 1])]
+    known = [i for i in range(200) if count_overlap(made, digits[i : i + 1])]
     shards = {0: digits[200:], 4: torch.cat([digits[known[:3]], digits[200:205]])}
     with pytest.raises(UsageError, match=r"trained on 3 of the 8 images of client 4.*no client holds"):
         check_apart(made, shards)

@@ -12,9 +12,16 @@ from observations import ask, psnr, seeded, updates, uploads
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.generator.net import Decoder, Maps, Weights, architecture, initial, project_l1
-from ppbench.attacks.reconstruction.generator.store import overlap, read, write
-from ppbench.attacks.reconstruction.generator.training import Training, trained
+from ppbench.attacks.reconstruction.generator.net import (
+    Decoder,
+    GeneratorWeights,
+    Maps,
+    architecture,
+    initial_weights,
+    project_l1,
+)
+from ppbench.attacks.reconstruction.generator.store import count_overlap, read_generator, write_generator
+from ppbench.attacks.reconstruction.generator.training import Training, trained_generator
 from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import simulation
@@ -42,7 +49,9 @@ def public(digits: Data) -> Data:
 def path(public: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of a trained generator."""
     folder = tmp_path_factory.mktemp("generators")
-    write(trained(public.x, (0.0, 1.0), Training(steps=500), folder=folder), folder / "digits.safetensors")
+    write_generator(
+        trained_generator(public.x, (0.0, 1.0), Training(steps=500), folder=folder), folder / "digits.safetensors"
+    )
     return folder / "digits.safetensors"
 
 
@@ -98,7 +107,7 @@ def test_projection_in_float32_stays_in_balls_of_many_numbers():
 def space(stage: int, rho: float, rows: int = 2, count: int = 3) -> Maps:
     g = seeded(1)
     plan = architecture((1, 12, 8))
-    decoder = Decoder(plan, initial(plan, g))
+    decoder = Decoder(plan, initial_weights(plan, g))
     return Maps(decoder, stage, count, torch.rand(rows, count, math.prod(plan.size(stage)), generator=g), rho)
 
 
@@ -123,7 +132,7 @@ def test_maps_stay_in_the_ball_of_their_own_image_and_latents_are_free():
 
 def test_every_row_has_weights_of_its_own():
     maps, g = space(0, 0.0), seeded(3)
-    apart = Weights(maps.decoder, torch.randn(2, 3, maps.decoder.plan.latent, generator=g))
+    apart = GeneratorWeights(maps.decoder, torch.randn(2, 3, maps.decoder.plan.latent, generator=g))
     z, index = apart.start(), torch.arange(2)
     images, _ = apart.images(z, index)
     assert torch.allclose(images.flatten(0, 1), maps.decoder.decode(apart.latents.flatten(0, 1)), atol=1e-6)
@@ -183,7 +192,7 @@ def test_the_generator_comes_from_the_views_public_examples(digits, public, tmp_
     attack, view = GIFD(budget=5, steps=3), seen(x, y, public)
     run(attack, view, 1)
     assert len(list((tmp_path / "generators").glob("*.safetensors"))) == 1
-    assert overlap(attack.prior(view), public.x) == 216
+    assert count_overlap(attack.prior(view), public.x) == 216
     attack.check_held({0: public.x})  # trained on the view's examples, which the harness set apart itself
 
 
@@ -199,9 +208,9 @@ def test_a_file_for_other_images_or_of_the_clients_images_is_refused(digits, pub
     x, y = victims(digits, 1)
     with pytest.raises(UsageError, match=r"makes images of shape \(1, 8, 8\), and the network takes \(1, 12, 12\)"):
         run(GIFD(generator=str(path)), seen(torch.rand(1, 1, 1, 12, 12), y), 1)
-    made, other = read(path), tmp_path / "wide.safetensors"
+    made, other = read_generator(path), tmp_path / "wide.safetensors"
     decoder = replace(made.decoder, high=2.0)
-    write(replace(made, decoder=decoder, about=replace(made.about, data_range=(0.0, 2.0))), other)
+    write_generator(replace(made, decoder=decoder, about=replace(made.about, data_range=(0.0, 2.0))), other)
     with pytest.raises(UsageError, match=r"makes pixels in \[0, 2\], and the data lie in \[0, 1\]"):
         run(GIFD(generator=str(other)), seen(x, y), 1)
     GIFD(generator=str(path)).check_held({0: digits.x[240:]})

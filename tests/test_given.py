@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 import ppbench
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.nets.net import Classifier, Net, build, initial, net_spec, trainable
-from ppbench.run.complete import at_hand
-from ppbench.task.given import assembled
+from ppbench.run.complete import local_dataset
+from ppbench.task.given import dataset_from
 from ppbench.task.opening import open_dataset
 
 SHAPE = (1, 8, 8)
@@ -181,8 +181,8 @@ def test_data_sets_of_a_function() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("half", "has the parts ['validation']; it must give (training part, test part)"),
-        ("lone", "gave Items; it must give (training part, test part)"),
+        ("half", "has the parts ['validation']; it must return (training part, test part)"),
+        ("lone", "gave Items; it must return (training part, test part)"),
         ("bad_labels", "Row 0 of data set 'somebodys:bad_labels' has label 0."),
         ("uneven", "have the shapes (1, 8, 8) and (1, 9, 8); they must be of one"),
         ("unnamed", "has the columns ['picture', 'label']; none of them is called image"),
@@ -204,7 +204,7 @@ def part(labels: Any, inputs: Any = None) -> Any:
 @pytest.mark.parametrize("labels", [[0.0, 1.0, 2.0], [False, True, True], np.array([0, 1, 2], np.uint8)])
 def test_whole_numbers_are_labels_whatever_their_type(labels: Any) -> None:
     for one in (part([*labels] * 4), [(torch.rand(1, 4, 4), label) for label in [*labels] * 4]):
-        data = assembled("mine", (one, one), 0)
+        data = dataset_from("mine", (one, one), 0)
         assert data.train.y.tolist() == [int(label) for label in [*labels] * 4]
 
 
@@ -224,7 +224,7 @@ def test_whole_numbers_are_labels_whatever_their_type(labels: Any) -> None:
 def test_labels_that_number_no_classes_are_refused(labels: Any, words: str) -> None:
     for one in (part(labels), [(torch.rand(1, 4, 4), label) for label in labels]):
         with pytest.raises(UsageError) as error:
-            assembled("mine", {"train": one}, 0)
+            dataset_from("mine", {"train": one}, 0)
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -242,7 +242,7 @@ def test_labels_that_number_no_classes_are_refused(labels: Any, words: str) -> N
 def test_inputs_that_would_be_read_wrongly_are_refused(inputs: Any, words: str) -> None:
     one = part([0, 1, 2] * 4, inputs)
     with pytest.raises(UsageError) as error:
-        assembled("mine", (one, one), 0)
+        dataset_from("mine", (one, one), 0)
     assert words in str(error.value)
 
 
@@ -251,15 +251,15 @@ def test_pictures_are_read_as_files_of_them_are() -> None:
     array = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     turned, deep = Image.fromarray(np.ascontiguousarray(np.rot90(array))), Image.new("I;16", (4, 4), 9000)
     turned.getexif()[0x0112] = 6
-    data = assembled("mine", {"train": [(turned, row % 2) for row in range(10)]}, 0)
+    data = dataset_from("mine", {"train": [(turned, row % 2) for row in range(10)]}, 0)
     assert np.array_equal(data.train.x[0].permute(1, 2, 0), array)
     with pytest.raises(UsageError, match="'mine' has pixels of type 'I;16'; convert it to 8-bit grey or RGB"):
-        assembled("mine", {"train": [(deep, row % 2) for row in range(10)]}, 0)
+        dataset_from("mine", {"train": [(deep, row % 2) for row in range(10)]}, 0)
 
 
 def test_it_is_noted_what_was_read_and_what_not() -> None:
     one = part([0, 1, 3] * 4, torch.randn(12, 5))
-    (note,) = assembled("mine", {"train": one, "test": one, "validation": one}, 0).notes
+    (note,) = dataset_from("mine", {"train": one, "test": one, "validation": one}, 0).notes
     assert note.startswith("mine: 24 rows of (5,) from -")
     assert note.endswith("4 classes, of which 2 has no example for training; not read: validation")
 
@@ -338,7 +338,7 @@ def test_modules_of_the_present_folder_are_found(tmp_path: Path, monkeypatch: py
 
 def test_records_do_not_choose_what_is_imported() -> None:
     """`verify` opens data by what records call them; an address in a record is not followed."""
-    assert at_hand("somebodys:arrays") is None
+    assert local_dataset("somebodys:arrays") is None
 
 
 @pytest.mark.parametrize("text", ["somebodys:", ":arrays", "some bodys:arrays", "somebodys:a b", "../somebodys:arrays"])

@@ -251,7 +251,7 @@ SHARDS: list[tuple[Any, str]] = [
     ([EMPTY, (X, Y)], "Client 0 holds no examples"),
     ([(X, Y), (torch.tensor([]), torch.tensor([]))], "Client 1 holds no examples"),
     ([TensorDataset(*EMPTY)], "Client 0 holds no examples"),
-    (TensorDataset(X, Y), "are those of one client (a TensorDataset); give a list, with an entry a client."),
+    (TensorDataset(X, Y), "are those of one client (a TensorDataset); give a list, with one entry per client."),
     (DataLoader(TensorDataset(X, Y)), "are those of one client (a DataLoader)"),
     ((X, Y), "are those of one client (inputs and labels)"),
     ([X, Y], "Client 0 holds torch.float32 of shape (4, 1, 8, 8); give a pair"),
@@ -286,7 +286,7 @@ def test_what_no_client_can_hold_is_told_in_one_sentence(shards: Any, words: str
 
 
 def test_a_data_set_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppbench.run.handed.MOST", 50)
+    monkeypatch.setattr("ppbench.run.handed.MAX_ITEMS", 50)
     assert "it does not end after 50 items" in refusal(federated, [Endless()])
 
 

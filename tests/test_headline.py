@@ -299,11 +299,11 @@ def test_who_knows_of_it_must_have_tried(fabricate):
     ]
     plain = [record for record in controls(fabricate) if record.config.attack.id == "dlg"]
     answer = answer_of([*plain, *weak], HOLDS)
-    assert answer.headline.words.endswith("; untested against one who knows of it.")
+    assert answer.headline.words.endswith("; untested against an aware attacker.")
     (table,) = answer.tables
     assert table.rows[-1].verdict == "no better than blind, untested" and answer.headline.tone == "warning"
     words = answer_of([*plain, *weak, *spn(fabricate, 7.0)], HOLDS).headline.words
-    assert "1 stands against the attacks tried here, untested against those who know of it (dp)" in words
+    assert "1 stands against the attacks tried here, untested against aware attackers (dp)" in words
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_an_attack_that_has_nothing_to_read_is_not_applicable_and_has_not_failed
     say_unfinished(out, [idle, broken, *dp(fabricate, 0.1, 8.0)])
     printed = " ".join(out.export_text().split())
     assert printed == (
-        "failed, 1 cell: it broke not applicable to dp, as nothing is sent that they read: adaptive_server"
+        "failed, 1 cell: it broke not applicable to dp, as nothing that they read is sent: adaptive_server"
     )
     assert statuses_of([idle, broken, *dp(fabricate, 0.1, 8.0)]) == {
         "complete": 2, "diverged": 0, "failed": 1, "not applicable": 1,

@@ -12,9 +12,9 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.likelihood import CERTAIN, Likelihood, deviations, scaled
+from ppbench.attacks.reconstruction.likelihood import NOISELESS_SHARE, Likelihood, deviations, scaled_law
 from ppbench.attacks.reconstruction.masked import IGMasked
-from ppbench.attacks.reconstruction.search.priors import Norm, Sum, TotalVariation
+from ppbench.attacks.reconstruction.search.priors import GreyNorm, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
@@ -30,13 +30,13 @@ from ppbench.nets.net import initial, net_spec
 
 
 # -- priors ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("prior", [TotalVariation(2.0), Norm(3.0, 0.5), Sum([TotalVariation(1.0), Norm(1.0)])])
+@pytest.mark.parametrize("prior", [TotalVariation(2.0), GreyNorm(3.0, 0.5), Sum([TotalVariation(1.0), GreyNorm(1.0)])])
 def test_slopes_of_priors_are_those_of_autograd(prior):
     x = torch.rand(3, 2, 2, 5, 4, generator=seeded(), dtype=torch.float64).requires_grad_()
     index = torch.arange(3)
 
     def value(x: Tensor) -> Tensor:
-        if isinstance(prior, Norm):
+        if isinstance(prior, GreyNorm):
             return prior.weight * ((x - prior.middle) ** 2).flatten(1).mean(1)
         rough = x.diff(dim=-1).abs().flatten(1).mean(1) + x.diff(dim=-2).abs().flatten(1).mean(1)
         return prior.weight * rough if isinstance(prior, TotalVariation) else rough + (x**2).flatten(1).mean(1)
@@ -210,7 +210,7 @@ def test_tensors_without_noise_share_a_small_deviation_and_nothing_is_divided_by
     evidence = hand(Noise("gaussian", 0.0, (("b.weight", 2.0),)))
     found = deviations(evidence, evidence.noise)
     assert found["b.weight"] == 2.0
-    assert found["a.weight"] == pytest.approx(CERTAIN * math.sqrt(25 / 2))
+    assert found["a.weight"] == pytest.approx(NOISELESS_SHARE * math.sqrt(25 / 2))
     silent = replace(evidence, observed={n: torch.zeros_like(v) for n, v in evidence.observed.items()})
     assert min(deviations(silent, Noise("gaussian", 0.0)).values()) > 0
 
@@ -224,7 +224,7 @@ def test_hidden_entries_stay_hidden_and_do_not_count():
 
 
 def test_a_mean_of_uploads_has_less_noise_in_every_tensor():
-    law = scaled(Noise("laplace", 2.0, (("a", 4.0),)), 0.5)
+    law = scaled_law(Noise("laplace", 2.0, (("a", 4.0),)), 0.5)
     assert law == Noise("laplace", 1.0, (("a", 2.0),))
     assert (law.of("a"), law.of("b")) == (2.0, 1.0)
 

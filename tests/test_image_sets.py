@@ -210,13 +210,13 @@ def cached(monkeypatch, tmp_path):
     """A parquet file, how to open it with a cache, and the count of images that were decoded."""
     monkeypatch.setattr(parquet, "_SLOW", -1.0)
     decoded: list[int] = []
-    original = parquet.decode
+    original = parquet.decode_image
 
     def counting(source, where):
         decoded.append(1)
         return original(source, where)
 
-    monkeypatch.setattr(parquet, "decode", counting)
+    monkeypatch.setattr(parquet, "decode_image", counting)
     path = write_parquet(tmp_path / "a.parquet", pictures(10, (8, 8)), [0, 1] * 5)
     return path, lambda: open_dataset(f"parquet:{path}", seed=0, root=tmp_path / "root"), decoded
 

@@ -23,7 +23,7 @@ from ppbench.base.vision import importable
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.nets.net import build, initial
 from ppbench.records.store import Store
 from ppbench.run.cells import cells, groups
@@ -31,7 +31,7 @@ from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.group import run_group
 from ppbench.run.invert import view_of
-from ppbench.run.scene import probed
+from ppbench.run.scene import probe_group
 from ppbench.run.train import federation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,10 +86,10 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
 
     fed = federation(experiment, experiment.points[group.point])
     fed.start(experiment.task.params)
-    scene = probed(experiment, group, fed)
+    scene = probe_group(experiment, group, fed)
     (exchange,) = scene.view.exchanges()
     model = lenet()
-    names = held(model, SHAPE).names
+    names = held_network(model, SHAPE).names
     model.load_state_dict({names[n]: value for n, value in experiment.task.params.items()})
     sent = {names[n]: value for n, value in exchange.answer.params.items()}
 
@@ -172,7 +172,7 @@ def test_modes_mean_what_they_mean_in_torch(name: str, mode: str) -> None:
         for buffer in (b for b in model.buffers() if b.is_floating_point()):
             buffer.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    network = held(model.double(), shape)
+    network = held_network(model.double(), shape)
     seen = dict(zip(network.names, gradient_of(model, x, y), strict=True))
     plan = Plan(network.spec, 1, Local("gradient", batch=2))
     (evidence,) = plain_evidence(view_of(plan, network.spec.start, seen))
@@ -192,7 +192,7 @@ def test_frozen_parameters_take_no_part(digits: Data) -> None:
 
 def test_networks_that_are_held_are_told_apart_and_named_in_no_file(tmp_path: Path, victim: Any) -> None:
     model, _, _, gradient = victim
-    one, other = held(model, SHAPE), held(lenet(1), SHAPE)
+    one, other = held_network(model, SHAPE), held_network(lenet(1), SHAPE)
     assert one.spec == one.spec != other.spec and hash(one.spec) != hash(other.spec) and build(one.spec) is one.spec.net
     assert torch.equal(initial(one.spec, 7)["head.weight"], model.fc.weight)
     view = view_of(Plan(one.spec, 1), one.spec.start, dict(zip(one.names, gradient, strict=True)))
@@ -258,7 +258,7 @@ def broken(gradient: tuple[Tensor, ...], **others: Any) -> list[Any]:
         (lambda m, g: (m, g, SHAPE), {"device": "gpu"}, "Device 'gpu' cannot be used"),
         (lambda m, g: (m, g, SHAPE), {"budgt": 3}, "parameter of attack 'dlg' named 'budgt'; did you mean 'budget'"),
         (lambda m, g: (m, g, SHAPE), {"budget": 0}, "budget=0 cannot be used; it must be a whole number from 1"),
-        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "given whole"),
+        (lambda m, g: (m, g, SHAPE), {"attack": ppbench.load_attack("dlg"), "budget": 3}, "to an attack object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_told_in_one_sentence(victim: Any, arguments: Any, options: Any, words: str) -> None:

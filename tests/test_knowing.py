@@ -3,12 +3,12 @@
 import pytest
 
 from ppbench.records.schema import Flag
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import UNINFORMED
 from ppbench.report.page.table import no_claims
 from ppbench.report.verdict import sentences
 
-CLAUSE = "; no attack here is shown to know of it; "
+CLAUSE = "; no attack here is shown to know the defense; "
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def scene(fabricate):
 
 def ranked(records):
     """Return, by control value, a defense's rank and its badges about who knows it."""
-    (board,) = boards(records, no_claims)
+    (board,) = boards_of(records, no_claims)
     rows = [entry for entry in board.entries if entry.defense.id == "mine"]
     assert board.reliable
     return {e.key.value: (e.rank, [b.text for b in e.badges if b.text in UNINFORMED]) for e in rows}

@@ -10,7 +10,7 @@ from ppbench.adversary.attack import Challenge
 from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
 from ppbench.attacks.label.presence import exact_span, possible_classes
 from ppbench.attacks.label.recovery import (
-    ROUNDING,
+    ZERO_ROUNDING,
     LabelRecovery,
     label_histogram,
     recover_labels,
@@ -218,7 +218,7 @@ def test_exact_gradients_show_which_classes_a_batch_holds(case):
     terms = torch.stack([a[:, None] * b for a, b in zip(params["head.weight"].T, weight.T, strict=True)])
     if bias is not None:
         terms = torch.cat([terms, (params["head.bias"][:, None] * bias)[None]])
-    vanish = (terms.sum(0) - terms.sum(0).T).abs() <= 2 * ROUNDING * terms.square().sum(0).max().sqrt()
+    vanish = (terms.sum(0) - terms.sum(0).T).abs() <= 2 * ZERO_ROUNDING * terms.square().sum(0).max().sqrt()
     absent = truth == 0
     assume(torch.equal(vanish, (absent[:, None] & absent) | torch.eye(classes, dtype=torch.bool)))  # none by chance
     found = label_histogram(params, weight, bias, batch)

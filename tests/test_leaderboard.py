@@ -11,11 +11,17 @@ from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import claimed, up_to_date, write_board
-from ppbench.report.page.boards import boards
-from ppbench.report.page.drawings import LISTED
+from ppbench.report.page.boards import boards_of
+from ppbench.report.page.drawings import FIGURE_LIST
 from ppbench.report.page.entries import badges_of
-from ppbench.report.page.evaluations import about, checks_of, judged, said, verdict_of
-from ppbench.report.page.table import csv_text, no_claims, text
+from ppbench.report.page.evaluations import (
+    checks_of,
+    defense_sentences,
+    evaluation_words,
+    judged_evaluations,
+    standalone_sentences,
+)
+from ppbench.report.page.table import csv_field, csv_text, no_claims
 
 
 def ranks(board):
@@ -23,7 +29,7 @@ def ranks(board):
 
 
 def board_of(records, kind="reconstruction"):
-    (board,) = [b for b in boards(records, no_claims) if b.setting.kind == kind]
+    (board,) = [b for b in boards_of(records, no_claims) if b.setting.kind == kind]
     return board
 
 
@@ -57,8 +63,13 @@ def test_csv_has_a_row_for_every_cell_whatever_their_order_and_no_times(records)
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1+1"])
 def test_csv_neutralizes_formulas_of_spreadsheets_and_nothing_else(fabricate, name):
-    assert text(-0.5) == "-0.5" and text("dp_sgd") == "dp_sgd" and text(True) == "true" and text(None) == ""
-    assert text(name).startswith("'")
+    assert (
+        csv_field(-0.5) == "-0.5"
+        and csv_field("dp_sgd") == "dp_sgd"
+        and csv_field(True) == "true"
+        and csv_field(None) == ""
+    )
+    assert csv_field(name).startswith("'")
     row = next(csv.DictReader(io.StringIO(csv_text([fabricate(name, 1.0, "dlg", "reconstruction")]), newline="")))
     assert row["defense"] == f"'{name}".replace("\r", " ") and row["control"] == "kappa"
 
@@ -125,7 +136,7 @@ ORDER = {"none": "", "full_noise": "", "good kappa = 1": "1", "bad kappa = 1": "
 
 def test_what_clients_train_on_is_ranked_and_what_is_delivered_is_not_for_answering(fabricate):
     records = held(fabricate) + held(fabricate, "final")
-    found = {(b.setting.kind, b.setting.stage): b for b in boards(records, no_claims)}
+    found = {(b.setting.kind, b.setting.stage): b for b in boards_of(records, no_claims)}
     assert list(found) == [(k, s) for k in ("membership", "extraction") for s in ("iterate", "final")]
     for key in (("membership", "iterate"), ("membership", "final"), ("extraction", "iterate")):
         assert found[key].reliable and ranks(found[key]) == ORDER, key
@@ -154,7 +165,7 @@ def test_rows_of_tables_are_ranked_by_error_and_never_by_decibels(fabricate, non
     some = [("none", None, none, 50.0, False), ("full_noise", None, 0.9, 8.0, False)]
     some += [("bad", 1.0, 0.05, 34.0, True), ("good", 1.0, 0.8, 36.0, True), ("good", 1.0, 0.9, 45.0, False)]
     row = partial(fabricate, kind="reconstruction", shape=(16,))
-    (board,) = boards(
+    (board,) = boards_of(
         [row(d, v, ("dlg", "adaptive_dp")[k], share=db, error=e, adaptive=k) for d, v, e, db, k in some], no_claims
     )
     assert (board.headline, board.reliable, board.images) == ("rmse_mean", reliable, False)
@@ -170,10 +181,10 @@ def test_evaluations_of_other_networks_and_other_data_are_kept_apart(fabricate):
     records = of("dp", 0.1, 9.0)
     groups = frame_of([*records, records[0]]).by(EVALUATION)
     assert [len(some) for some in groups.values()] == [2, 1, 1]
-    heads = [about(key) for key in groups]
+    heads = [evaluation_words(key) for key in groups]
     assert heads[0] == "digits, 1000 examples, mlp (layers=3), 5 clients, 20 rounds, seed 0" and len(set(heads)) == 3
-    found = judged([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)])
-    checks, verdict = checks_of(found), verdict_of(said(found))
+    found = judged_evaluations([*records, *of("none", None, 35.0), *of("full_noise", None, 6.0)])
+    checks, verdict = checks_of(found), standalone_sentences(defense_sentences(found))
     for words in (verdict, [check.sentence for check in checks]):
         assert all(any(sentence.startswith(f"[{head}] ") for sentence in words) for head in heads)
 
@@ -199,9 +210,9 @@ def test_figures_of_boards_that_are_gone_leave_and_a_board_is_up_to_date_while_b
     folder.mkdir()
     for name in ("ppc-old.svg", "ppc-old.png", "notes.txt", "holiday.png"):
         (folder / name).write_text("x")
-    (folder / LISTED).write_text('["ppc-old.svg", "ppc-old.png"]')
+    (folder / FIGURE_LIST).write_text('["ppc-old.svg", "ppc-old.png"]')
     drawn = {path.name for path in write_board(store) if path.parent == folder}
-    assert {path.name for path in folder.iterdir()} == drawn | {"notes.txt", "holiday.png", LISTED}
+    assert {path.name for path in folder.iterdir()} == drawn | {"notes.txt", "holiday.png", FIGURE_LIST}
     assert up_to_date(store)
     worst = store.out / "worst_case.csv"
     worst.write_text(worst.read_text().replace("35", "36"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppbench.metrics.intervals import ALIKE, clopper_pearson, lower_bound, upper_bound
+from ppbench.metrics.intervals import CLUSTER_CORRELATION, clopper_pearson, lower_bound, upper_bound
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls
 from ppbench.report.knowing import breaks
@@ -331,7 +331,9 @@ def test_bounds_hold_their_level_while_victims_of_a_batch_are_alike_up_to_what_i
     table = [lower_bound(hits(*[(k // units + (i < k % units), size) for i in range(units)]), tail)
              for k in range(units * size + 1)]  # fmt: skip
     missed = {}
-    for alike, share in itertools.product((0.0, ALIKE / 2, ALIKE), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)):
+    for alike, share in itertools.product(
+        (0.0, CLUSTER_CORRELATION / 2, CLUSTER_CORRELATION), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+    ):
         spread = (1 - alike) / alike if alike else 1e6
         own = draw.beta(share * spread, (1 - share) * spread, size=(trials, units))
         missed[alike, share] = (np.array(table)[draw.binomial(size, own).sum(1)] > share).mean()

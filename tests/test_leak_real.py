@@ -72,7 +72,7 @@ def test_rounding_of_the_tutorial_is_never_said_to_hide_images(rounding, attacks
     """No attack that knows it: either images come out, or it is said that none was tried."""
     asked = SMALL | dict(defense="rounding", grid=(0.1,), attacks=attacks, budget=200, victims=12)
     leak, told = judged(evaluate(**asked, out=tmp_path / "out").records, "rounding")
-    clause = "no attack here is shown to know of it"
+    clause = "no attack here is shown to know the defense"
     untested = [one.words for one in leak.qualifiers if one.code == "untested"]
     assert (leak.falls, untested, f"; {clause}; " in told[0]) == (falls, [] if falls else [clause], not falls)
     assert told[0].startswith(f"rounding at step=0.1: {'images are rebuilt' if falls else ''}") and not hiding(told)

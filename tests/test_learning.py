@@ -8,7 +8,7 @@ from ppbench.records.schema import Metric
 from ppbench.report.controls import Check
 from ppbench.report.learning import keeps_enough, learning_of
 from ppbench.report.page.answer import answer_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.verdict import verdicts
 
@@ -95,7 +95,7 @@ def test_losing_nothing_of_nothing_is_neither_usable_nor_safe(fabricate, none, w
     (setting,) = message["settings"]
     assert (setting["usable"], setting["fate"], setting["level"]) == (None, "open", "undecided")
     assert setting["verdict"] == "undecided, undefended model learned too little"
-    assert not any(entry.rank for board in boards(records, no_claims) for entry in board.entries)
+    assert not any(entry.rank for board in boards_of(records, no_claims) for entry in board.entries)
     assert setting["points"] is None
     asked = [
         fabricate(name, value, "mia_upload", "batch_membership", scores=list(scores(share)), stage="init", **about)

@@ -20,22 +20,22 @@ from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data
 from ppbench.ledger import freeze
-from ppbench.ledger.book import counted, entries
-from ppbench.ledger.dealt import by_chance
-from ppbench.ledger.guesses import digest_of
-from ppbench.ledger.judge import ALPHA, decide, level_of
+from ppbench.ledger.book import counting_records, read_book
+from ppbench.ledger.dealt import permutation_p
+from ppbench.ledger.guesses import answers_digest
+from ppbench.ledger.judge import LEDGER_ALPHA, decide, try_level
 from ppbench.ledger.publish import publish
-from ppbench.ledger.score import asked, dealt_anew, opened, score, scored_with, standing
-from ppbench.ledger.site import build
+from ppbench.ledger.score import exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
+from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import examine
-from ppbench.run.again import again
-from ppbench.run.complete import lacking
+from ppbench.run.again import find_cell
+from ppbench.run.complete import missing_cells
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
-from ppbench.run.scene import victims_of
+from ppbench.run.scene import group_victims
 
 HARD, EASY = "dp", "spn"
 """A row whose worst case is below a blind guess, and one in which an attack rebuilds every image."""
@@ -111,19 +111,19 @@ def test_a_row_moves_for_what_is_better_once_and_for_nothing_else(published, tru
     with pytest.raises(UsageError, match="scored before, as try 1"):
         submit(near, "again")
     record = Store(truth / "external").load(first.record.cell_id)
-    stands = standing(counted(truth, entries(truth)), record)
+    stands = standing_worst(counting_records(truth, read_book(truth)), record)
     assert stands.name == "external:near"
     assert stands.metric("psnr_median").value == pytest.approx(first.decision.after, abs=1e-9)
     worse = submit(near + 0.01 * torch.randn(SHAPE, generator=draw), "worse")
     assert not worse.decision.moved and worse.before.name == "external:near"
     assert not submit(torch.full(SHAPE, 0.2), "constant").decision.moved
-    assert worse.receipt == "try 2: not better than what stands, at level 0.0068", (
+    assert worse.receipt == "try 2: not better than the worst case so far, at level 0.0068", (
         "no figure: it would lead to the truth"
     )
     last = submit(nearer, "nearer")
     assert last.decision.moved and last.decision.tries == 4
-    assert [entry.moved for entry in entries(truth)] == [True, False, False, True]
-    assert standing(counted(truth, entries(truth)), record).name == "external:nearer"
+    assert [entry.moved for entry in read_book(truth)] == [True, False, False, True]
+    assert standing_worst(counting_records(truth, read_book(truth)), record).name == "external:nearer"
 
 
 def test_what_stands_already_does_not_move_it(published, truth, tmp_path):
@@ -143,24 +143,24 @@ def test_labels_move_a_row_where_they_are_told_and_not_where_one_class_is_named(
 
 
 def test_levels_sum_to_alpha():
-    tail = 2 * ALPHA / 2.612 / np.sqrt(100_000.5)
-    assert sum(map(level_of, range(1, 100_001))) + tail == pytest.approx(ALPHA, rel=1e-4)
-    assert level_of(1) < ALPHA / 2
+    tail = 2 * LEDGER_ALPHA / 2.612 / np.sqrt(100_000.5)
+    assert sum(map(try_level, range(1, 100_001))) + tail == pytest.approx(LEDGER_ALPHA, rel=1e-4)
+    assert try_level(1) < LEDGER_ALPHA / 2
 
 
 def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(published):
-    frozen, known = published.frozen(HARD), opened(published.frozen(HARD), published.truth)
+    frozen, known = published.frozen(HARD), open_truth(published.frozen(HARD), published.truth)
     told = about(frozen.about.id)
     grey = [Guess(x=row) for row in torch.full(SHAPE, 0.5)]
-    like, _, blind = scored_with(frozen, known, told, grey, "0" * 64)
-    now = standing(counted(published.truth, []), like)
+    like, _, blind = score_answers(frozen, known, told, grey, "0" * 64)
+    now = standing_worst(counting_records(published.truth, []), like)
     light, draw = replace(known, yardstick=None), torch.Generator().manual_seed(1)
 
     def decided(x, tries):
         answers = [Guess(x=row) for row in x]
-        victims = asked(frozen, light, "reconstruction").score(answers).victims
-        record = like.model_copy(update={"cell_id": digest_of({"x": x})[:32], "victims": victims})
-        return decide(now, blind, record, tries, lambda: dealt_anew(frozen, light, "reconstruction", answers))
+        victims = inquiry_of(frozen, light, "reconstruction").score(answers).victims
+        record = like.model_copy(update={"cell_id": answers_digest({"x": x})[:32], "victims": victims})
+        return decide(now, blind, record, tries, lambda: exchange_p(frozen, light, "reconstruction", answers))
 
     mean = known.yardstick.mean
     for tries in range(1, 101):
@@ -179,14 +179,14 @@ def test_answers_dealt_out_at_random_seem_to_tell_victims_apart_no_oftener_than_
     for ties in (1000, 1000, 4, 3, 2, 1):
         table = draw.integers(ties, size=(5, 5)).astype(float)
         deals = list(itertools.permutations(range(5)))
-        found = np.array([by_chance(5, lambda o, d=d, t=table: t[np.array(d)[o], np.arange(5)]) for d in deals])
+        found = np.array([permutation_p(5, lambda o, d=d, t=table: t[np.array(d)[o], np.arange(5)]) for d in deals])
         for p in np.unique(found):
             assert (found <= p).mean() <= p + 1e-12
 
 
 def test_p_of_answers_that_fit_their_victims_alone_and_of_equal_ones():
     def p(table):
-        return by_chance(len(table), lambda order: table[order, np.arange(len(table))])
+        return permutation_p(len(table), lambda order: table[order, np.arange(len(table))])
 
     assert p(np.eye(10)) == pytest.approx(1 / 3628800)
     assert p(np.ones((10, 10))) == 1 and p(-np.eye(10)) == 1 and p(np.eye(1)) == 1
@@ -197,7 +197,7 @@ def test_p_of_answers_that_fit_their_victims_alone_and_of_equal_ones():
 
 # -- what must not leave ----------------------------------------------------------------------------------------------
 def test_a_view_that_holds_the_truth_is_not_published(truth, tmp_path, monkeypatch):
-    real = freeze.probed
+    real = freeze.probe_group
 
     def planted(*args):
         scene = real(*args)
@@ -205,7 +205,7 @@ def test_a_view_that_holds_the_truth_is_not_published(truth, tmp_path, monkeypat
         x = scene.victims.truth(unit).x.clone()
         return scene._replace(view=replace(scene.view, public=Data(x, torch.zeros(len(x), 10))))
 
-    monkeypatch.setattr(freeze, "probed", planted)
+    monkeypatch.setattr(freeze, "probe_group", planted)
     with pytest.raises(UsageError, match="gives the truth away"):
         publish(truth, tmp_path / "out")
     assert files(tmp_path / "out") == {}
@@ -231,11 +231,11 @@ def integers(value):
 def test_no_number_in_a_transcript_draws_its_victims_again(published):
     said = json.loads((published.transcript(HARD) / "transcript.json").read_text())
     cell = published.records(HARD)["dlg"]
-    experiment, group, _ = again(cell.config, "digits", ledger_home.SALT)
+    experiment, group, _ = find_cell(cell.config, "digits", ledger_home.SALT)
     right = {row.numpy().tobytes() for row in published.images(HARD).flatten(1)}
 
     def same(config):
-        found = victims_of(resolve(config), group)
+        found = group_victims(resolve(config), group)
         return sum(found.truth(unit).x.numpy().tobytes() in right for unit in found.units)
 
     assert same(experiment.config) == VICTIMS
@@ -274,7 +274,7 @@ def test_code_at_an_address_is_not_imported_unless_one_says_so(what, published, 
     else:
         said["defense"]["id"] = "flower:ledger_trap:net"
     (there / "transcript.json").write_text(json.dumps(signed(said)))
-    with pytest.raises(UsageError, match="imported only where you say so"):
+    with pytest.raises(UsageError, match="imported only with your consent"):
         load_transcript(there)
     assert "ledger_trap" not in sys.modules
     with pytest.raises(UsageError):
@@ -287,7 +287,7 @@ def test_markup_of_a_stranger_is_shown_and_not_obeyed(published, truth, tmp_path
         tmp_path, frozen.about.id, published.images(HARD), reference=nasty, auxiliary=nasty, licence=nasty
     )
     assert score(frozen, guesses, truth).decision.moved
-    build(published.out, truth, tmp_path / "site")
+    build_site(published.out, truth, tmp_path / "site")
     page = (tmp_path / "site" / "index.html").read_text()
     assert "external:somebodys" in page and "&lt;script&gt;" in page
     code, _, err = ended(["leaderboard", str(truth / "external")])
@@ -327,4 +327,4 @@ def test_verify_finds_nothing_in_what_an_organizer_keeps_though_each_view_has_vi
         assert examine(folder, claimed, recheck).problems == ()
     records = Store(truth).load_all()
     assert len({record.config.victims_from for record in records}) == len(published.ids)
-    assert [told for told, problem in lacking(records) if problem] == []
+    assert [told for told, problem in missing_cells(records) if problem] == []

@@ -8,7 +8,7 @@ import torch
 from lies.ppbench_lies import LIES, Blinded, Cipher, Decode, Permute, Share, Shy, Sums
 from observations import reached, seeded, watched
 
-from ppbench.adversary.replay import ALIKE, replayed
+from ppbench.adversary.replay import SAME_UPDATE, replayed_evidence
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.server import AdaptiveServer, ServerLabels
 from ppbench.attacks.reconstruction.dlg import IDLG
@@ -22,10 +22,10 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe, Yardstick
 from ppbench.run.choice import make_defense
-from ppbench.run.noticing import noticed
+from ppbench.run.noticing import probe_flags
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import Trial
+from ppbench.testing.scene import DefenseTrial
 
 BELIEVED = [lie for lie in LIES if lie.name != "lie_twice"]
 """Lies that hide images from who reads uploads as their author says; wrong labels alone hide labels."""
@@ -77,7 +77,7 @@ def test_a_lie_is_seen_through_and_its_labels_are_read(lie, sees):
         for g, u in zip(told, victims.units, strict=True)
     ]
     assert all(right)
-    assert list(steps_on(Trial(lie()))), "authors are told by `check_defense`"
+    assert list(steps_on(DefenseTrial(lie()))), "authors are told by `check_defense`"
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def test_an_honest_upload_says_what_its_defense_says_of_it(name, options, sees):
     """Secrets that a server draws in a round are those of that round; of noise of its own it knows."""
     view, _ = sees(make_defense(name, options))
     own = {e.unit: e.observed for e in view.defense.evidence(view)}
-    read = [e for e in replayed(view) if len(e.unit) == 1]
+    read = [e for e in replayed_evidence(view) if len(e.unit) == 1]
     assert {e.unit for e in read} == own.keys()
     for unit, update in own.items():
         apart = [norm({n: v - update[n] for n, v in e.observed.items()}) for e in read if e.unit == unit]
-        assert min(apart) < 10 * ALIKE * norm(update)
-    assert list(steps_on(Trial(make_defense(name, options)))) == []
+        assert min(apart) < 10 * SAME_UPDATE * norm(update)
+    assert list(steps_on(DefenseTrial(make_defense(name, options)))) == []
 
 
 @pytest.mark.parametrize(("name", "options"), [("secagg", {}), ("pbpfl_ext", {}), ("baffle", {})])
 def test_of_sums_the_cohort_alone_is_read(name, options, sees):
     defense = make_defense(name, options)
     view, victims = sees(defense, clients=10, count=10)
-    assert {len(e.unit) for e in replayed(view)} == {10}
+    assert {len(e.unit) for e in replayed_evidence(view)} == {10}
     with pytest.raises(NotAsked):
-        list(steps_on(Trial(defense)))
+        list(steps_on(DefenseTrial(defense)))
     assert median(reached((view, victims), AdaptiveServer(budget=100))[0]) < 20
 
 
@@ -125,7 +125,7 @@ def test_what_the_server_had_when_a_round_began_is_the_servers_alone(sees):
     for threat, known in (("server/1", True), ("collusion/1", True), ("client/1", False), ("eavesdropper/1", False)):
         view, _ = sees(Permute(), threat=threat)
         assert (view.begun(0, 1) is not None) is known
-        assert bool(replayed(view)) is known
+        assert bool(replayed_evidence(view)) is known
 
 
 def test_a_round_that_goes_otherwise_is_not_believed(sees):
@@ -134,7 +134,7 @@ def test_a_round_that_goes_otherwise_is_not_believed(sees):
     begun = view.begun(0, 1)
     other = replace(begun, server=replace(begun.server, params={n: v + 1 for n, v in begun.server.params.items()}))
     states = tuple(replace(s, state=other) if s.state is begun else s for s in view.states)
-    told = {slot.probe for e in replayed(replace(view, states=states)) for slot in e.unit}
+    told = {slot.probe for e in replayed_evidence(replace(view, states=states)) for slot in e.unit}
     assert told and 0 not in told
     asked = view.defense.round(None, begun.server, [0]).send(None)
     assert isinstance(asked, Step) and isinstance(asked.out[0], Model) and SERVER not in asked.out
@@ -172,7 +172,7 @@ def test_who_protects_the_probe_alone_is_found_out(started):
     def remarks(defense, kind="gradient", schedule="parallel"):
         run = started(defense, schedule=schedule)
         victims = choose_victims(run.shards, "server/1", 1, 4, Seeds(0), sums=defense.sums).data
-        return noticed(run, run.probe(victims, kind), victims)
+        return probe_flags(run, run.probe(victims, kind), victims)
 
     for kind, schedule in (("gradient", "parallel"), ("local", "parallel"), ("gradient", "round_robin")):
         (flag,) = remarks(Shy(), kind, schedule)

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from ppbench.adversary.attack import Challenge, Guess, References
 from ppbench.adversary.augment import augmentations
 from ppbench.attacks.membership.base import AuditAttack, log_likelihood, logit_gap
-from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, World, likelihood_ratio, one_sided, strengths
+from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, ReferenceWorld, likelihood_ratio, one_sided, strengths
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
@@ -25,7 +25,7 @@ from ppbench.federation.view import View
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
+from ppbench.testing.scene import all_digits
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 BASE, COUNT, RUNS = 80, 160, 16
@@ -82,8 +82,8 @@ def audits() -> dict[str, Audit]:
 
 def audit(loss: LossName) -> Audit:
     g = seeded(0)
-    order = torch.randperm(len(digits().x), generator=g)
-    x, y = digits().x[order], digits().y.argmax(1)[order]
+    order = torch.randperm(len(all_digits().x), generator=g)
+    x, y = all_digits().x[order], all_digits().y.argmax(1)[order]
     y[BASE + COUNT // 2 : BASE + COUNT] += torch.randint(1, 10, (COUNT // 2,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
     once = torch.rand(RUNS // 2, COUNT, generator=g) < 0.5
@@ -219,7 +219,7 @@ def test_offline_must_be_one_sided():
     """A signal below that of models without the record is no sign of membership (spec: AUC .648 against .497)."""
     target, signal, keep, member = planted(0, 16, 2000)
     one = roc_auc_score(member, one_sided(target, signal, keep, 4.0))
-    outside = World.of(signal, ~keep)
+    outside = ReferenceWorld.of(signal, ~keep)
     both = ((target - outside.mean).square() / outside.variance(outside.pooled, 4.0))[0]
     assert one > max(roc_auc_score(member, both) + 0.1, 0.7)
 

@@ -16,11 +16,11 @@ from matplotlib import pyplot
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.records.archive import pack
-from ppbench.records.soundness import Soundness, Trial, save_soundness
+from ppbench.records.archive import pack_archive
+from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.page.worst import worst_rows
 
@@ -73,7 +73,7 @@ def test_every_level_has_its_columns_in_order_and_their_types_and_an_archive_giv
     frame = ppbench.load(folder, level)
     assert {name: str(dtype) for name, dtype in frame.dtypes.items()} == {c.name: c.dtype for c in LEVELS[level]}
     assert list(frame.index) == list(range(len(frame))) and not frame.duplicated().any()
-    pack(folder, tmp_path / "out.zip")
+    pack_archive(folder, tmp_path / "out.zip")
     pandas.testing.assert_frame_equal(ppbench.load(str(tmp_path / "out.zip"), level=level), frame)
     grouped = frame.groupby(["defense", "control", "role"]).size()
     assert grouped.sum() == len(frame), "text that says nothing is not missing, so that grouping loses no row"
@@ -82,7 +82,8 @@ def test_every_level_has_its_columns_in_order_and_their_types_and_an_archive_giv
 def test_cells_say_what_the_records_and_leaderboard_csv_say(folder, records):
     frame = ppbench.load(folder)
     told = {
-        r["cell_id"]: r for r in csv.DictReader(io.StringIO(csv_text(records, no_claims, boards(records, no_claims))))
+        r["cell_id"]: r
+        for r in csv.DictReader(io.StringIO(csv_text(records, no_claims, boards_of(records, no_claims))))
     }
     own = {"reason", "n", "claimed"}  # of a metric in one, of a cell in the other; papers' claims are not loaded
     shared = [c.name for c in CELLS if c.path and c.name not in own] + ["rank_low", "rank_high"]
@@ -130,7 +131,7 @@ def test_victims_are_the_scores_that_metrics_are_made_of(folder, records):
 
 
 def test_worst_is_what_the_boards_show(worst, records):
-    found = boards(records, no_claims)
+    found = boards_of(records, no_claims)
     rows = {(row["defense"], row["control_value"]): row for row in worst_rows(found)}
     head = worst[worst["headline"].fillna(False) & (worst["kind"] == "reconstruction")]
     for case in ("worst", "plain"):
@@ -154,7 +155,7 @@ def test_a_failed_self_test_ranks_nothing(records, tmp_path):
     for record in records:
         store.save(record)
     assert ppbench.load(store.out, "worst")["rank_low"].notna().any()
-    trial = Trial(model="mlp", attack="analytic", share=0.0)
+    trial = SelftestTrial(model="mlp", attack="analytic", share=0.0)
     save_soundness(store.out, Soundness(ppbench="0", code="0", torch="0", python="0", trials=[trial]))
     assert not ppbench.load(store.out, "worst")["rank_low"].notna().any()
     assert not ppbench.load(store.out)["rank_high"].notna().any()

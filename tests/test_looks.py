@@ -3,12 +3,12 @@
 import pytest
 
 from ppbench.questions.base import question_for
-from ppbench.report.unasked import stood, unasked
+from ppbench.report.unasked import skipped_searches, undefended_stands
 from ppbench.run import schedule
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.run.schedule import missing, size, wanted
+from ppbench.run.schedule import count_cells, plan_cells, unfinished
 
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
 TINY = {
@@ -72,7 +72,7 @@ def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
     assert [s.split(":")[0] for s in found.left_out] == [
         "Batches of 1 after training", "Batches of 2 after training", "Batches of 2 at random weights",
     ]  # fmt: skip
-    assert all("stands there too (" in s and " dB)" in s for s in found.left_out)
+    assert all("withstands there too (" in s and " dB)" in s for s in found.left_out)
 
 
 def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
@@ -87,31 +87,33 @@ def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak)
     found, _ = weak
     again = evaluate(**TINY, out=found.out, workers=1)
     assert again.computed == 0 and again.left_out == found.left_out
-    plan = wanted([resolve(configure(**TINY, attacks=("standard",)))])
+    plan = plan_cells([resolve(configure(**TINY, attacks=("standard",)))])
     store = schedule.Store(found.out)
     assert not any(one.gate for one in plan)
     asked = {c.id: c for one in plan for c in one.cells}
     assert {r.cell_id for r in found.records} < asked.keys()  # a cell is the same cell, whoever asks for it
-    left = {c.attack.name for one in missing(plan, store) for c in one.cells if c.config.defense.id == "spn"}
+    left = {c.attack.name for one in unfinished(plan, store) for c in one.cells if c.config.defense.id == "spn"}
     assert {"dlg", "ig", "adaptive_spn", "tracing"} <= left and "label_recovery" not in left
 
 
 def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):
-    plan, store = wanted([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
-    assert not missing(plan, store)
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: False)
-    left = missing(plan, store)
-    assert size(left) == sum(len(one.cells) for one in plan if one.gate) > 0
+    plan, store = plan_cells([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
+    assert not unfinished(plan, store)
+    monkeypatch.setattr(schedule, "gate_withstood", lambda store, gate: False)
+    left = unfinished(plan, store)
+    assert count_cells(left) == sum(len(one.cells) for one in plan if one.gate) > 0
     assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
 
 
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
-    monkeypatch.setattr(schedule, "stands", lambda store, gate: order.append(sum(map(store.has, gate))) or False)
+    monkeypatch.setattr(
+        schedule, "gate_withstood", lambda store, gate: order.append(sum(map(store.has, gate))) or False
+    )
     settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
     found = evaluate(**settings, out=tmp_path / "out", workers=1)
-    gated = [one for one in wanted([resolve(configure(**settings))]) if one.gate]
+    gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]
     assert len(gated) == 1 and order and order[-1] == len(gated[0].gate)
     assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in found.records} and not found.left_out
 
@@ -121,26 +123,30 @@ def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undra
 )
 def test_what_stands_is_not_shown_to_leak(fabricate, decibels, stays):
     record = fabricate("none", None, "ig", "reconstruction", decibels, stage="final")
-    assert stood([record]) is stays
-    assert stood([]) is False  # nothing was looked at: nothing is sure
-    assert not stood([fabricate("none", None, "ig", "reconstruction", status="failed", stage="final")])
+    assert undefended_stands([record]) is stays
+    assert undefended_stands([]) is False  # nothing was looked at: nothing is sure
+    assert not undefended_stands([fabricate("none", None, "ig", "reconstruction", status="failed", stage="final")])
 
 
 def test_of_several_attacks_on_none_the_worst_case_decides(fabricate):
     weak, strong = (
         fabricate("none", None, a, "reconstruction", d, stage="final") for a, d in (("ig", 9.0), ("x", 35.0))
     )
-    assert stood([weak]) and not stood([weak, strong])
+    assert undefended_stands([weak]) and not undefended_stands([weak, strong])
 
 
 def test_only_what_was_not_searched_is_named(fabricate):
     none = fabricate("none", None, "ig", "reconstruction", 9.0, stage="final")
     label = fabricate("dp", 0.1, "label_recovery", "label", stage="final")
-    one, = unasked("dp", [none, label])  # fmt: skip
+    one, = skipped_searches("dp", [none, label])  # fmt: skip
     figure = f"({none.metric('psnr_median').value:.1f} dB)"
-    assert one.scene.stage == "final" and "not asked what is rebuilt of dp" in one.sentence and figure in one.sentence
+    assert one.scene.stage == "final" and "dp was not searched" in one.sentence and figure in one.sentence
     searched_too = fabricate("dp", 0.1, "ig", "reconstruction", 8.0, stage="final")
-    assert not unasked("dp", [none, label, searched_too])
-    assert not unasked("dp", [none]) and not unasked("dp", [label]) and not unasked("none", [none, label])
+    assert not skipped_searches("dp", [none, label, searched_too])
+    assert (
+        not skipped_searches("dp", [none])
+        and not skipped_searches("dp", [label])
+        and not skipped_searches("none", [none, label])
+    )
     falls = fabricate("none", None, "ig", "reconstruction", 35.0, stage="final")
-    assert not unasked("dp", [falls, label])
+    assert not skipped_searches("dp", [falls, label])

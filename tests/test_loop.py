@@ -17,7 +17,7 @@ from ppbench.base.tree import leaves
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data
 from ppbench.metrics.image import psnr
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -97,7 +97,7 @@ def test_an_undefended_clients_upload_is_the_gradient_that_torch_computes(shards
     assert all(a is b for a, b in zip(state, leaves(fed.parties), strict=True))
     (exchange,) = view.exchanges()
     gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
-    sent = [exchange.answer.params[name] for name in held(model, SHAPE).names]
+    sent = [exchange.answer.params[name] for name in held_network(model, SHAPE).names]
     for a, b in zip(sent, gradient, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     assert [(len(a.unit), a.batch, a.y) for a in asked] == [(1, 1, None)]

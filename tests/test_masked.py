@@ -14,7 +14,7 @@ from ppbench.attacks.reconstruction.masked import MEASURES, IGMasked, hypotheses
 from ppbench.attacks.reconstruction.search.problem import SimulatedObjective, objective
 from ppbench.attacks.reconstruction.search.starts import Starts, posed
 from ppbench.base.errors import UsageError
-from ppbench.federation.evidence import FLOOR, bounded, simulation
+from ppbench.federation.evidence import EXPLAINED_FLOOR, simulation, softsign
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 
@@ -128,7 +128,7 @@ def test_the_chain_of_layers_has_the_measures_of_autograd(measure, case, plan):
 
 def test_bounded_entries_lie_within_one_and_their_slope_is_that_of_a_constant_middle():
     rows = torch.tensor([[1e6, -2.0, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    value, slope = bounded(rows)
+    value, slope = softsign(rows)
     assert value[0].tolist() == pytest.approx([1e6 / (1e6 + 4), -2 / 6, 0, 0.5])  # the median of 2, 4 and 1e6
     assert slope[0].tolist() == pytest.approx([4 / (1e6 + 4) ** 2, 4 / 36, 1 / 4, 4 / 64])
     assert not value[1].any()
@@ -153,7 +153,7 @@ def test_the_truth_explains_what_is_not_masked_and_nothing_finite_explains_nothi
         return float(unexplained([evidence], Starts(x[None], y[None], False), plan))
 
     exact = left(case)
-    assert exact == pytest.approx(FLOOR, rel=1e-2)
+    assert exact == pytest.approx(EXPLAINED_FLOOR, rel=1e-2)
     count = len(case.observed)
     poisoned = replace(case, observed=noise(case.observed, ["head.weight", "head.bias"], 1e3))
     assert math.log(left(poisoned)) == pytest.approx(math.log(exact) * (count - 2) / count, abs=0.1)
@@ -185,4 +185,4 @@ def test_the_typical_size_of_entries_is_their_lower_median_however_many_are_hidd
     seen = [row[row != 0].abs().sort().values for row in rows]
     expected = [[float(sizes[(len(sizes) - 1) // 2])] if len(sizes) else [1.0] for sizes in seen]
     assert torch.equal(typical(rows), torch.tensor(expected))
-    assert all(torch.equal(a, b) for a, b in zip(bounded(rows, typical(rows)), bounded(rows), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(softsign(rows, typical(rows)), softsign(rows), strict=True))

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP, image_figures, match, psnr
 from ppbench.metrics.intervals import auc_interval, balanced_interval, bootstrap, clopper_pearson, proportion, statistic
 from ppbench.metrics.labels import multiset_chance, multiset_hits
-from ppbench.metrics.membership import Half, asr, auc, operating_point, roc, together, tpr_at
+from ppbench.metrics.membership import Half, asr, auc, merged, operating_point, roc, tpr_at
 from ppbench.metrics.tracing import tracing_accuracy
 
 
@@ -173,7 +173,7 @@ def test_one_threshold_for_both_halves_where_each_is_too_small_and_the_method_sa
     found = tpr_at(small, 0.01, pooled=True)
     whole = half(np.concatenate([h.score for h in small]), np.concatenate([h.member for h in small]))
     assert (found.value, found.realized_fpr) == operating_point(whole, 0.01)
-    assert together(small).decision.tolist() == [d for h in small for d in h.decision]
+    assert merged(small).decision.tolist() == [d for h in small for d in h.decision]
     assert "one threshold for both halves" in found.interval.method and found.n == 208
     assert "104 non-members in both halves" in tpr_at(small, 0.001, pooled=True).reason
     large = [half(np.arange(200.0), member(200))] * 2

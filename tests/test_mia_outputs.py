@@ -25,8 +25,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.losses import LossName
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.records import trained
-from ppbench.testing.scene import digits
+from ppbench.testing.records import fitted_weights
+from ppbench.testing.scene import all_digits
 
 COUNT = 120
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})
@@ -40,7 +40,7 @@ each_loss = pytest.mark.parametrize("loss", PLANS)
 def candidates(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return x, one-hot labels (drawn, so that only memory helps) and membership of 2 * COUNT digits."""
     g = seeded(seed)
-    x = digits().x[torch.randperm(len(digits().x), generator=g)[: 2 * COUNT]]
+    x = all_digits().x[torch.randperm(len(all_digits().x), generator=g)[: 2 * COUNT]]
     labels = torch.randint(0, 10, (2 * COUNT,), generator=g)
     return x, torch.nn.functional.one_hot(labels, 10).float(), torch.randperm(2 * COUNT, generator=g) < COUNT
 
@@ -48,7 +48,7 @@ def candidates(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def overfit() -> dict[str, Params]:
     x, y, member = candidates()
-    return {loss: trained(plan, Data(x[member], y[member]), 0.01, 200) for loss, plan in PLANS.items()}
+    return {loss: fitted_weights(plan, Data(x[member], y[member]), 0.01, 200) for loss, plan in PLANS.items()}
 
 
 def ask(
@@ -188,7 +188,7 @@ def regression() -> tuple[View, Challenge, Tensor]:
     x, _, member = candidates()
     plan = Plan(net_spec("mlp", (1, 8, 8), 1, {"hidden": "64"}), 2, loss="squared")
     y = torch.randn(len(x), 1, generator=seeded(2))
-    params = trained(plan, Data(x[member], y[member]), 0.01, 400)
+    params = fitted_weights(plan, Data(x[member], y[member]), 0.01, 400)
     return delivered(plan, params), Challenge((), 1, x=x, labels=y, known=told(member)), member
 
 

@@ -18,8 +18,8 @@ import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
-from ppbench.nets.held import held
-from ppbench.run.inverted import Inverted, Planted, mixed
+from ppbench.nets.held import held_network
+from ppbench.run.inverted import Inverted, Planted, mix_with_noise
 from ppbench.run.scale import scale_of
 
 
@@ -31,7 +31,7 @@ def named(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def ours(model: nn.Module, gradient: dict[str, Tensor]) -> tuple[Params, Params]:
     """Return a gradient and the weights by the bench's own names."""
-    state = held(model, SHAPE)
+    state = held_network(model, SHAPE)
     return {name: gradient[own] for name, own in state.names.items()}, dict(state.spec.start)
 
 
@@ -247,7 +247,7 @@ def test_inputs_that_the_gradient_determines_are_still_recovered_with_noise(atta
 
 def test_what_is_planted_is_half_the_answer_and_half_noise_in_the_data_range() -> None:
     x = torch.randn(40, *SHAPE, generator=torch.Generator().manual_seed(0))
-    own = mixed(x, (-0.5, 1.0), torch.Generator().manual_seed(1))
+    own = mix_with_noise(x, (-0.5, 1.0), torch.Generator().manual_seed(1))
     noise = own - 0.5 * x.clamp(-0.5, 1.0)
     assert float(own.min()) >= -0.5 and float(own.max()) <= 1.0
     assert sorted({round(float(v), 4) for v in noise.flatten()}) == [-0.25, 0.5]

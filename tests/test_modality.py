@@ -21,13 +21,13 @@ from ppbench.metrics.modality import Modality, faults
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Yardstick
-from ppbench.questions.recognition import LOOKED
+from ppbench.questions.recognition import RECOGNITION_METRICS
 from ppbench.records.store import Store
 from ppbench.report.controls import check_controls, rebuilding, rebuilt_share
 from ppbench.report.leak import leak_of
 from ppbench.report.page.answer import answer_of
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.verdict import sentences
 from ppbench.report.worst import worst_case
@@ -105,7 +105,7 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
     for modality in modalities.modalities():
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
-    assert IMAGE.readers == tuple(LOOKED)
+    assert IMAGE.readers == tuple(RECOGNITION_METRICS)
     assert {rule.metric for rule in question_of("reconstruction").rules} == {*IMAGE.rules, *ROW.rules}
 
 
@@ -183,7 +183,7 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
     assert (none.level, leak.level, leak.noun) == ("rebuilt", level, "sequences")
     assert words in sentences("dp", records)[0]
 
-    (board,) = boards(records, no_claims)
+    (board,) = boards_of(records, no_claims)
     assert (board.headline, board.reliable, board.images) == ("reconstruction_accuracy", True, False)
     answer = answer_of(records, None)
     said = answer.headline.words

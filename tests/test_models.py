@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.nets.models.mlp import mlp
-from ppbench.nets.models.resnet import Block, FixupBlock, PaddedShortcut, resnet20, resnet56
+from ppbench.nets.models.resnet import FixupBlock, PaddedShortcut, ResidualBlock, resnet20, resnet56
 from ppbench.nets.net import Net, Option, build, initial, net_spec
 
 CIFAR = (3, 32, 32)
@@ -298,7 +298,7 @@ def rms(features: nn.Sequential, x: Tensor) -> list[float]:
     with torch.no_grad():
         for place, layer in enumerate(features):
             x = layer(x)
-            if place == 2 or isinstance(layer, Block):
+            if place == 2 or isinstance(layer, ResidualBlock):
                 found.append(float(x.square().mean().sqrt()))
     return found
 
@@ -318,7 +318,7 @@ def test_norm_free_activations_and_gradients_do_not_grow_with_depth(model, short
     assert all(0.005 < value < 100 for value in norms.values()), norms
     if model is resnet56:  # the scale is what does it
         with torch.no_grad():
-            for block in (m for m in net.modules() if isinstance(m, Block)):
+            for block in (m for m in net.modules() if isinstance(m, ResidualBlock)):
                 block.conv2.weight.mul_(27**0.5)
         assert max(rms(net.features, x)) > 100 * sizes[0]
 

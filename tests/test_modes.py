@@ -23,8 +23,8 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local, Plan
-from ppbench.nets.held import Held, held
-from ppbench.nets.modes import drawing, run
+from ppbench.nets.held import HeldNetwork, held_network
+from ppbench.nets.modes import drawing, run_module
 from ppbench.nets.net import Net, _built, build, initial, net_spec
 from ppbench.run.invert import view_of
 from ppbench.run.loop import load_attack
@@ -32,7 +32,7 @@ from ppbench.run.loop import load_attack
 EXACT = 1e-10
 
 
-def unexplained(case: users.Case, network: Held) -> float:
+def unexplained(case: users.Case, network: HeldNetwork) -> float:
     """Return the share of a user's gradient that our simulation at the true batch does not explain."""
     seen = dict(zip(network.names, case.gradient, strict=True))
     plan = Plan(network.spec, 1, Local("gradient", batch=len(case.x)))
@@ -47,9 +47,9 @@ def test_a_drawn_network_is_simulated_exactly_or_refused_truly(seed: int) -> Non
     case = users.case(seed)
     if case.refusal:
         with pytest.raises(UsageError, match=case.refusal):
-            held(case.module, users.SHAPE)
+            held_network(case.module, users.SHAPE)
     else:
-        assert unexplained(case, held(case.module, users.SHAPE)) < EXACT, case.about
+        assert unexplained(case, held_network(case.module, users.SHAPE)) < EXACT, case.about
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class Net1(nn.Module):
 
 def refused(model: nn.Module) -> str:
     with pytest.raises(UsageError) as error:
-        held(model, users.SHAPE)
+        held_network(model, users.SHAPE)
     assert str(error.value).count("\n") == 0
     return str(error.value)
 
@@ -114,8 +114,8 @@ def test_the_sentence_names_the_layer_that_draws_and_what_to_do() -> None:
     assert right in refused(Net1())
     model = Net1()
     model.block.training = False  # alone: its norm goes on in training mode
-    assert build(held(model, users.SHAPE).spec).mixes
-    assert not build(held(Net1().eval(), users.SHAPE).spec).mixes
+    assert build(held_network(model, users.SHAPE).spec).mixes
+    assert not build(held_network(Net1().eval(), users.SHAPE).spec).mixes
     always = refused(Net1(always=True).eval())
     assert "block (Block) draws at random in each pass, in eval mode too; let it do so in training mode" in always
 
@@ -147,12 +147,12 @@ def test_draws_of_a_generator_of_ones_own_are_seen() -> None:
 
 def test_a_pass_leaves_buffers_and_the_users_module_alone() -> None:
     norm = users.HandNorm()
-    out, written = run(norm, torch.rand(2, users.WIDTH, 4, 4))
+    out, written = run_module(norm, torch.rand(2, users.WIDTH, 4, 4))
     assert written == {"mean", "var"} and not norm.mean.any() and out.shape == (2, users.WIDTH, 4, 4)
     case = users.build([("batch norm by hand", True), ("old spectral norm", True)], "written", "nothing", True, 2, 0)
     before = {name: value.clone() for name, value in case.module.state_dict().items()}
     modes = [part.training for part in case.module.modules()]
-    net = held(case.module, users.SHAPE).spec.net
+    net = held_network(case.module, users.SHAPE).spec.net
     kept = {name: value.clone() for name, value in net.frozen.items()}
     net(initial(net.spec, 0), case.x)
     assert all(torch.equal(value, before[name]) for name, value in case.module.state_dict().items())
@@ -163,7 +163,7 @@ def test_a_pass_leaves_buffers_and_the_users_module_alone() -> None:
 @pytest.mark.parametrize("kind", ["batch norm by hand", "attention", "transformer", "old weight norm", "spectral norm"])
 def test_it_can_be_attacked_twice_differentiated_and_mapped(kind: str) -> None:
     case = users.build([(kind, kind not in users.DRAWING)], "sequential", "nothing", False, 2, 0)
-    net = held(case.module, users.SHAPE).spec.net
+    net = held_network(case.module, users.SHAPE).spec.net
     params = initial(net.spec, 0)
 
     def length(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def test_a_network_with_auxiliary_heads_answers_as_in_eval_mode_its_layers_do_no
     x, params = torch.rand(3, *users.SHAPE), initial(net.spec, 0)
     assert net(params, x).shape == (3, 10)
     assert "answers by tuple in training mode" in refused(somebodys.Auxiliary())
-    assert held(somebodys.Auxiliary().eval(), users.SHAPE).spec.classes == 10
+    assert held_network(somebodys.Auxiliary().eval(), users.SHAPE).spec.classes == 10
 
 
 def test_what_is_frozen_is_the_same_in_every_process() -> None:
@@ -403,7 +403,7 @@ def test_a_last_layer_is_the_head_only_if_nothing_else_has_a_say_in_the_logits()
 
 
 def unexplained_of_four(case: users.Case) -> float:
-    network = held(case.module, users.SHAPE)
+    network = held_network(case.module, users.SHAPE)
     seen = dict(zip(network.names, case.gradient, strict=True))
     (evidence,) = plain_evidence(view_of(Plan(network.spec, 1, Local("gradient")), network.spec.start, seen))
     return at_truth(evidence, case.x[None], torch.eye(4)[case.y][None])
@@ -490,7 +490,7 @@ class Doubles(Checkpointed):
 
 def test_what_a_pass_leaves_computes_again_or_overwrites() -> None:
     assert "what it answers depends on what the pass before left in it; put it into eval mode" in refused(Moving())
-    assert held(Moving().eval(), users.SHAPE).spec.classes == 4
+    assert held_network(Moving().eval(), users.SHAPE).spec.classes == 4
     assert "it computes layers again in the backward pass (torch.utils.checkpoint)" in refused(Checkpointed())
     assert "is TorchScript; give the nn.Module" in refused(torch.jit.trace(frozen(), X[:1]))
     torch.manual_seed(0)

@@ -13,10 +13,10 @@ from scipy import integrate, special, stats
 
 from ppbench.defenses.mpdp.accounting import (
     calibrate,
+    composed_epsilon,
     delta_given_scales,
     epsilon_of,
     exact_theta,
-    gaussian_epsilon,
     pairwise_factor,
     theta_max,
     violations,
@@ -30,7 +30,7 @@ from ppbench.defenses.pbpfl.perturbation import Surrogates
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.secagg import complete
+from ppbench.federation.secagg import complete_graph
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial, net_spec
 
@@ -67,7 +67,7 @@ def theorem10(clients: int, sigma_eta: float, sigma_delta: float) -> float:
 )  # fmt: skip
 def test_theta_and_exact_epsilon_are_the_printed_ones(epsilon, theta, exact):
     value = theta_max(epsilon, DELTA)
-    assert printed(value, theta) and printed(gaussian_epsilon(value, DELTA), exact)
+    assert printed(value, theta) and printed(composed_epsilon(value, DELTA), exact)
 
 
 @few
@@ -84,7 +84,7 @@ def test_eq_23_is_inverted_and_both_its_inequalities_hold_with_equality_in_one(e
 @few
 @given(st.floats(1e-3, 100), st.floats(1e-10, 1e-2))
 def test_exact_epsilon_solves_the_analytic_gaussian_mechanism(theta, delta):
-    epsilon = gaussian_epsilon(theta, delta)
+    epsilon = composed_epsilon(theta, delta)
     assert epsilon < epsilon_of(theta, delta), "Eq. [23] is never below the exact"
     if epsilon > 0:
         # In float64 the reference itself cancels: two terms of a size around delta.
@@ -95,18 +95,18 @@ def test_exact_epsilon_solves_the_analytic_gaussian_mechanism(theta, delta):
 
 def test_composition_over_rounds():
     theta = theta_max(3, DELTA)
-    assert printed(gaussian_epsilon(theta, DELTA, 10), "9.3")
+    assert printed(composed_epsilon(theta, DELTA, 10), "9.3")
     # The notes print 42.3; 60-digit arithmetic gives 42.2493.
-    assert gaussian_epsilon(theta, DELTA, 100) == pytest.approx(42.2493, abs=1e-3)
-    assert gaussian_epsilon(theta, DELTA, 0) == 0 == gaussian_epsilon(0.0, DELTA)
-    assert gaussian_epsilon(math.inf, DELTA) == math.inf
+    assert composed_epsilon(theta, DELTA, 100) == pytest.approx(42.2493, abs=1e-3)
+    assert composed_epsilon(theta, DELTA, 0) == 0 == composed_epsilon(0.0, DELTA)
+    assert composed_epsilon(math.inf, DELTA) == math.inf
 
 
 # -- theta of a graph --------------------------------------------------------------------------------------------
 @few
 @given(st.integers(2, 40), SIGMAS, SIGMAS)
 def test_theta_of_the_complete_graph_has_its_closed_form_below_theorem_10(clients, sigma_eta, sigma_delta):
-    theta = exact_theta(complete(clients), sigma_eta, sigma_delta)
+    theta = exact_theta(complete_graph(clients), sigma_eta, sigma_delta)
     closed = 1 / (clients * sigma_eta**2) + (1 - 1 / clients) / (sigma_eta**2 + clients * sigma_delta**2)
     assert theta == pytest.approx(closed, rel=1e-9)
     assert theta <= theorem10(clients, sigma_eta, sigma_delta) * (1 + 1e-12)
@@ -128,16 +128,16 @@ def test_covariance_is_that_of_noise_drawn_from_the_laws():
 
 
 def test_theta_at_the_ends():
-    assert exact_theta(complete(5), 0.7, 0.0) == pytest.approx(1 / 0.49)
-    assert exact_theta(complete(5), 0.0, 1.0) == math.inf
+    assert exact_theta(complete_graph(5), 0.7, 0.0) == pytest.approx(1 / 0.49)
+    assert exact_theta(complete_graph(5), 0.0, 1.0) == math.inf
     # Very large pairwise noise leaves the sum: no rounding error of the Laplacian's zero is multiplied by it.
-    assert exact_theta(complete(50), 1.0, 1e9) == pytest.approx(1 / 50, rel=1e-9)
+    assert exact_theta(complete_graph(50), 1.0, 1e9) == pytest.approx(1 / 50, rel=1e-9)
 
 
 def test_theta_of_drawn_graphs_with_the_sigmas_of_the_complete_one():
     s, five = calibrate(3, DELTA, 100), calibrate(3, DELTA, 5)
-    assert printed(exact_theta(complete(5), five.eta, five.delta), ".3455")
-    assert printed(exact_theta(complete(100), s.eta, s.delta), ".353")
+    assert printed(exact_theta(complete_graph(5), five.eta, five.delta), ".3455")
+    assert printed(exact_theta(complete_graph(100), s.eta, s.delta), ".353")
     drawn = {n: [exact_theta(n_out(100, n, seeded(i)), s.eta, s.delta) for i in range(40)] for n in (5, 20, 70)}
     for n, value in ((5, 0.958), (20, 0.443), (70, 0.359)):  # each was one draw
         assert min(drawn[n]) <= value <= max(drawn[n])
@@ -207,9 +207,9 @@ def test_n_out_graphs_are_symmetric_without_loops_and_of_degree_n_or_more(client
 def test_picks_are_uniform():
     graphs = torch.stack([n_out(8, 3, seeded(i)) for i in range(4000)]).double().mean(0)
     expected = 1 - (1 - 3 / 7) ** 2
-    assert float((graphs[complete(8)] - expected).abs().max()) < 0.035  # 4.5 standard deviations
+    assert float((graphs[complete_graph(8)] - expected).abs().max()) < 0.035  # 4.5 standard deviations
     assert not torch.equal(n_out(8, 3, seeded(0)), n_out(8, 3, seeded(1)))
-    assert torch.equal(complete(4), n_out(4, 3, seeded())) and int(complete(4).sum()) == 12
+    assert torch.equal(complete_graph(4), n_out(4, 3, seeded())) and int(complete_graph(4).sum()) == 12
 
 
 # -- what R gives away -------------------------------------------------------------------------------------------

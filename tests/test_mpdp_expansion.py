@@ -18,7 +18,7 @@ from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import Classifier, Net, NetSpec, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})
 TINY = net_spec("mlp", (4,), 2, {"hidden": "3,3", "bias": False})
@@ -65,7 +65,7 @@ def test_scales_cancel_and_transitional_layers_fold_away(spec):
 @pytest.mark.parametrize("spec", [MLP5, CNN, RESNET], ids=lambda s: s.model)
 def test_folded_weights_are_pbpfls_with_the_same_first_scales(spec):
     """C2: what is left after folding is a perturbation of PBPFL's form, r^(1) and all (1e-12)."""
-    params, expansion, plain = weights(spec), expanded(spec), channels(spec)
+    params, expansion, plain = weights(spec), expanded(spec), channels_of(spec)
     sent, multiplier = perturbed(expansion, params, 5)
     folded = fold(expansion, sent)
     first = next(iter(params))
@@ -80,14 +80,14 @@ def test_folded_weights_are_pbpfls_with_the_same_first_scales(spec):
         torch.testing.assert_close(folded[name], value * params[name], rtol=1e-12, atol=0)
 
 
-def channels_of(expansion: Expansion) -> int:
+def transitional_channels(expansion: Expansion) -> int:
     """q, the number of transitional channels."""
     return sum(torch.Size(shape).numel() for shape in expansion.transitional.values())
 
 
 def test_transitional_channels_of_resnets_are_counted():
-    assert channels_of(expanded(RESNET)) == 976  # 688 behind ReLUs, 288 on shortcuts
-    assert channels_of(expanded(RESNET_B)) == 976 - 16 - 32  # convolutions on two shortcuts
+    assert transitional_channels(expanded(RESNET)) == 976  # 688 behind ReLUs, 288 on shortcuts
+    assert transitional_channels(expanded(RESNET_B)) == 976 - 16 - 32  # convolutions on two shortcuts
     assert plan_of(RESNET).net.parameter_count == 268_336
     hundred = net_spec("resnet56", (3, 32, 32), 100, {"head_bias": False})
     assert plan_of(hundred).net.parameter_count == 854_704

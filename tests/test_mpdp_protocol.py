@@ -141,7 +141,7 @@ def agreed(graph: Tensor, plan: Plan) -> list[secagg.Keys]:
     keys = [secagg.new_keys(context(plan, c, seed=100 + c, round_=0)) for c in range(len(graph))]
     public = torch.stack([secagg.announce(k.private, 1).public for k in keys])
     roster = secagg.Roster(torch.ones(len(graph), dtype=torch.int64), public, graph)
-    return [secagg.agree(k, c, roster) for c, k in enumerate(keys)]
+    return [secagg.with_secrets(k, c, roster) for c, k in enumerate(keys)]
 
 
 def test_noise_of_pairs_alone_leaves_the_mean_as_it_is(run):

@@ -165,7 +165,7 @@ def test_the_real_encryption_shows_as_much() -> None:
     from nvflare.app_opt.he.model_encryptor import HEModelEncryptor
 
     from ppbench.adapters.nvflare.inside import SERVER as THERE
-    from ppbench.adapters.nvflare.inside import context
+    from ppbench.adapters.nvflare.inside import task_context
 
     key = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40])
     key.global_scale = 2**40
@@ -173,7 +173,7 @@ def test_the_real_encryption_shows_as_much() -> None:
     made.tenseal_context = key
     change = {n: v.numpy().copy() for n, v in initial(PLAN.spec, 0).items()}
     dxo = DXO(DataKind.WEIGHT_DIFF, data=dict(change), meta={MetaKey.NUM_STEPS_CURRENT_ROUND: 3})
-    left = from_shareable(made.process(dxo.to_shareable(), context("site-1", THERE, 1)))
+    left = from_shareable(made.process(dxo.to_shareable(), task_context("site-1", THERE, 1)))
     run = federation("nvflare:stock/he_partial", encrypt_layers="features")
     seen_here = {*sent(run)[0].change}
     assert {n for n, v in left.data.items() if isinstance(v, np.ndarray)} == seen_here == {"head.weight", "head.bias"}
@@ -421,12 +421,12 @@ def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
     from ppbench.adapters import nvflare
     from ppbench.adapters.nvflare import encrypted, stock
 
-    every = (*stock.STOCK, encrypted.Encrypted)
+    every = (*stock.NVFLARE_STOCK, encrypted.Encrypted)
     assert [one.stock for one in every] == [*nvflare.STOCK_NAMES]
     for one in every:
         for name in nvflare.STOCK_NAMES[one.stock]:
             assert load("defenses", f"nvflare:stock/{name}") is one
-    for one in stock.STOCK:
+    for one in stock.NVFLARE_STOCK:
         for made in one().filters():
             assert type(made).__name__ in nvflare.STOCK_NAMES[one.stock]
 

@@ -46,7 +46,7 @@ pytest.importorskip("opacus")
 LR, CLIENTS = 0.5, 3
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
 PLAN = Plan(SPEC, CLIENTS, Local("delta", 1, 8, Opt("sgd", LR)))
-STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.stock").STOCK]
+STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.stock").OPACUS_STOCK]
 SURE = 1e-6
 """How rarely a right noise is taken for a wrong one."""
 
@@ -488,9 +488,9 @@ def test_names_are_those_of_opacus_and_all_that_ships_has_one() -> None:
     from ppbench.adapters import opacus as adapter
     from ppbench.adapters.opacus import private, stock
 
-    assert {one.stock for one in stock.STOCK} <= {*adapter.STOCK_NAMES}
-    for one in stock.STOCK:
-        handed = private.public(PLAN, initial(SPEC, 0), data(20, 0), LR)
+    assert {one.stock for one in stock.OPACUS_STOCK} <= {*adapter.STOCK_NAMES}
+    for one in stock.OPACUS_STOCK:
+        handed = private.public_training(PLAN, initial(SPEC, 0), data(20, 0), LR)
         optimizer = type(one().parts(handed)[2])
         names = adapter.STOCK_NAMES[one.stock]
         assert all(load("defenses", f"opacus:stock/{name}") is one for name in names)

@@ -34,7 +34,7 @@ from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.questions.membership import score_members
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
@@ -220,7 +220,7 @@ def test_the_theorem_begins_at_81_clients():
 def test_what_is_refused_would_have_been_wrong():
     """Hidden scales commute with relu; taken for such a layer, tanh gives other outputs."""
     spec = net_spec("mlp", (1, 8, 8), 10, {"hidden": "16"})
-    params, found = {n: v.double() for n, v in initial(spec, 0).items()}, channels(spec)
+    params, found = {n: v.double() for n, v in initial(spec, 0).items()}, channels_of(spec)
     hidden = multiply(params, found.multipliers(rand(found.count, seed=1) + 0.5), torch.float64)
     x = 4 * rand(5, 64)
 
@@ -252,7 +252,7 @@ def test_no_two_cells_of_an_attack_start_from_the_same_draws(tmp_path, monkeypat
     seen, whole = [], LabelRecovery.run
 
     def run(self, view, challenges, generator):  # notes what it draws from
-        seen.append((view.threat, challenges[0].batch, generator.initial_seed()))
+        seen.append((view.threat.name, challenges[0].batch, generator.initial_seed()))
         return whole(self, view, challenges, generator)
 
     monkeypatch.setattr(LabelRecovery, "run", run)

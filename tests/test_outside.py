@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ppbench.ledger.book import Entry, add
-from ppbench.ledger.publish import computed, publish
+from ppbench.ledger.book import BookEntry, add_entry
+from ppbench.ledger.publish import compute_views, publish
 from ppbench.ledger.score import score
-from ppbench.ledger.site import build
+from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
@@ -71,7 +71,7 @@ def published(tmp_path_factory):
     """Return the folder of the undefended transcript, and the organizer's."""
     home = tmp_path_factory.mktemp("outside")
     (home / "suite.toml").write_text(SUITE)
-    computed(str(home / "suite.toml"), home / "truth", workers=1)
+    compute_views(str(home / "suite.toml"), home / "truth", workers=1)
     made = publish(home / "truth", home / "out")
     none = next(about for about in made.transcripts if about.defense.id == "none")
     return home / "out" / none.id, home / "truth"
@@ -130,12 +130,12 @@ def test_the_site_holds_no_truth_and_its_rows_can_be_fetched(published, tmp_path
     """What the workflow of examples/ci draws: links that stay, files as they were published, nothing of a victim."""
     transcript, truth = published
     shutil.copytree(transcript.parent, tmp_path / "transcripts")
-    planted = Entry.model_validate_json(HISTORY.replace("ID", transcript.name))
+    planted = BookEntry.model_validate_json(HISTORY.replace("ID", transcript.name))
     book = truth / "ledger.jsonl"
     before = book.read_bytes() if book.exists() else b""
     try:
-        add(truth, planted)
-        found = build(tmp_path / "transcripts", truth, tmp_path / "site")
+        add_entry(truth, planted)
+        found = build_site(tmp_path / "transcripts", truth, tmp_path / "site")
     finally:
         book.write_bytes(before)
     page = (tmp_path / "site" / "index.html").read_text()

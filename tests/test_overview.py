@@ -10,22 +10,22 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import Metric
-from ppbench.records.store import Images, Store
+from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
-from ppbench.report.page.boards import boards
-from ppbench.report.page.cells import PLAIN
+from ppbench.report.page.boards import boards_of
+from ppbench.report.page.cells import PLAIN_ROWS
 from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.drawings import write_figures
-from ppbench.report.page.evaluations import judged, said
+from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.ppc import ppcs
 from ppbench.report.page.sprites import Album
-from ppbench.report.page.table import no_claims, rows
+from ppbench.report.page.table import no_claims, table_rows
 
 BLIND = "no better than blind"
 
@@ -35,8 +35,8 @@ def controls(make, **about):
 
 
 def tables(records):
-    found = boards(records, no_claims)
-    return overviews(found, judged(records), costs(found, records, lambda _: None))
+    found = boards_of(records, no_claims)
+    return overviews(found, judged_evaluations(records), costs(found, records, lambda _: None))
 
 
 def row(records, defense="dp"):
@@ -46,7 +46,7 @@ def row(records, defense="dp"):
 
 def head(records):
     """Return the part of a page of several defenses in which they are told at a glance."""
-    page = unescape(Page(records, said=said(judged(records))).html())
+    page = unescape(Page(records, sentences=defense_sentences(judged_evaluations(records))).html())
     return page[page.index("At a glance") : page.index("<nav")]
 
 
@@ -122,7 +122,12 @@ def test_what_else_is_given_away_at_that_value_is_said(fabricate, labels, asr, v
     records.append(fabricate("dp", 0.0, "mia_loss", "membership", 0.9, **about | {"accuracy": 0.95}))
     assert row(records).verdict == verdict
     (table,) = tables(records)
-    assert [table.tells(what) for what in ("labels", "members", "canaries", "outputs")] == [True, True, False, False]
+    assert [table.has_column(what) for what in ("labels", "members", "canaries", "outputs")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_refuted_epsilon_is_the_verdict(fabricate):
@@ -171,7 +176,7 @@ def other(make):
 
 def test_one_defense_has_its_sentences_at_the_top_and_several_a_table(fabricate):
     records = controls(fabricate) + grid(fabricate, (0.1, 8.0, 0.93))
-    alone = unescape(Page(records, said=said(judged(records))).html())
+    alone = unescape(Page(records, sentences=defense_sentences(judged_evaluations(records))).html())
     sentence = (
         "dp at sigma=0.1: the attacks tried here see no more of images than a blind guess (best: adaptive_dp: 9.0"
     )
@@ -218,7 +223,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown_if_there_is_any(dama
 
 def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
     def drawn(*values):
-        found = boards([*controls(fabricate), *grid(fabricate, *values)], no_claims)
+        found = boards_of([*controls(fabricate), *grid(fabricate, *values)], no_claims)
         (path,) = (p for p in write_figures(tmp_path, found, Knowledge()) if p.match("ppc-*.png"))
         return path.read_bytes(), path.stat().st_mtime_ns
 
@@ -232,8 +237,8 @@ def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):
 def test_evaluations_stand_in_the_order_of_their_seeds(fabricate):
     """Records come in the order of their files, which digests name: seed 10 was told between 1 and 2."""
     found = [record for seed in (10, 2, 0) for record in controls(fabricate, seed=seed)]
-    assert [one.about.rpartition(", seed ")[2] for one in judged(found)] == ["0", "2", "10"]
-    assert [record.config.seed for one in judged(found) for record in one.records] == [0, 0, 2, 2, 10, 10]
+    assert [one.about.rpartition(", seed ")[2] for one in judged_evaluations(found)] == ["0", "2", "10"]
+    assert [record.config.seed for one in judged_evaluations(found) for record in one.records] == [0, 0, 2, 2, 10, 10]
 
 
 # -- many records: what grows with their number, and what the page does about it --------------------------------------
@@ -255,13 +260,13 @@ def test_work_on_boards_is_linear_in_the_records(many, monkeypatch):
 
         monkeypatch.setattr("ppbench.report.frame.key_of", keyed)
         frame = frame_of(many[:number])
-        caps(frame), relative_costs(frame), judged(frame), boards(frame, no_claims)
+        caps(frame), relative_costs(frame), judged_evaluations(frame), boards_of(frame, no_claims)
         counts.append(len(calls) / number)
     assert counts == [1, 1, 1], "each record's key is made once, whatever is made of the records"
 
 
 def test_boards_keep_suites_apart_and_seeds_together_each_with_lines_of_its_own(many):
-    found = boards(many, no_claims)
+    found = boards_of(many, no_claims)
     assert len({b.setting.suite for b in found}) == 2
     labels = [b for b in found if b.setting.kind == "reconstruction"]
     assert len(labels) == 2, "one board a suite, all seeds on it"
@@ -287,17 +292,21 @@ def test_an_attack_knows_the_defense_through_what_it_follows(many, bench_page):
 def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_figures_as_there_is_place(
     many, monkeypatch
 ):
-    monkeypatch.setattr(drawings, "BUDGET", 1)
+    monkeypatch.setattr(drawings, "FIGURE_BUDGET", 1)
     page = Page(many).html()
     (text,) = re.findall(r'<script type="application/json" id="cell-data">(.*?)</script>', page)
     data = json.loads(text)
     assert len(data["rows"]) == len(many) and [c["title"] for c in data["columns"]][:2] == ["Suite", "Defense"]
     assert {row[-1] for row in data["rows"]} == {r.cell_id for r in many}
-    table = rows(many)
+    table = table_rows(many)
     place = [c["title"] for c in data["columns"]].index("Accuracy")
     assert [row[place] for row in data["rows"]] == pytest.approx([row["accuracy"] for row in table], rel=1e-5)
-    assert page.count('<tr id="c') == PLAIN
-    assert f"all {len(many)} cells" in page and f"the first {PLAIN}" in page and "leaderboard.csv has the rest" in page
+    assert page.count('<tr id="c') == PLAIN_ROWS
+    assert (
+        f"all {len(many)} cells" in page
+        and f"the first {PLAIN_ROWS}" in page
+        and "leaderboard.csv has the rest" in page
+    )
     figures = page.count('<figure class="chart"')
     assert figures > 40 and page.count("<svg role") == 1
     assert page.count("no place for it on this page; it lies in figures/") == figures - 1
@@ -306,7 +315,7 @@ def test_a_page_of_many_cells_has_them_as_data_the_first_as_a_plain_table_and_fi
 def test_sprites_stop_at_a_number_of_bytes_and_are_counted(bench_page):
     noise = np.random.default_rng(0).random((10, 3, 32, 32)).astype(np.float32)
     record = next(bench_page.synthetic(1))
-    album = Album(lambda _: Images(noise, noise), budget=100_000)
+    album = Album(lambda _: CellImages(noise, noise), budget=100_000)
     found = [album.strip(record) for _ in range(5)]
     assert found[0] is not None and found[-1] is None
     assert album.refused == sum(uri is None for uri in found) > 0

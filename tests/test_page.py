@@ -13,22 +13,28 @@ from PIL import Image
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Played
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.claims.case import Finding
+from ppbench.report.claims.case import ClaimFinding
 from ppbench.report.controls import Check
-from ppbench.report.page.curves import LINES, Budget, BudgetLine, RocLine, Rocs
-from ppbench.report.page.evaluations import Said, checks_of, judged, said, verdict_of
+from ppbench.report.page.curves import ROC_LINES, Budget, BudgetLine, RocLine, Rocs
+from ppbench.report.page.evaluations import (
+    DefenseSentence,
+    checks_of,
+    defense_sentences,
+    judged_evaluations,
+    standalone_sentences,
+)
 from ppbench.report.page.figures import Picture, svg_of
 from ppbench.report.page.html import Page
 from ppbench.report.page.played import role_counts
-from ppbench.report.page.ppc import Line, Ppc
+from ppbench.report.page.ppc import AttackLine, Ppc
 from ppbench.report.page.profiles import anchors
 from ppbench.report.page.sprites import sprite
 from ppbench.report.page.table import csv_text
-from ppbench.report.page.template import VENDOR, assets, digest
+from ppbench.report.page.template import VENDOR, assets, script_digest
 
 
 class Reader(HTMLParser):
@@ -60,7 +66,7 @@ def part(page, first, last):
 
 def gradient_images(record=None):
     truth = np.linspace(0, 1, 3 * 3 * 8 * 8, dtype=np.float32).reshape(3, 3, 8, 8)
-    return Images(truth[:, :, ::-1].copy(), truth)
+    return CellImages(truth[:, :, ::-1].copy(), truth)
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +88,11 @@ def records(fabricate):
 def page(records):
     claim = Claim("asr", 0.5, "cifar10", "dlnet", None, "Table 4")
     outcomes = [
-        Checked("spn", claim, "here", Finding("falls", "to 71.0%", "above chance", "50%", "71%", ())),
+        Checked("spn", claim, "here", ClaimFinding("falls", "to 71.0%", "above chance", "50%", "71%", ())),
         Unchecked("spn", claim, "no record of mnist"),
     ]
-    told = [Said("spn", "", "spn hides nothing."), Said("dp", "", "dp hides all.")]
-    return Page(records, images=gradient_images, said=told, outcomes=outcomes).html()
+    told = [DefenseSentence("spn", "", "spn hides nothing."), DefenseSentence("dp", "", "dp hides all.")]
+    return Page(records, images=gradient_images, sentences=told, outcomes=outcomes).html()
 
 
 def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_it(page):
@@ -96,7 +102,10 @@ def test_the_page_asks_nobody_for_anything_and_names_the_scripts_that_stand_in_i
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None and "default-src 'none'" in policy[1] and "unsafe-eval" not in policy[1]
     scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
-    assert re.findall(r"'(sha256-[^']*)'", policy[1]) == [digest(script) for script in scripts] and len(scripts) == 2
+    assert (
+        re.findall(r"'(sha256-[^']*)'", policy[1]) == [script_digest(script) for script in scripts]
+        and len(scripts) == 2
+    )
 
 
 def test_vendored_files_are_those_that_were_published_and_their_licenses_lie_beside_them():
@@ -129,7 +138,7 @@ def test_names_and_sentences_stay_text(fabricate):
     some = [fabricate(evil, v, evil, "reconstruction", 10.0 * v, clients=3, **about) for v in (1.0, 2.0)]
     failed = fabricate(evil, 3.0, evil, "reconstruction", clients=4, status="failed", **about)
     page = Page(
-        [*some, failed.model_copy(update={"reason": evil})], said=[Said(evil, "", evil)],
+        [*some, failed.model_copy(update={"reason": evil})], sentences=[DefenseSentence(evil, "", evil)],
         harness=Check("harness", True, evil), claims=lambda _: evil, images=gradient_images,
         times=lambda _: lasting(machine=evil), problems=[evil],
     ).html()  # fmt: skip
@@ -148,10 +157,10 @@ def test_nothing_is_said_of_an_evaluation_whose_controls_fail_and_the_others_kee
         return [fabricate(d, 0.1 if d == "dp" else None, "dlg", "reconstruction", db, **about) for d, db in rows]
 
     some, sound = one(3, True) + one(4, False), fault != "canaries stand"
-    found = judged(some, sound)
-    checks, told = checks_of(found), verdict_of(said(found))
+    found = judged_evaluations(some, sound)
+    checks, told = checks_of(found), standalone_sentences(defense_sentences(found))
     assert len(checks) == 4 and {"3 clients" in sentence for sentence in told} == ({False} if sound else set())
-    shown = Reader(Page(some, said=said(judged(some, sound)), sound=sound).html()).text
+    shown = Reader(Page(some, sentences=defense_sentences(judged_evaluations(some, sound)), sound=sound).html()).text
     top = shown[shown.index("At a glance") : shown.index("How to read this")]
     assert top.count("nothing concluded") == top.count("Controls fail: nothing is concluded here.") == 2 - sound
 
@@ -232,11 +241,11 @@ def points(ratios):
 
 LINE = RocLine(EVIL := "$\\frac{ <script> & $", (0.0, 0.0, 0.5, 1.0), (0.0, 0.2, 0.2, 1.0), 10, 20)
 PLOTS = {
-    "ratios": Ppc(EVIL, "a_$^", "recon/1", (Line(EVIL, False, points(True)),)),
-    "no ratios": Ppc(EVIL, "a_$^", "recon/1", (Line(EVIL, False, points(False)),)),
+    "ratios": Ppc(EVIL, "a_$^", "recon/1", (AttackLine(EVIL, False, points(True)),)),
+    "no ratios": Ppc(EVIL, "a_$^", "recon/1", (AttackLine(EVIL, False, points(False)),)),
     "budget": Budget(EVIL, ((EVIL, (BudgetLine(EVIL, (1, 10), (0.0, 1.0), (3.0, 30.0)),)),)),
     "roc": Rocs(EVIL, (LINE,), ()),
-    "rocs": Rocs(EVIL, (LINE,) * LINES, (LINE,)),
+    "rocs": Rocs(EVIL, (LINE,) * ROC_LINES, (LINE,)),
 }
 SAID = {
     "ratios": ("gradient / perturbation", "#2ca25f", "#de2d26"),
@@ -259,7 +268,7 @@ def test_figures_are_the_same_bytes_twice_survive_any_name_and_tell_values(name)
 
 def test_pointing_at_a_mark_of_a_figure_tells_its_values():
     evil = '"<&\n>'
-    svg = svg_of(Ppc("t", "sigma", "recon/1", (Line(evil, True, points(ratios=True)),)))
+    svg = svg_of(Ppc("t", "sigma", "recon/1", (AttackLine(evil, True, points(ratios=True)),)))
     titles = [title.text for title in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
     assert titles[:2] == ["accuracy", "sigma = 0.5: accuracy 0.660, gradient / perturbation 0.25"], "one end is none"
     ends = '"<& > (adaptive), sigma = 0.001: recon/1 0.200 (0.100 to 0.300), gradient / perturbation 126'

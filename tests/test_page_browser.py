@@ -8,11 +8,11 @@ import pytest
 
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Flag
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.claims.case import Finding
+from ppbench.report.claims.case import ClaimFinding
 from ppbench.report.controls import Check
-from ppbench.report.page.evaluations import Said
+from ppbench.report.page.evaluations import DefenseSentence
 from ppbench.report.page.html import Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -84,16 +84,16 @@ def images_of(record):
     if record.config.attack.kind != "reconstruction" or record.status != "complete":
         return None
     truth = np.linspace(0, 1, 4 * 64, dtype=np.float32).reshape(4, 1, 8, 8)
-    return Images(truth[:, :, ::-1].copy(), truth)
+    return CellImages(truth[:, :, ::-1].copy(), truth)
 
 
 @pytest.fixture(scope="module")
 def board(fabricate, tmp_path_factory):
     claim = Claim("accuracy", 0.9, "digits", "mlp", None, EVIL, setting=EVIL, note=EVIL)
-    finding = Finding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
+    finding = ClaimFinding("falls", "to 12.0%", EVIL, EVIL, EVIL, ("0" * 32,))
     text = Page(
         records_of(fabricate), harness=Check("harness", True, EVIL), claims=lambda _: EVIL, images=images_of,
-        said=[Said("spn", "", "spn hides nothing."), Said(EVIL, EVIL, EVIL)],
+        sentences=[DefenseSentence("spn", "", "spn hides nothing."), DefenseSentence(EVIL, EVIL, EVIL)],
         outcomes=[Checked("spn", claim, EVIL, finding), Unchecked(EVIL, claim, EVIL)],
     ).html()  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "leaderboard.html"

@@ -297,7 +297,7 @@ def test_bad_folders_and_options_are_refused(office, tmp_path):
     with pytest.raises(UsageError, match="option 'domain' is unknown"):
         opened(office, "?domain")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="it must hold one a domain"):
+    with pytest.raises(UsageError, match="it must hold one per domain"):
         opened(tmp_path / "empty")
     fill(office / "real" / "bed", 2, 0, size=9)
     with pytest.raises(UsageError, match="resize all images to one size"):
@@ -309,5 +309,5 @@ def test_bad_folders_and_options_are_refused(office, tmp_path):
 @pytest.mark.parametrize("domain", [torch.zeros(16), torch.zeros(3, dtype=torch.int64), torch.full((16,), -1)])
 def test_a_data_set_refuses_bad_domains(office, domain):
     data = opened(office / "art", "")
-    with pytest.raises(UsageError, match="must be int64 >= 0, one an example"):
+    with pytest.raises(UsageError, match="must be int64 >= 0, one per example"):
         replace(data, train=replace(data.train, domain=domain))

@@ -18,9 +18,9 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.attacks.reconstruction.peel import Peel
-from ppbench.attacks.reconstruction.peeling.image import Spectrum, opponents, variation
-from ppbench.attacks.reconstruction.peeling.layer import Known, Layer, cut, inner
-from ppbench.attacks.reconstruction.peeling.traced import Block, chain_of, pooled, spread
+from ppbench.attacks.reconstruction.peeling.image import Spectrum, opponent_variation, opponents
+from ppbench.attacks.reconstruction.peeling.layer import KnownOutput, PeeledLayer, cut_small, inner_inputs
+from ppbench.attacks.reconstruction.peeling.traced import ConvBlock, chain_of, tiled, untiled
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
@@ -118,16 +118,16 @@ def test_what_is_no_chain_of_blocks_is_not_attacked(model: str) -> None:
 @given(st.integers(1, 3), st.integers(3, 9), st.integers(3, 9), st.integers(0, 99))
 def test_tiles_hold_what_pooling_sees_and_go_back_to_their_places(side: int, high: int, wide: int, seed: int) -> None:
     z = torch.randn(2, 3, high, wide, generator=seeded(seed))
-    block = Block("w", None, (1, 1), (0, 0), side, (1, high, wide), (3, high // side, wide // side))
-    tiles = pooled(block, z)
+    block = ConvBlock("w", None, (1, 1), (0, 0), side, (1, high, wide), (3, high // side, wide // side))
+    tiles = tiled(block, z)
     assert torch.equal(tiles.amax(-1), F.max_pool2d(z, side))
     inside = torch.zeros_like(z)
     inside[..., : high // side * side, : wide // side * side] = 1
-    assert torch.equal(spread(block, tiles, (high, wide)), z * inside)
+    assert torch.equal(untiled(block, tiles, (high, wide)), z * inside)
 
 
 # -- its parts ----------------------------------------------------------------------------------------------------
-def second_layer(image: Tensor) -> tuple[Layer, Tensor]:
+def second_layer(image: Tensor) -> tuple[PeeledLayer, Tensor]:
     """Return the second block of the quick network with what an attacker knows of it, and its true input."""
     plan = plan_of("test_peel:Quick")
     params, update = sent(plan, image, 3)
@@ -138,9 +138,9 @@ def second_layer(image: Tensor) -> tuple[Layer, Tensor]:
     given_ = F.max_pool2d(F.relu(F.conv2d(image.double(), whole[first.name], whole[str(first.bias)])), 2)
     values = F.max_pool2d(F.relu(F.conv2d(given_, whole[block.name], whole[str(block.bias)])), 2)
     back = (update["features.fc1.bias"].double() @ whole["features.fc1.weight"]).view_as(values)
-    known = Known(values, back, torch.ones_like(values, dtype=torch.bool))
+    known = KnownOutput(values, back, torch.ones_like(values, dtype=torch.bool))
     slope = update[block.name].double().flatten(1)[None]
-    return Layer(block, whole[block.name], whole[str(block.bias)], known, slope), given_
+    return PeeledLayer(block, whole[block.name], whole[str(block.bias)], known, slope), given_
 
 
 def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> None:
@@ -152,7 +152,7 @@ def test_at_the_truth_nothing_is_left_and_the_simulated_gradient_is_torchs() -> 
 def test_inner_activations_are_exact() -> None:
     """1,176 numbers of which no place is known, from 2,400 entries of a gradient and 400 features."""
     layer, truth = second_layer(smooth(1))
-    found, seen, spent = inner(layer, seeded(), 1000)
+    found, seen, spent = inner_inputs(layer, seeded(), 1000)
     assert float(((found - truth) * seen).norm() / truth.norm()) < 1e-4
     assert float(seen.double().mean()) > 0.9 and int(spent) <= 1000
 
@@ -169,7 +169,7 @@ def test_a_cotangent_below_is_what_autograd_sends_there() -> None:
 
 def test_small_outputs_are_cut_victim_by_victim() -> None:
     values = torch.tensor([[1.0, 0.2, 0.0], [10.0, 0.2, 5.0]]).view(2, 1, 1, 3)
-    assert cut(values, torch.tensor([0.1, 0.1])).flatten(1).tolist() == [
+    assert cut_small(values, torch.tensor([0.1, 0.1])).flatten(1).tolist() == [
         [1.0, pytest.approx(0.2), 0.0],
         [10.0, 0.0, 5.0],
     ]
@@ -178,7 +178,7 @@ def test_small_outputs_are_cut_victim_by_victim() -> None:
 def test_axes_of_color_are_orthogonal_and_flat_images_do_not_vary() -> None:
     assert torch.allclose(opponents(3) @ opponents(3).T, torch.eye(3, dtype=torch.float64))
     flat = torch.full((1, 3, 8, 8), 0.7, dtype=torch.float64)
-    assert float(variation(flat, 1.0)) < float(variation(smooth(0).double(), 1.0))
+    assert float(opponent_variation(flat, 1.0)) < float(opponent_variation(smooth(0).double(), 1.0))
 
 
 def test_every_image_has_a_spectrum() -> None:

@@ -15,7 +15,14 @@ from safetensors.torch import save_file
 import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.metrics import perceptual
-from ppbench.metrics.perceptual import SHAPES, Network, identity, located, measurable, network
+from ppbench.metrics.perceptual import (
+    ALEXNET_SHAPES,
+    Network,
+    feature_network,
+    measurable,
+    weights_file,
+    weights_identity,
+)
 from ppbench.report.verify import verify
 
 DATA = os.environ.get("PPBENCH_TEST_DATA")
@@ -25,7 +32,7 @@ def made(seed: int = 0) -> dict[str, torch.Tensor]:
     """Return convolutions of AlexNet's shapes with random weights of He's size."""
     generator = seeded(seed)
     state = {}
-    for layer, shape in SHAPES.items():
+    for layer, shape in ALEXNET_SHAPES.items():
         scale = (2 / np.prod(shape[1:])) ** 0.5
         state[f"{layer}.weight"] = scale * torch.randn(shape, generator=generator)
         state[f"{layer}.bias"] = torch.zeros(shape[0])
@@ -41,12 +48,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alexnet(weights: Path) -> Network | None:
-    return network(str(weights))
+    return feature_network(str(weights))
 
 
 @pytest.fixture(autouse=True)
 def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(perceptual.VARIABLE, raising=False)
+    monkeypatch.delenv(perceptual.WEIGHTS_VARIABLE, raising=False)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
 
@@ -55,13 +62,13 @@ def image(seed: int = 0, shape: tuple[int, ...] = (2, 3, 32, 32)) -> torch.Tenso
 
 
 def test_without_a_file_there_is_no_network_and_a_named_one_must_be_there(weights, tmp_path, monkeypatch):
-    assert identity(None) == "" and network(None) is None and located(None) is None
-    assert identity(str(weights)) == f"alexnet sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
+    assert weights_identity(None) == "" and feature_network(None) is None and weights_file(None) is None
+    assert weights_identity(str(weights)) == f"alexnet sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"
     with pytest.raises(UsageError, match=r"no file .*absent.*option weights"):
-        identity(str(tmp_path / "absent"))
-    monkeypatch.setenv(perceptual.VARIABLE, str(tmp_path / "gone"))
+        weights_identity(str(tmp_path / "absent"))
+    monkeypatch.setenv(perceptual.WEIGHTS_VARIABLE, str(tmp_path / "gone"))
     with pytest.raises(UsageError, match=r"no file .*gone.*PPBENCH_WEIGHTS"):
-        identity(None)
+        weights_identity(None)
 
 
 REFUSED = {
@@ -85,14 +92,14 @@ def test_a_file_that_is_not_alexnets_is_refused_with_file_and_tensor(tmp_path, k
     content, says = REFUSED[kind]
     torch.save(content, tmp_path / f"{kind}.pth")
     with pytest.raises(UsageError, match=rf"{kind}\.pth.*{says}"):
-        identity(str(tmp_path / f"{kind}.pth"))
+        weights_identity(str(tmp_path / f"{kind}.pth"))
 
 
 @pytest.mark.parametrize("name", ["bad.safetensors", "bad.pth"])
 def test_a_damaged_file_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80\x02no weights here")
     with pytest.raises(UsageError, match=r"bad\..* is no file of weights that can be read"):
-        identity(str(tmp_path / name))
+        weights_identity(str(tmp_path / name))
 
 
 def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cache(weights, tmp_path, monkeypatch):
@@ -100,26 +107,28 @@ def test_an_option_goes_before_the_environment_and_that_before_torchvisions_cach
     cache.mkdir(parents=True)
     checkpoint = cache / "alexnet-owt-0.pth"
     torch.save({**made(1), "classifier.1.weight": torch.zeros(2)}, checkpoint)
-    assert located(None) == checkpoint and identity(None).endswith(hashlib.sha256(checkpoint.read_bytes()).hexdigest())
-    monkeypatch.setenv(perceptual.VARIABLE, str(weights))
-    assert located(None) == weights
-    assert located(str(checkpoint)) == checkpoint
+    assert weights_file(None) == checkpoint and weights_identity(None).endswith(
+        hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    )
+    monkeypatch.setenv(perceptual.WEIGHTS_VARIABLE, str(weights))
+    assert weights_file(None) == weights
+    assert weights_file(str(checkpoint)) == checkpoint
 
 
 def test_a_changed_file_is_read_again(tmp_path):
     path = tmp_path / "w.pth"
     torch.save(made(), path)
-    first = identity(str(path))
+    first = weights_identity(str(path))
     torch.save(made(2), path)
     os.utime(path, ns=(1, 1))
-    assert identity(str(path)) != first
+    assert weights_identity(str(path)) != first
 
 
 def test_making_the_network_moves_nobodys_draws(weights):
     perceptual._network.cache_clear()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    made_again = network(str(weights))
+    made_again = feature_network(str(weights))
     assert made_again is not None and torch.equal(before, torch.get_rng_state())
     assert not any(p.requires_grad for p in made_again.model.parameters())
 
@@ -191,7 +200,7 @@ def small(pictures: str, out: Path, **more: object):
 def test_an_evaluation_measures_images_and_names_the_network_not_the_file(pictures, weights, tmp_path):
     found = small(pictures, tmp_path / "out", weights=str(weights))
     for record in found.records:
-        assert record.config.perceptual == identity(str(weights)), record.reason
+        assert record.config.perceptual == weights_identity(str(weights)), record.reason
         exact = record.config.defense.id == "none"
         assert (record.metric("psnr_median").value > 60) is exact
         assert (record.metric("lpips_mean").value < 1e-3) is exact
@@ -224,7 +233,7 @@ def test_real_weights_on_real_images_give_the_published_check():
     table = pq.read_table(root / "cifar10" / "test.parquet").slice(0, 100).to_pylist()
     cats = [np.array(Image.open(io.BytesIO(row["img"]["bytes"]))) for row in table if row["label"] == 3][:4]
     x = torch.tensor(np.stack(cats)).permute(0, 3, 1, 2).float() / 255
-    real = network(str(root / "weights" / "alexnet_features.safetensors"))
+    real = feature_network(str(root / "weights" / "alexnet_features.safetensors"))
     noise = 0.05 * torch.randn(x.shape, generator=seeded(0))
     near = [found.lpips for found in real.compare(x + noise, x)]
     assert all(0.002 < value < 0.025 for value in near) and 0.004 < np.mean(near) < 0.01

@@ -12,18 +12,19 @@ from ppbench.adversary.attack import Attack, Guess
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.worst import worst_case
-from ppbench.run.cells import Group
-from ppbench.run.choice import attacks
+from ppbench.run.cells import CellGroup
+from ppbench.run.choice import select_attacks
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import make_task
-from ppbench.run.tuning import FIRST, rehearsal, tuned
+from ppbench.run.tuning import FIRST_TUNING_PROBE, rehearse, tune
 
 
 def changed(record, **decibels):
@@ -75,7 +76,7 @@ def test_attacks_that_know_more_and_find_less_are_flagged(fabricate, knowing, fl
         fabricate("spn", 0.1, "dlg", "reconstruction", 20.0),
         fabricate("spn", 0.1, "adaptive_spn", "reconstruction", knowing, adaptive=True),
     ]
-    (board,) = boards(records, no_claims)
+    (board,) = boards_of(records, no_claims)
     assert ("knows more, finds less" in {b.text for b in board.entries[0].badges}) == flagged
 
 
@@ -97,7 +98,7 @@ class Told(Attack):
 
 
 ANSWERS = {}
-GROUP = Group(0, "init", "server/1", 2, False)
+GROUP = CellGroup(0, "init", HONEST_SERVER, 2, False)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def prepared():
     federation = Federation(NoDefense(), task.plan, task.shards, task.seeds)
     federation.start(task.params)
     before = [leaf.clone() for leaf in federation.parties.server.params.values()]
-    trial = rehearsal(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
+    trial = rehearse(federation, resolve(configure(defense="none", clients=3, train=60, tuning=4)), GROUP)
     assert all(map(torch.equal, before, federation.parties.server.params.values()))
     return task, trial
 
@@ -116,7 +117,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
     task, trial = prepared
     ANSWERS.update({unit: trial.victims.truth(unit).x for unit in trial.victims.units})
     with pytest.warns(UserWarning, match="attack 'told' failed on tuning victims: ZeroDivisionError: planted"):
-        attack, choice = tuned(Told(), trial, task, ("told",))
+        attack, choice = tune(Told(), trial, task, ("told",))
     assert attack == Told(gain=1.0) and choice.chosen == 2
     assert choice.variants == [{"gain": g} for g in (0.0, 0.5, 1.0, -1.0)]
     assert choice.scores[2] == 100.0 and choice.scores[0] < choice.scores[1] < 100.0
@@ -126,7 +127,7 @@ def test_the_variant_that_is_best_on_the_tuning_victims_is_chosen(prepared):
 def test_tuning_victims_are_no_clients_data_and_their_probes_are_other_ones(prepared):
     task, trial = prepared
     slots = [slot for unit in trial.victims.units for slot in unit]
-    assert all(slot.probe >= FIRST for slot in slots) and len(slots) == 2
+    assert all(slot.probe >= FIRST_TUNING_PROBE for slot in slots) and len(slots) == 2
     held = {row.numpy().tobytes() for shard in task.shards.values() for row in shard.x}
     mine = torch.cat([trial.victims.truth(unit).x for unit in trial.victims.units])
     assert not held & {row.numpy().tobytes() for row in mine}
@@ -143,35 +144,37 @@ def test_public_examples_are_held_by_no_client_and_known_to_every_view():
 
 def test_attacks_that_learn_from_public_examples_need_some():
     with pytest.raises(UsageError, match=r"'gifd' learns from public examples; set some apart, as --public 0.5"):
-        attacks(configure(defense="none", attacks=("gifd",)))
+        select_attacks(configure(defense="none", attacks=("gifd",)))
     for share, expected in ((0.0, False), (0.5, True)):
-        names = {attack.name for attack in attacks(configure(defense="none", attacks=("all",), public=share))}
+        names = {attack.name for attack in select_attacks(configure(defense="none", attacks=("all",), public=share))}
         assert ("gifd" in names) == expected and "ig" in names
-    (own,) = attacks(configure(defense="none", attacks=("gifd",), settings={"gifd.generator": "mine.safetensors"}))
+    (own,) = select_attacks(
+        configure(defense="none", attacks=("gifd",), settings={"gifd.generator": "mine.safetensors"})
+    )
     assert not own.needs_public
 
 
 def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
     with pytest.raises(UsageError, match="'mia_lira' is asked in audits; add --stage audit"):
-        attacks(configure(defense="none", attacks=("mia_lira",)))
+        select_attacks(configure(defense="none", attacks=("mia_lira",)))
     with pytest.raises(UsageError, match="'mia_lira' learns from reference runs; add --references 16"):
-        attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
-    quick = {attack.name for attack in attacks(configure(defense="spn"))}
-    audit = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",), references=4))}
+        select_attacks(configure(defense="none", attacks=("mia_lira",), stages=("audit",)))
+    quick = {attack.name for attack in select_attacks(configure(defense="spn"))}
+    audit = {attack.name for attack in select_attacks(configure(defense="spn", stages=("audit",), references=4))}
     assert {"mia_lira", "mia_rmia", "mia_update_cosine", "tracing_cosine", "mia_loss"} <= audit, "by default, too"
-    alone = {attack.name for attack in attacks(configure(defense="spn", stages=("audit",)))}
+    alone = {attack.name for attack in select_attacks(configure(defense="spn", stages=("audit",)))}
     assert "mia_lira" not in alone and "mia_whitebox" in alone, "nothing to learn from without references"
-    whole = {attack.name for attack in attacks(configure("portfolio", defense="spn"))}
-    standard = {attack.name for attack in attacks(configure(defense="spn", attacks=("standard",)))}
+    whole = {attack.name for attack in select_attacks(configure("portfolio", defense="spn"))}
+    standard = {attack.name for attack in select_attacks(configure(defense="spn", attacks=("standard",)))}
     assert {"ig", "adaptive_spn", "adaptive_server"} <= quick < standard < whole and standard - quick == {"dlg"}
     for defense, own in (("fedpc", "adaptive_fedpc"), ("baffle", "baffle_sketch"), ("none", "fedavg_inversion")):
-        assert own in {attack.name for attack in attacks(configure(defense=defense))}, "dlg's heirs are no dlg"
+        assert own in {attack.name for attack in select_attacks(configure(defense=defense))}, "dlg's heirs are no dlg"
     assert {"likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick
 
 
 def test_one_budget_for_all_that_search_unless_one_is_named():
     settings = {"dlg.budget": 7}
-    found = {a.name: a for a in attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
+    found = {a.name: a for a in select_attacks(configure("portfolio", defense="dp", budget=50, settings=settings))}
     assert found["dlg"].budget == 7 and found["ig"].budget == found["gifd"].budget == found["adaptive_dp"].budget == 50
 
 

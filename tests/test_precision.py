@@ -29,7 +29,7 @@ from ppbench.run.executors import local, ray
 from ppbench.run.executors.ray import Order, marker_of
 from ppbench.run.experiment import resolve
 from ppbench.run.group import _environment
-from ppbench.run.jobs import Job
+from ppbench.run.jobs import WorkItem
 from ppbench.run.loop import probe
 from ppbench.run.selftest import SUBJECTS, share_broken
 from ppbench.run.task import describe, make_task
@@ -202,10 +202,10 @@ def test_evaluate_trains_attacks_and_predicts_so(tf32: bool, spied: Path, tmp_pa
 def test_workers_compute_so(place: str, spied: Path, tmp_path: Path) -> None:
     experiment, store = resolve(configure(**SMALL, tf32=True)), Store(tmp_path / "out")
     store.prepare()
-    job = Job(experiment, store.out, 0)
+    job = WorkItem(experiment, store.out, 0)
     spied.write_text("")
     order = Order(job, __version__, marker_of(store.out), os.getcwd())
-    failure = local._run(job) if place == "local" else ray.do(order)
+    failure = local._run(job) if place == "local" else ray.run_order(order)
     assert failure is None and seen_in(spied) == {(*TF32.values(), False, True)}
 
 

@@ -27,7 +27,7 @@ from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import net_spec
-from ppbench.report.controls import unread
+from ppbench.report.controls import nothing_to_read
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
@@ -208,7 +208,7 @@ def test_where_nothing_can_be_read_nothing_is_concluded(tmp_path):
         victims=4, clients=3, attack_batch=(1,), settings={"dlg.budget": 50}, out=tmp_path / "o", workers=1,
     )  # fmt: skip
     mine = [r for r in found.records if r.config.defense.id == "baffle"]
-    assert {r.status for r in mine} == {"failed"} and all(unread(r) for r in mine)
+    assert {r.status for r in mine} == {"failed"} and all(nothing_to_read(r) for r in mine)
     assert {r.reason for r in mine if r.config.attack.follows} == {
         "attack 'tracing' has nothing to follow: attack 'dlg': nothing in the view of client/1 can be read"
     }

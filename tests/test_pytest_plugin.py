@@ -14,8 +14,8 @@ import ppbench.run.sweep  # noqa: F401 - likewise
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.records.sources import source_digest
-from ppbench.testing.sweeps import _forget, request_of, run
-from ppbench.testing.worst import Worst, judge, worst_figures
+from ppbench.testing.sweeps import _forget, request_from, run_sweep
+from ppbench.testing.worst import Worst, judge_limit, worst_figures
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -100,7 +100,7 @@ def test_a_limit_that_breaks_fails_the_test_before_its_body(tried, tmp_path):
         ("only={'kind': ['membership']}, max_asr=0.9", "pass", "failed",  # one round: nobody's members are found
          "*harness fault, no fault of 'dp': *is NOT shown to find members*"),
         ("only={'kind': ['reconstruction', 'label']}, max_asr=0.9", "pass", "failed",
-         "*max_asr=0.9 was asked, but no finished cell has such a figure*"),
+         "*max_asr=0.9 was requested, but no finished cell has such a figure*"),
         ("at=10", "ppbench.compare()", "skipped", "*no baseline to compare with; give --ppbench-baseline DIR*"),
     ],
 )  # fmt: skip
@@ -127,9 +127,11 @@ def test_cells_that_filters_leave_out_are_not_missed(home, tmp_path):
     suite.write_text(SUITE)
     (full,) = home.iterdir()
     with pytest.raises(UsageError, match="no defense named 'nobodys'"):
-        run(request_of({"defense": "nobodys"}), tmp_path / "new")
+        run_sweep(request_from({"defense": "nobodys"}), tmp_path / "new")
     assert not (tmp_path / "new").exists(), "refused before anything runs"
-    part = run(request_of({"suite": str(suite), "defense": "dp", "only": {"stage": ["init"]}}), tmp_path / "new", 1)
+    part = run_sweep(
+        request_from({"suite": str(suite), "defense": "dp", "only": {"stage": ["init"]}}), tmp_path / "new", 1
+    )
     assert part.compare(full).exit_code == 0
     (part.out / "records" / f"{part.records[0].cell_id}.json").unlink()
     assert part.compare(full).exit_code == 4
@@ -201,7 +203,7 @@ def test_results_of_older_code_are_deleted_and_nothing_else(tmp_path):
     ],
 )
 def test_the_figure_itself_decides_and_its_interval_says_how_surely(figure, ends, kept, sure):
-    found = judge(figure, 0.6, ends and Worst(*ends, ""))
+    found = judge_limit(figure, 0.6, ends and Worst(*ends, ""))
     assert (found.kept, found.sure) == (kept, sure)
     assert ("undecided" in found.sentence) == (ends is not None and not sure)
 

@@ -21,8 +21,8 @@ from ppbench.run.executors import ray as ours
 from ppbench.run.executors.local import InlineExecutor
 from ppbench.run.executors.ray import Order, RayExecutor, gpu_share, marker_of, unfit
 from ppbench.run.experiment import resolve
-from ppbench.run.jobs import Executor, Failure, Job, WorkerDied
-from ppbench.run.schedule import missing, wanted
+from ppbench.run.jobs import Executor, Failure, WorkerDied, WorkItem
+from ppbench.run.schedule import plan_cells, unfinished
 
 SMALL: dict[str, Any] = {"clients": 2, "train": 60, "rounds": 1, "victims": 2, "stages": ("init",)}
 CELLS: dict[str, Any] = {
@@ -63,8 +63,8 @@ def done(out: Path, executor: Executor) -> Store:
     """Have all CELLS computed."""
     store = Store(out)
     store.prepare()
-    asked = wanted([resolve(configure(**CELLS))])
-    compute(asked, missing(asked, store), store, executor, Bars(quiet=True), strict=False)
+    asked = plan_cells([resolve(configure(**CELLS))])
+    compute(asked, unfinished(asked, store), store, executor, Bars(quiet=True), strict=False)
     return store
 
 
@@ -92,7 +92,8 @@ def test_workers_share_gpus_evenly(workers, gpus, share):
 
 
 def test_an_error_arrives_under_its_name_whatever_its_class():
-    ours_, other = Failure("Refused", "no", "").revived(), Failure("SoreError", "planted", "the trace").revived()
+    ours_ = Failure("Refused", "no", "").to_exception()
+    other = Failure("SoreError", "planted", "the trace").to_exception()
     assert isinstance(ours_, Refused) and str(ours_) == "no"
     assert type(other).__name__ == "SoreError" and str(other) == "planted" and "the trace" in str(other.__cause__)
     assert not isinstance(other, UsageError)
@@ -100,7 +101,7 @@ def test_an_error_arrives_under_its_name_whatever_its_class():
 
 def test_a_node_that_cannot_work_says_why(tmp_path):
     Store(tmp_path / "out").prepare()
-    job = Job(resolve(configure(**CELLS)), tmp_path / "out", 0)
+    job = WorkItem(resolve(configure(**CELLS)), tmp_path / "out", 0)
     right = Order(job, __version__, marker_of(tmp_path / "out"), str(tmp_path))
     assert unfit(right) is None
     old = Order(job, "0.0.1", right.marker, right.cwd)
@@ -139,9 +140,9 @@ def test_what_a_job_raises_and_that_its_worker_died_are_told(connected, tmp_path
     heard: list[int] = []
     sore = resolve(configure(**SMALL, defense="planted_sore", attacks=("label_recovery",)))
     deadly = resolve(configure(**SMALL, defense="none", attacks=("planted_deadly",), attack_batch=(1,)))
-    first = wanted([deadly])[0]
-    jobs = [Job(sore, tmp_path, 0), Job(sore, tmp_path, 2)]
-    jobs.append(Job(deadly, tmp_path, 0, first.group, (first.cells[0].id,)))
+    first = plan_cells([deadly])[0]
+    jobs = [WorkItem(sore, tmp_path, 0), WorkItem(sore, tmp_path, 2)]
+    jobs.append(WorkItem(deadly, tmp_path, 0, first.group, (first.cells[0].id,)))
     with RayExecutor(None, tell=heard.append) as executor:
         assert executor.capacity == 2
         for job in jobs:

@@ -7,7 +7,7 @@ from protocols import examples, started
 from torch import Tensor
 
 from ppbench.base.tree import Tree, leaves
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.perturbation import Surrogates
@@ -82,6 +82,6 @@ def test_what_an_oracle_clips_by_is_in_no_message_and_no_view(threat):
         held = [m.message for m in view.mail] + [s.state for s in view.states]
         seen.append([(type(h), [(leaf.shape, leaf.dtype) for leaf in leaves(h)]) for h in held])
         mails = [m.message for m in view.mail if isinstance(m.message, Surrogates)]
-        sizes.append([float(norm(m.beta)) for m in mails])
+        sizes.append([float(tree_norm(m.beta)) for m in mails])
     assert counts[0] == counts[1] and seen[0] == seen[1]
     assert all(less < 0.5 * plain for plain, less in zip(*sizes, strict=True))  # it did clip

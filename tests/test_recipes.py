@@ -73,7 +73,7 @@ RUN = """
 import json, sys
 import ppbench, ppbench.run.cost as cost
 cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
-from ppbench.base.registry import GROUPS, plugins
+from ppbench.base.registry import PLUGIN_GROUPS, plugins
 found = ppbench.evaluate(
     defense="sign_sgd", grid=(5,), dataset=f"csv:{sys.argv[1]}?target=ill", model="mlp", out=sys.argv[2], workers=1,
     attacks=("row_ratio", "value_search", "label_recovery"), clients=2, rounds=1, victims=4, attack_batch=(1,),
@@ -81,7 +81,7 @@ found = ppbench.evaluate(
 )
 print(json.dumps({
     "where": ppbench.__file__,
-    "listed": {group: {name: p.distribution for name, p in plugins(group).items()} for group in GROUPS},
+    "listed": {group: {name: p.distribution for name, p in plugins(group).items()} for group in PLUGIN_GROUPS},
     "cells": [[r.config.defense.id, r.config.attack.id, r.config.attack.kind, r.status] for r in found.records],
     "metrics": sorted({m.name for r in found.records for m in r.metrics}),
     "sentences": list(found.verdict),

@@ -18,7 +18,7 @@ from ppbench.base.errors import Unwritable, UsageError
 from ppbench.base.files import publish_folder
 from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Record
-from ppbench.records.store import MARKER, Store, canonical
+from ppbench.records.store import MARKER, Store, canonical_json
 from ppbench.report.verify import record_problems
 
 PAIR = {"guess": np.ones((2, 3)), "truth": np.zeros((2, 3))}
@@ -72,7 +72,7 @@ def test_equal_records_give_equal_bytes(tmp_path, record):
     for end in (".json", ".safetensors"):
         name = f"{kept.cell_id}{end}"
         assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
-    assert canonical(Record.model_validate_json(canonical(kept))) == canonical(kept)
+    assert canonical_json(Record.model_validate_json(canonical_json(kept))) == canonical_json(kept)
 
 
 def test_someone_elses_folder_is_refused_and_left_alone(tmp_path):

@@ -17,8 +17,8 @@ from ppbench.federation.engine import run_many
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
 from ppbench.run.audit import runs as audit_runs
-from ppbench.run.audit.rounds import Recorder, recorded, spaced
-from ppbench.run.audit.runs import TARGET, Audit, Refused
+from ppbench.run.audit.rounds import Recorder, load_recorded, spaced_rounds
+from ppbench.run.audit.runs import TARGET, PointAudit, Refused
 from ppbench.run.choice import Point
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -31,7 +31,7 @@ SMALL = dict(
 
 def audit(tmp_path, defense=None, **options):
     experiment = resolve(configure(**{**SMALL, **options}))
-    return Audit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
+    return PointAudit.of(experiment, Point(defense or NoDefense()), tmp_path / "cache")
 
 
 PLAN = Plan(net_spec("mlp", (1, 8, 8), 10, {"hidden": 16}), 4, Local(batch=16))
@@ -93,13 +93,13 @@ def test_the_recorder_keeps_all_rounds_and_the_states_that_the_server_had(federa
     recorder = Recorder(fed, 4)
     assert fed.run(4, recorder) and twin.run(4)
     recorder.save(tmp_path / "rounds.safetensors")
-    view = recorded(fed, tmp_path / "rounds.safetensors").view("server/1")
+    view = load_recorded(fed, tmp_path / "rounds.safetensors").view("server/1")
     exchanges = list(view.exchanges())
     seen = [(e.round, e.slot.probe, e.slot.client) for e in exchanges]
     assert seen == [(t, -1, c) for t in range(1, 5) for c in range(4)]
     for exchange in exchanges:
         start = view.state_at(exchange).params
-        assert all(torch.equal(start[name], value) for name, value in exchange.asked.params.items())
+        assert all(torch.equal(start[name], value) for name, value in exchange.request.params.items())
     final = view.mail[-1].message.params
     assert all(torch.equal(final[n], v) for n, v in twin.parties.server.params.items()), "recording must move nothing"
     assert view.mail[-1].round == 5 and (fed.wire.up, fed.wire.down) == (twin.wire.up, twin.wire.down)
@@ -115,8 +115,8 @@ def test_evenly_spaced_rounds_are_kept_where_all_are_too_many(federate, tmp_path
     recorder = Recorder(fed, 9, limit=3 * 6 * model + 100)  # a round: 4 uploads, the broadcast, the server's state
     fed.run(9, recorder)
     assert recorder.rounds == (1, 5, 9) and {e.round for e in recorder.mail} == {1, 5, 9}
-    assert spaced(5, 9) == spaced(5, 5) == (1, 2, 3, 4, 5) and spaced(10, 4) == (1, 4, 7, 10)
-    assert spaced(40, 2) == (1, 40) and spaced(40, 0) == spaced(40, 1) == (1,)
+    assert spaced_rounds(5, 9) == spaced_rounds(5, 5) == (1, 2, 3, 4, 5) and spaced_rounds(10, 4) == (1, 4, 7, 10)
+    assert spaced_rounds(40, 2) == (1, 40) and spaced_rounds(40, 0) == spaced_rounds(40, 1) == (1,)
 
 
 def test_reference_runs_are_done_once_and_a_killed_audit_goes_on(tmp_path, monkeypatch):
@@ -164,11 +164,11 @@ def test_a_damaged_file_of_references_is_made_again(tmp_path):
 
 
 def test_the_references_together_are_bounded_by_memory(tmp_path, monkeypatch):
-    fed = audit(tmp_path, backend="vmap").started(0)
+    fed = audit(tmp_path, backend="vmap").start(0)
     assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 8
     monkeypatch.setattr(audit_runs, "MEMORY", 1)
     assert audit_runs._room(audit(tmp_path, backend="vmap"), fed)[1] == 1
-    assert audit_runs._room(audit(tmp_path, backend="loop"), audit(tmp_path, backend="loop").started(0))[1] == 1
+    assert audit_runs._room(audit(tmp_path, backend="loop"), audit(tmp_path, backend="loop").start(0))[1] == 1
 
 
 def test_a_defense_that_takes_no_such_shards_is_refused_in_a_sentence(tmp_path):

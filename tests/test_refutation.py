@@ -18,7 +18,7 @@ from ppbench.report.controls import Check
 from ppbench.report.page.answer import answer_of
 from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict import sentences
-from ppbench.run.train import of_probe
+from ppbench.run.train import with_probe_guarantee
 
 HOLDS = Check("harness", True, "The harness passes.")
 
@@ -127,7 +127,7 @@ class Boasting(DP):
 
 def of(fed, kind="gradient", rounds=1):
     privacy = Privacy(epsilon=0.5, delta=0.01)
-    found = of_probe(privacy, fed, kind, rounds)
+    found = with_probe_guarantee(privacy, fed, kind, rounds)
     return found.probe_epsilon, found.probe_delta
 
 
@@ -140,4 +140,6 @@ def test_a_probed_upload_has_the_guarantee_of_a_step_that_every_example_takes_pa
     assert whole[0] > 2 * sampled[0]
     assert of(fed, rounds=2)[0] > whole[0] and of(fed, "local")[0] >= whole[0]
     assert of(federate(Boasting(0.003))) == (0.5, 1 / min(len(shard.x) for shard in shards.values()))
-    assert of_probe(Privacy(epsilon=None, delta=None, reason="none"), fed, "gradient", 1).probe_epsilon is None
+    assert (
+        with_probe_guarantee(Privacy(epsilon=None, delta=None, reason="none"), fed, "gradient", 1).probe_epsilon is None
+    )

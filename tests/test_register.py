@@ -12,7 +12,7 @@ from github_runner import Ran, Runner
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.ledger.register import Figure, load_register, moved, unlike
+from ppbench.ledger.register import RegisteredFigure, load_register, moved_figures, pin_faults
 from ppbench.records import sources
 from ppbench.run.suite import load_suite
 
@@ -67,14 +67,14 @@ def test_the_shipped_register_pins_the_examples_as_they_are_now(register, instal
     """An edited example fails here: give its digest, as the sentence tells it, and its figures, to the register."""
     assert {"sign_sgd", "row_ratio"} <= {entry.name for _, entry in register.entries()}
     for group, entry in register.entries():
-        assert "is not installed here" in unlike(group, entry)[0]
+        assert "is not installed here" in pin_faults(group, entry)[0]
         if (ROOT / entry.install).is_dir():
             installed(entry.name)
-            assert unlike(group, entry) == []
+            assert pin_faults(group, entry) == []
             suite = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite
             assert load_suite(suite, add=[entry.name] if group == "defenses" else [], isolate=False).configs
             other = entry.model_copy(update={"code": "0" * 12, "version": "9"})
-            assert [told.split()[1] for told in unlike(group, other)] == ["version", "code"]
+            assert [told.split()[1] for told in pin_faults(group, other)] == ["version", "code"]
 
 
 CHANGES = [
@@ -127,7 +127,7 @@ def test_figures_that_moved_or_went_are_named(register, cell):
 
     def told(value, **changes):
         about = dict(defense="dp", control=0.1, attack="dlg", metric="psnr_median", value=value) | changes
-        return moved(entry.model_copy(update={"figure": (Figure(**about),)}), [record])
+        return moved_figures(entry.model_copy(update={"figure": (RegisteredFigure(**about),)}), [record])
 
     assert told(metric.value) == told(metric.low) == []
     assert "was 30, and now is" in told(30.0)[0]

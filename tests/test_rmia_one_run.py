@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.augment import MOST, augmentations
+from ppbench.adversary.augment import MOST_AUGMENTATIONS, augmentations
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.one_run import OneRunAudit, extremes
 from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA, beaten, log_mean, log_prior
@@ -24,7 +24,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.metrics.audit import audited, epsilon_lower, p_value
+from ppbench.metrics.audit import epsilon_bound, epsilon_lower, p_value
 from ppbench.metrics.intervals import Estimate
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial, net_spec
@@ -65,7 +65,7 @@ def test_randomized_response_is_bounded_below_its_epsilon_in_nineteen_of_twenty_
     for _ in range(200):
         member = g.random(m) < 0.5
         told = np.where(g.random(m) < rate, member, ~member)
-        figure = audited(member, told, np.ones(m, dtype=bool), delta=0)
+        figure = epsilon_bound(member, told, np.ones(m, dtype=bool), delta=0)
         bounds.append(figure.value)
     assert np.mean(np.array(bounds) > epsilon) < 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
     assert 0.8 < float(np.median(bounds)) < 1.0
@@ -75,11 +75,11 @@ def test_what_an_auditor_would_have_said_in_its_silence_does_not_count():
     member, place = np.arange(100) % 2 == 0, np.arange(100)
     guessed, right = place < 40, np.where(place < 6, ~member, member)  # 34 of the 40 guesses
     for unsaid in (member, ~member):
-        figure = audited(member, np.where(guessed, right, unsaid), guessed)
+        figure = epsilon_bound(member, np.where(guessed, right, unsaid), guessed)
         assert figure.value == figure.interval.low == epsilon_lower(100, 40, 34)
         assert figure.interval.high is None and figure.n == 100
         assert "40 guesses" in figure.interval.method
-    nothing = audited(member, right, np.zeros(100, dtype=bool))
+    nothing = epsilon_bound(member, right, np.zeros(100, dtype=bool))
     assert (nothing.value, nothing.reason) == (None, "the auditor guessed on no example")
 
 
@@ -121,7 +121,7 @@ def bound(view: View, challenges: list[Challenge], member: Tensor, attack: OneRu
         unknown = challenge.known == -1
         assert bool(guess.abstain[~unknown].all())
         decision[unknown], guessed[unknown] = guess.decision[unknown], ~guess.abstain[unknown]
-    return audited(member.numpy(), decision.numpy(), guessed.numpy())
+    return epsilon_bound(member.numpy(), decision.numpy(), guessed.numpy())
 
 
 def test_planted_leak_gives_a_bound_and_noise_gives_none():
@@ -297,14 +297,16 @@ def test_probabilities_that_underflow_are_no_trouble():
     assert log_prior(never, keep[:2], 1.0, online=True).tolist() == [[-math.inf] * 2]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, MOST])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_AUGMENTATIONS])
 def test_the_record_comes_first_and_copies_are_many_and_unlike(count):
     x = torch.rand(3, 2, 5, 6)
     found = augmentations(x, count)
     assert found.shape == (count, 3, 2, 5, 6)
     assert torch.equal(found[0], x)
     assert len({tuple(copy.flatten().tolist()) for copy in found}) == count
-    assert torch.equal(found, augmentations(x.clone(), 1000)[:count]) and len(augmentations(x, 1000)) == MOST
+    assert (
+        torch.equal(found, augmentations(x.clone(), 1000)[:count]) and len(augmentations(x, 1000)) == MOST_AUGMENTATIONS
+    )
 
 
 def test_the_second_is_the_mirror_image_and_the_third_a_shift():

@@ -10,7 +10,7 @@ import torch
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.base.seals import ENTRY, packed, seal, unpacked, unsealed
+from ppbench.base.seals import DIGEST_ENTRY, packed_with_digest, seal, unpacked_with_digest, unsealed
 from ppbench.base.tree import load, save
 
 ASKED = dict(
@@ -61,7 +61,7 @@ DAMAGES = {
     "another accuracy": ("trained.json", changed, "digest differs"),
     "another training's": ("server.safetensors", strange, "digest differs"),
     "a lost client": ("client0.safetensors", lambda path: path.unlink(), "cannot be read"),
-    "of before": ("trained.json", older, "before there were digests"),
+    "of before": ("trained.json", older, "older than digests"),
     "no object": ("trained.json", lambda path: path.write_text("[" * 100_000), "damaged"),
 }
 
@@ -99,22 +99,22 @@ def test_a_damaged_training_is_done_again_and_gives_the_same_records(kept, tmp_p
 
 def test_tensors_in_one_file_are_told_from_damaged_ones(tmp_path):
     path, tensors = tmp_path / "x.safetensors", {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([True])}
-    path.write_bytes(packed(tensors))
-    assert all(torch.equal(tensors[name], value) for name, value in unpacked(path).items())
+    path.write_bytes(packed_with_digest(tensors))
+    assert all(torch.equal(tensors[name], value) for name, value in unpacked_with_digest(path).items())
     for spoil in (flipped, cut, lambda p: p.unlink()):
-        path.write_bytes(packed(tensors))
+        path.write_bytes(packed_with_digest(tensors))
         spoil(path)
         with pytest.raises(UsageError, match=r"x\.safetensors"):
-            unpacked(path)
-    assert packed(tensors) == packed(dict(reversed(tensors.items())))
+            unpacked_with_digest(path)
+    assert packed_with_digest(tensors) == packed_with_digest(dict(reversed(tensors.items())))
 
 
 def test_the_same_tensors_give_the_same_bytes_in_every_process():
     """The library writes metadata in an order that changes from process to process, and from call to call."""
     about = {f"ppbench.{name}": name for name in "abcdefgh"}
     tensors = {"w": torch.arange(6.0).reshape(2, 3), "é": torch.zeros(1)}
-    first = packed(tensors, about)
-    assert all(packed(tensors, about) == first for _ in range(5))
+    first = packed_with_digest(tensors, about)
+    assert all(packed_with_digest(tensors, about) == first for _ in range(5))
     header = first[8 : 8 + int.from_bytes(first[:8], "little")]
-    assert list(json.loads(header)["__metadata__"]) == sorted([*about, ENTRY])
+    assert list(json.loads(header)["__metadata__"]) == sorted([*about, DIGEST_ENTRY])
     assert len(header) % 8 == 0 and torch.equal(safetensors.torch.load(first)["w"], tensors["w"])

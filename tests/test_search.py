@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.search.descent import Schedule, descend
-from ppbench.attacks.reconstruction.search.lbfgs import Memory, Settings, minimize
-from ppbench.attacks.reconstruction.search.problem import Value
+from ppbench.attacks.reconstruction.search.descent import DescentSchedule, descend
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, Memory, minimize
+from ppbench.attacks.reconstruction.search.problem import RowValue
 
 GOAL = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
 STEEP = torch.tensor([1.0, 10.0, 0.1])
 
 
-def bowl(z: Tensor, index: Tensor) -> Value:
+def bowl(z: Tensor, index: Tensor) -> RowValue:
     """A quadratic of its own for each row."""
     away = z - GOAL[index]
     loss = (STEEP * away**2).sum(1)
-    return Value(loss, 2 * STEEP * away, loss)
+    return RowValue(loss, 2 * STEEP * away, loss)
 
 
 @pytest.mark.parametrize("by", ["slope", "sign", "soft"])
@@ -36,12 +36,12 @@ def test_steps_are_those_of_torch_adam(by):
         z.grad = {"slope": slope, "sign": slope.sign(), "soft": (slope / slope.abs().mean(1, keepdim=True)).tanh()}[by]
         optimizer.step()
         schedule.step()
-    found = descend(bowl, torch.zeros(2, 3), Schedule(steps, 0.09, by=by))
+    found = descend(bowl, torch.zeros(2, 3), DescentSchedule(steps, 0.09, by=by))
     assert torch.allclose(found.end, z.detach(), atol=1e-5)
 
 
 def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_quarters():
-    schedule = Schedule(1000, shape="warm")
+    schedule = DescentSchedule(1000, shape="warm")
     factors = [schedule.factor(step) for step in range(1000)]
     assert 0 < factors[0] < 0.05
     assert factors[24] == pytest.approx(0.5, abs=0.01)
@@ -54,11 +54,11 @@ def test_a_warm_schedule_climbs_for_a_twentieth_and_falls_over_the_last_three_qu
 def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_then():
     """The score asks for something else than the loss: where the first row passes 0.5."""
 
-    def passing(z: Tensor, index: Tensor) -> Value:
+    def passing(z: Tensor, index: Tensor) -> RowValue:
         value = bowl(z, index)
         return value._replace(score=(z[:, 0] - 0.5).abs())
 
-    found = descend(passing, torch.zeros(2, 3), Schedule(40, 0.1), marks=[1, 3, 40])
+    found = descend(passing, torch.zeros(2, 3), DescentSchedule(40, 0.1), marks=[1, 3, 40])
     assert found.score[0] < 0.06
     assert abs(float(found.z[0, 0]) - 0.5) == pytest.approx(float(found.score[0]), abs=1e-6)
     assert abs(float(found.end[0, 0]) - 0.5) > 0.2
@@ -73,13 +73,13 @@ def test_the_best_iterate_by_score_is_kept_and_marks_say_what_was_best_until_the
 def test_a_row_that_fails_stops_where_it_was_best_and_harms_no_other(broken):
     seen: list[int] = []
 
-    def failing(z: Tensor, index: Tensor) -> Value:
+    def failing(z: Tensor, index: Tensor) -> RowValue:
         seen.append(len(z))
         value = bowl(z, index)
         bad = (index == 0) & (torch.tensor(len(seen)) >= 5)
-        return Value(torch.where(bad, broken, value.loss), value.gradient, torch.where(bad, broken, value.score))
+        return RowValue(torch.where(bad, broken, value.loss), value.gradient, torch.where(bad, broken, value.score))
 
-    found, alone = (descend(f, torch.zeros(2, 3), Schedule(30, 0.1)) for f in (failing, bowl))
+    found, alone = (descend(f, torch.zeros(2, 3), DescentSchedule(30, 0.1)) for f in (failing, bowl))
     assert found.evaluations.tolist() == [5, 30]
     assert torch.equal(found.z[1], alone.z[1])
     assert found.score.isfinite().all()
@@ -90,14 +90,14 @@ def test_rows_are_projected_after_every_step_each_by_its_index():
     limits = torch.tensor([0.3, 0.7])
     seen: list[Tensor] = []
 
-    def watched(z: Tensor, index: Tensor) -> Value:
+    def watched(z: Tensor, index: Tensor) -> RowValue:
         seen.append(z)
         return bowl(z, index)
 
     def box(z: Tensor, index: Tensor) -> Tensor:
         return z.clamp(-limits[index][:, None], limits[index][:, None])
 
-    found = descend(watched, torch.zeros(2, 3), Schedule(60, 0.1), project=box)
+    found = descend(watched, torch.zeros(2, 3), DescentSchedule(60, 0.1), project=box)
     assert all((z.abs() <= limits[:, None]).all() for z in [*seen, found.end])
     assert torch.allclose(found.end[0], torch.tensor([0.3, -0.3, 0.3]), atol=1e-3)
 
@@ -128,7 +128,7 @@ def rosenbrock(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 def run(function, starts: Tensor, budget: int = 1000, stop: float = 1e-12, **options):
     budgets, stops = torch.full((len(starts),), budget), torch.full((len(starts),), stop, dtype=torch.float64)
-    return minimize(function, starts, budget=budgets, stop=stops, settings=Settings(**options))
+    return minimize(function, starts, budget=budgets, stop=stops, settings=LBFGSSettings(**options))
 
 
 @settings(max_examples=15)
@@ -198,7 +198,7 @@ def test_budget_is_kept_victim_by_victim_and_the_best_point_returned():
     starts = torch.full((3, 8), -1.2, dtype=torch.float64)
     budget = torch.tensor([1, 7, 30])
     stop = torch.zeros(3, dtype=torch.float64)
-    found = minimize(rosenbrock, starts, budget=budget, stop=stop, settings=Settings())
+    found = minimize(rosenbrock, starts, budget=budget, stop=stop, settings=LBFGSSettings())
     assert found.evaluations.tolist() == budget.tolist()
     assert found.reasons == ("budget",) * 3
     assert torch.equal(found.z[0], starts[0])

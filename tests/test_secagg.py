@@ -23,12 +23,12 @@ from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Hello, Join, Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
-from ppbench.federation.secagg import complete
+from ppbench.federation.secagg import complete_graph
 from ppbench.federation.shared_keys import KeyedDefense, Offer, SharedKeys, keys_of
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.testing import check_defense
-from ppbench.testing.scene import Trial, installed, same, victims_of
+from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims
 from ppbench.testing.secrecy import no_view_reaches_a_secret
 
 PLAN = Plan(net_spec("mlp", (4,), 2), 6)
@@ -43,7 +43,7 @@ def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Rost
     clients = len(graph)
     keys = [secagg.new_keys(replace(context(c), generator=Seeds(seed).generator("keys", c))) for c in range(clients)]
     server = Server({}, (), torch.zeros(clients, dtype=torch.int64), ())
-    coroutine = secagg.setup(context(-1), server, range(clients), graph)
+    coroutine = secagg.exchange_keys(context(-1), server, range(clients), graph)
     hello = next(coroutine)
     assert all(isinstance(message, Hello) for message in hello.out.values())
     step = coroutine.send({c: secagg.announce(keys[c].private, 10 + c) for c in reversed(range(clients))})
@@ -52,7 +52,7 @@ def agreed(graph: Tensor, seed: int = 0) -> tuple[list[secagg.Keys], secagg.Rost
     with pytest.raises(StopIteration) as stop:
         coroutine.send({})
     assert stop.value.value.counts.tolist() == [10 + c for c in range(clients)]
-    return [secagg.agree(keys[c], c, roster) for c in range(clients)], roster
+    return [secagg.with_secrets(keys[c], c, roster) for c in range(clients)], roster
 
 
 def sparse(clients: int, seed: int) -> Tensor:
@@ -63,7 +63,9 @@ def sparse(clients: int, seed: int) -> Tensor:
 
 # -- masks cancel ----------------------------------------------------------------------------------------------------
 @settings(max_examples=25)
-@given(st.integers(2, 7), st.sampled_from([lambda k, _: complete(k), sparse]), st.integers(0, 99), st.integers(1, 40))
+@given(
+    st.integers(2, 7), st.sampled_from([lambda k, _: complete_graph(k), sparse]), st.integers(0, 99), st.integers(1, 40)
+)
 def test_masks_sum_to_zero_modulo_two_to_the_64(clients, drawn, seed, words):
     graph = drawn(clients, seed)
     keys, _ = agreed(graph, seed)
@@ -77,7 +79,7 @@ def test_masks_sum_to_zero_modulo_two_to_the_64(clients, drawn, seed, words):
 
 
 def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does():
-    keys, _ = agreed(complete(4))
+    keys, _ = agreed(complete_graph(4))
     pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
     seen = {(a, b): tuple(secagg.stream(keys[a], context(a), b, "g", 8).tolist()) for a, b in pairs}
     assert all(seen[a, b] == seen[b, a] for a, b in seen)
@@ -86,7 +88,7 @@ def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does():
 
 
 def test_session_round_and_purpose_each_change_the_stream_and_nothing_else_does():
-    keys, _ = agreed(complete(3))
+    keys, _ = agreed(complete_graph(3))
     sessions, rounds = ("real", "probe-0", "probe-1", "probe-10", "observed"), (1, 2, 10, 11)
     asked = list(product(sessions, rounds, ("g", "sigma", "beta")))
     words = [secagg.stream(keys[0], context(0, r, s), 1, p, 16) for s, r, p in asked]
@@ -108,7 +110,7 @@ def uniform(words: Tensor) -> float:
 
 
 def test_streams_and_masks_are_uniform_bytes():
-    keys, _ = agreed(complete(5))
+    keys, _ = agreed(complete_graph(5))
     stream = secagg.stream(keys[0], context(0), 1, "g", 50_000)
     mask = secagg.zero_sum(keys[2], context(2), "g", 50_000)
     for words in (stream, mask):
@@ -122,13 +124,13 @@ def test_streams_and_masks_are_uniform_bytes():
 
 
 def test_noise_of_a_pair_is_bitwise_opposite_at_its_ends():
-    first, second = agreed(complete(2))[0]
+    first, second = agreed(complete_graph(2))[0]
     a, b = secagg.pair_noise(first, context(0), "delta", 50_000), secagg.pair_noise(second, context(1), "delta", 50_000)
     assert torch.equal(a, -b)
     assert stats.kstest(a.numpy(), "uniform", args=(-1, 2)).pvalue > 1e-3
     assert float(a.abs().min()) > 0 and float(a.abs().max()) < 1
     words = torch.tensor([-(2**63), 2**63 - 1, 0, -1])
-    assert secagg.unit(words).tolist() == [-1 + 2**-53, 1 - 2**-53, 2**-53, -(2**-53)]
+    assert secagg.to_unit(words).tolist() == [-1 + 2**-53, 1 - 2**-53, 2**-53, -(2**-53)]
 
 
 # -- fixed point -----------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def test_a_weighted_mean_of_the_largest_values_does_not_wrap(clients):
     value = 2.0**14 * (1 - 1e-9)
     shares = torch.rand(clients, generator=torch.Generator().manual_seed(0)).double()
     shares = shares / shares.sum()
-    keys, _ = agreed(complete(clients)) if clients <= 5 else ([], None)
+    keys, _ = agreed(complete_graph(clients)) if clients <= 5 else ([], None)
     for sign in (1, -1):
         total = torch.zeros(4, dtype=torch.int64)
         for client, share in enumerate(shares.tolist()):
@@ -181,19 +183,21 @@ def test_what_does_not_fit_is_refused_in_one_sentence(bad, share):
 )
 def test_a_public_key_that_forces_a_known_secret_is_refused_by_its_owner(key):
     """X25519 with a point of small order gives zeros whatever the private key (RFC 7748, section 6.1)."""
-    keys, roster = agreed(complete(3))
+    keys, roster = agreed(complete_graph(3))
     public = [*roster.public[:2], key]
     bad = secagg.Roster(roster.counts, public, roster.graph)  # type: ignore[arg-type]  # rows of unlike lengths
     with pytest.raises(ProtocolError, match=r"^Client 2 sent a public key that gives no shared secret"):
-        secagg.agree(secagg.Keys(keys[0].private, *[torch.zeros(0)] * 3), 0, bad)
+        secagg.with_secrets(secagg.Keys(keys[0].private, *[torch.zeros(0)] * 3), 0, bad)
     # A client that is not its neighbor does not mind.
     apart = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.bool)
-    assert secagg.agree(keys[0], 0, replace(bad, graph=apart)).shared.shape == (3, 32)
+    assert secagg.with_secrets(keys[0], 0, replace(bad, graph=apart)).shared.shape == (3, 32)
 
 
 def test_a_set_up_without_everybodys_key_is_refused_by_name():
     def answered(answers):
-        coroutine = secagg.setup(context(-1), Server({}, (), torch.zeros(3).long(), ()), range(3), complete(3))
+        coroutine = secagg.exchange_keys(
+            context(-1), Server({}, (), torch.zeros(3).long(), ()), range(3), complete_graph(3)
+        )
         next(coroutine)
         coroutine.send(answers)
 
@@ -283,7 +287,7 @@ def keys(run: Federation) -> tuple[SharedKeys, list[SharedKeys]]:
 def test_what_the_server_undoes_trains_to_the_undefended_model_bit_for_bit(federate, plan, defense, schedule):
     plain, run = (federate(d, plan=replace(plan, schedule=schedule)) for d in (NoDefense(), defense))
     assert plain.run(3) and run.run(3)
-    assert same(plain.parties.server.params, run.parties.server.params)
+    assert same_tensors(plain.parties.server.params, run.parties.server.params)
     assert torch.equal(plain.parties.server.counts, run.parties.server.counts)
     rounds = 3 * (1 if schedule == "parallel" else plan.clients)
     assert not isinstance(defense, ShuffledAndCounted) or run.parties.server.own.rounds == rounds
@@ -312,7 +316,7 @@ def test_both_ends_derive_the_same_words_and_no_other_party_session_round_or_pur
 def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense, threat):
     run = federate(defense)
     server, clients = keys(run)
-    view = run.probe(victims_of(run).data).view(threat)
+    view = run.probe(scene_victims(run).data).view(threat)
     held = (view, view.defense.evidence(view))
     seen = {c for c, one in enumerate(clients) if leaks(held, [one.shared[None]])}
     private = {c for c, one in enumerate(clients) if leaks(held, [one.private[None]])}
@@ -325,7 +329,7 @@ def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense,
 
 def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
     run = federate(Shuffled())
-    victims = victims_of(run)
+    victims = scene_victims(run)
     transcript = run.probe(victims.data)
     exact = {}
     for threat in ("server/1", "eavesdropper/1"):
@@ -338,10 +342,10 @@ def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):
 
 
 def test_the_battery_passes_it_and_finds_a_key_that_is_sent_along():
-    with installed("defenses", Shuffled):
+    with registered("defenses", Shuffled):
         check_defense(Shuffled)
-    assert not list(no_view_reaches_a_secret(Trial(Shuffled()), "eavesdropper/1"))
-    (found,) = no_view_reaches_a_secret(Trial(Telltale()), "eavesdropper/1")
+    assert not list(no_view_reaches_a_secret(DefenseTrial(Shuffled()), "eavesdropper/1"))
+    (found,) = no_view_reaches_a_secret(DefenseTrial(Telltale()), "eavesdropper/1")
     assert "what a client keeps in its state is reached" in found
 
 

@@ -20,11 +20,11 @@ from ppbench.attacks.tracing.nearest import NearestReconstruction
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Plan
-from ppbench.metrics.segmentation import over_images, overlap
+from ppbench.metrics.segmentation import mask_overlap, over_images
 from ppbench.nets.losses import bce
 from ppbench.nets.models.unet import unet
 from ppbench.nets.net import Classifier, build, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit
@@ -70,12 +70,12 @@ def test_overlap_of_planted_masks():
     logits[2, :, 1:3] = 1.0  # half of both
     logits[3, :, :1] = 1.0  # half of the true ones, and nothing else
     logits[4] = torch.nan  # predicts nothing
-    found = overlap(logits, true)
+    found = mask_overlap(logits, true)
     assert found.dice.tolist() == [1.0, 0.0, 0.5, pytest.approx(2 / 3), 0.0, 1.0]
     assert found.accuracy.tolist() == [1.0, 0.0, 0.5, 0.75, 0.5, 1.0]
-    assert overlap(torch.full((1, 1, 2, 2), torch.inf), torch.ones(1, 1, 2, 2)).dice.tolist() == [0.0]
+    assert mask_overlap(torch.full((1, 1, 2, 2), torch.inf), torch.ones(1, 1, 2, 2)).dice.tolist() == [0.0]
     with pytest.raises(ValueError, match="masks of"):
-        overlap(logits, true[:5])
+        mask_overlap(logits, true[:5])
 
 
 def test_intervals_resample_images_not_pixels():
@@ -164,7 +164,7 @@ def test_a_head_on_maps_must_be_one_by_one(monkeypatch):
 
 def test_defenses_that_scale_channels_and_attacks_on_labels_have_no_use_for_it():
     with pytest.raises(UsageError):
-        channels(UNET)
+        channels_of(UNET)
     plan = Plan(UNET, 2, loss="bce")
     for attack in (LabelRecovery(), AnalyticInversion(), NearestReconstruction()):
         assert not attack.suits(plan), attack.name
@@ -317,7 +317,7 @@ def learned(tmp_path_factory, shapes):
 def blind(task: Task) -> tuple[float, float]:
     """Return the best dice and accuracy of one mask for all images: where more than a share of training masks lie."""
     share = torch.cat([shard.y for shard in task.shards.values()]).mean(0, keepdim=True)
-    found = [overlap((share - t).expand_as(task.test.y), task.test.y) for t in torch.linspace(-0.05, 0.95, 21)]
+    found = [mask_overlap((share - t).expand_as(task.test.y), task.test.y) for t in torch.linspace(-0.05, 0.95, 21)]
     return max(float(f.dice.mean()) for f in found), max(float(f.accuracy.mean()) for f in found)
 
 

@@ -9,7 +9,7 @@ import ppbench.run.selftest as module
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import tree_map
 from ppbench.federation.view import Transcript
-from ppbench.records.soundness import SELFTEST, Soundness, Trial, save_soundness, soundness_of
+from ppbench.records.soundness import SELFTEST, SelftestTrial, Soundness, save_soundness, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.page.board import rebuild, up_to_date, write_board
@@ -27,7 +27,7 @@ def fault(monkeypatch):
 
 
 def outcome(share=1.0):
-    trial = Trial(model="lenet", attack="dlg", share=share)
+    trial = SelftestTrial(model="lenet", attack="dlg", share=share)
     return Soundness(ppbench="0.1.0", code="c0de", torch="2.9", python="3.11", trials=[trial])
 
 

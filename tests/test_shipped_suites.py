@@ -10,7 +10,7 @@ import torch
 import ppbench.run.task as task_module
 from ppbench.base.vision import torchvision
 from ppbench.run.suite import load_suite
-from ppbench.run.sweep import plan
+from ppbench.run.sweep import plan_sweep
 from ppbench.suites import shipped, titles, tomllib
 from ppbench.task.dataset import Dataset, Split
 from ppbench.task.segmentation import masked_dataset
@@ -83,7 +83,7 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     if len(kept) >= LARGE[0] or kept[0][0].config.model in LARGE:
         kept = kept[:2] + kept[-2:]
     alone = replace(suite, places=dict(kept))
-    planned = plan(alone, tmp_path / "out")
+    planned = plan_sweep(alone, tmp_path / "out")
     task_module.task_of.cache_clear()
     found = {c.config.defense.id for one in planned.asked for c in one.cells}
     assert found >= {experiment.config.defense for experiment, _ in kept}

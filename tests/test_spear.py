@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.reconstruction.directions import Layer
+from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.separation import Separation, separate
 from ppbench.attacks.reconstruction.spear import Spear, tapped
-from ppbench.attacks.reconstruction.spear_features import SpearFeatures, bounds
+from ppbench.attacks.reconstruction.spear_features import SpearFeatures, feature_bounds
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
@@ -59,7 +59,7 @@ def decibels(guess: Tensor, truth: Tensor) -> Tensor:
 
 
 # -- the separation itself ------------------------------------------------------------------------------------------
-def layer_gradient(count: int, seed: int, units: int = 96, width: int = 30) -> tuple[Layer, Tensor, Tensor]:
+def layer_gradient(count: int, seed: int, units: int = 96, width: int = 30) -> tuple[PublicLayer, Tensor, Tensor]:
     """Return a random layer, inputs in the unit box [B, D], and cotangents [m, B] of a random linear head."""
     g = seeded(seed)
     draw = {"generator": g, "dtype": torch.float64}
@@ -67,10 +67,10 @@ def layer_gradient(count: int, seed: int, units: int = 96, width: int = 30) -> t
     x = torch.rand(count, width, **draw)
     fires = x @ weight.T + bias > 0
     back = torch.randn(count, 10, **draw) @ torch.randn(10, units, **draw)
-    return Layer(weight, bias, 0.0, 1.0), x, (fires * back).T
+    return PublicLayer(weight, bias, 0.0, 1.0), x, (fires * back).T
 
 
-def separated(layer: Layer, x: Tensor, delta: Tensor, draws: int = DRAWS, **changes: Tensor) -> Separation | None:
+def separated(layer: PublicLayer, x: Tensor, delta: Tensor, draws: int = DRAWS, **changes: Tensor) -> Separation | None:
     weight, bias = changes.get("weight", delta @ x), changes.get("bias", delta.sum(1))
     return separate(weight, bias, layer, len(x), seeded(), draws)
 
@@ -210,7 +210,7 @@ def test_features_behind_convolutions_are_exact_and_give_images():
     y = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 1]), 10).double()
     params, update = sent(plan, x, y, torch.float32)
     layer = tapped(plan)
-    known = Layer(params[layer.weight].double(), params[layer.bias].double(), 0.0, math.inf)
+    known = PublicLayer(params[layer.weight].double(), params[layer.bias].double(), 0.0, math.inf)
     found = separate(update[layer.weight], update[layer.bias], known, 4, seeded(), DRAWS)
     flat = plan.net.flat_features({n: v.double() for n, v in params.items()}, x)
     assert float((torch.cdist(flat, found.inputs).min(1).values / flat.norm(dim=1)).max()) < 1e-4
@@ -221,8 +221,8 @@ def test_features_behind_convolutions_are_exact_and_give_images():
 
 
 def test_features_are_bounded_by_what_comes_before():
-    assert bounds(plan_of("cnn", hidden="16")) == (0.0, math.inf)
-    assert bounds(plan_of("cnn", hidden="16", activation="tanh")) == (-math.inf, math.inf)
+    assert feature_bounds(plan_of("cnn", hidden="16")) == (0.0, math.inf)
+    assert feature_bounds(plan_of("cnn", hidden="16", activation="tanh")) == (-math.inf, math.inf)
     assert SpearFeatures().suits(plan_of("cnn", hidden="16"))
     for plan in (plan_of(), plan_of("cnn"), plan_of("dlnet"), plan_of("cnn", hidden="16", activation="tanh")):
         assert not SpearFeatures().suits(plan)

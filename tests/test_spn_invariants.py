@@ -197,7 +197,7 @@ def test_sigma_of_ppdl_is_that_of_dp(federate):
     for kind in ("gradient", "local"):
         views = [run.probe(data, kind).view("server/1") for run in (dp, whole, part)]
         for noisy, same, chosen in zip(*(view.exchanges() for view in views), strict=True):
-            like = noisy.asked.params
+            like = noisy.request.params
             kept = part.defense.decode(chosen.answer, like)
             for name, value in noisy.answer.params.items():
                 assert torch.equal(whole.defense.decode(same.answer, like)[name], value)

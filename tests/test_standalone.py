@@ -17,10 +17,10 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.contract import Context
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check
-from ppbench.report.completeness import exit_of, unjudged
+from ppbench.report.claims import check_claims
+from ppbench.report.completeness import defenses_without_result, exit_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import evaluate
 from ppbench.run.train import masks_overlap, mean_square
@@ -120,9 +120,9 @@ def test_an_evaluation_says_that_nothing_can_be_read_and_is_complete(tmp_path):
         assert record.utility.accuracy is not None and record.cost.bytes_up == record.cost.bytes_setup == 0
     none = [r for r in found.records if r.config.defense.id == "none"]
     assert {r.status for r in none} == {"complete"}
-    assert unjudged(found.records) == [] and exit_of(found.records, reliable=True) is Exit.OK
+    assert defenses_without_result(found.records) == [] and exit_of(found.records, reliable=True) is Exit.OK
     louder = [r.model_copy(update={"cost": r.cost.model_copy(update={"bytes_up": 4.0})}) for r in mine]
-    assert unjudged(louder) == ["standalone"]
+    assert defenses_without_result(louder) == ["standalone"]
     claim = Claim("accuracy", None, "", "", None, "Figure 7", than=Rival("standalone"))
-    (told,) = check({"none": [claim]}, found.records, [])
+    (told,) = check_claims({"none": [claim]}, found.records, [])
     assert "no record" not in getattr(told, "reason", "") and "beside" in told.finding.worst

@@ -10,11 +10,11 @@ from protocols import started
 from ppbench.adversary.victims import choose_victims
 from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
 from ppbench.attacks.adaptive.fedpc_labels import known_signs
-from ppbench.attacks.adaptive.fedpc_signs import filtered
-from ppbench.attacks.reconstruction.directions import Layer
+from ppbench.attacks.adaptive.fedpc_signs import images_from_signs
+from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
 from ppbench.attacks.reconstruction.rows import first_layer
-from ppbench.attacks.reconstruction.steps import linear, told_inputs
+from ppbench.attacks.reconstruction.steps import inputs_by_rank, sums_gradients
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.fedpc.protocol import FedPC
@@ -22,7 +22,7 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check, premise
+from ppbench.report.claims import check_claims, premise
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "200"})
 PLAN = Plan(SPEC, 3, Local("delta", 2, 1, Opt("sgd", 0.05, momentum=0.9)))
@@ -40,8 +40,10 @@ def mixed(shares, m=120, k=4, seed=0):
 
 
 def asked(change, count=4):
-    layer = Layer(torch.zeros(len(change), change.shape[1] - 1).double(), torch.zeros(len(change)).double(), 0.0, 1.0)
-    return told_inputs(change, layer, count, seeded())
+    layer = PublicLayer(
+        torch.zeros(len(change), change.shape[1] - 1).double(), torch.zeros(len(change)).double(), 0.0, 1.0
+    )
+    return inputs_by_rank(change, layer, count, seeded())
 
 
 def test_inputs_are_told_apart_by_zeros_alone():
@@ -109,7 +111,7 @@ def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
         for (slot,) in victims.units:
             data = victims.data[slot]
             labels = (data.y.argmax(1) + shift) % 10
-            guess = filtered(told[slot], layer, labels, view.plan, seeded())
+            guess = images_from_signs(told[slot], layer, labels, view.plan, seeded())
             assert guess.x.shape == data.x.shape and float(guess.x.min()) >= 0
             pairs = torch.stack([guess.x.flatten(1), data.x.flatten(1)], 1)
             found += [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
@@ -119,10 +121,10 @@ def test_ternaries_of_many_steps_tell_coarse_images_of_each_class(probed):
 
 
 def test_only_sgd_in_front_of_a_relu_is_linear_in_its_inputs():
-    assert linear(PLAN)
-    assert not linear(replace(PLAN, local=replace(PLAN.local, opt=Opt("adam", 0.01))))
-    assert not linear(replace(PLAN, spec=net_spec("mlp", (1, 8, 8), 10, {"activation": "sigmoid"})))
-    assert not linear(replace(PLAN, spec=net_spec("cnn", (1, 8, 8), 10)))
+    assert sums_gradients(PLAN)
+    assert not sums_gradients(replace(PLAN, local=replace(PLAN.local, opt=Opt("adam", 0.01))))
+    assert not sums_gradients(replace(PLAN, spec=net_spec("mlp", (1, 8, 8), 10, {"activation": "sigmoid"})))
+    assert not sums_gradients(replace(PLAN, spec=net_spec("cnn", (1, 8, 8), 10)))
 
 
 def test_steps_of_fedpc_are_the_fewest_that_its_menus_leave(fabricate):
@@ -155,9 +157,9 @@ def test_roles_stand_beside_a_defense_without_on_the_victims_of_both(fabricate):
     others = [(p, c) for p in range(6) for c in range(3) if c != p % 3]
     around = [cells("none", 60.0, every), cells("full_noise", 5.0, every), cells("phong", 30.0, every)]
     claim = Claim("psnr_median", None, "", "", None, "Sec. 5.2.2", than=Rival("phong"))
-    for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "cannot be told")):
+    for pilot, ternary, verdict in ((20.0, 8.0, "holds"), (40.0, 50.0, "falls"), (60.0, 8.0, "inconclusive")):
         mine = [cells("fedpc", pilot, pilots, "pilot", control="beta"),
                 cells("fedpc", ternary, others, "ternary", control="beta")]  # fmt: skip
-        (found,) = check({"fedpc": [claim]}, [*around, *mine], [])
-        assert "on the 12 whom both were asked about" in found.finding.reason, found.finding
+        (found,) = check_claims({"fedpc": [claim]}, [*around, *mine], [])
+        assert "on the 12 that both share" in found.finding.reason, found.finding
         assert found.finding.verdict == verdict, found.finding

@@ -10,14 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppbench.questions.base import Missing, missing, question_for, question_of, questions
+from ppbench.federation import threats
+from ppbench.federation.threats import THREATS
+from ppbench.questions.base import MissingQuestion, missing_sentences, question_for, question_of, questions
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.verify import verify
 
@@ -126,6 +128,65 @@ def test_nobody_but_the_questions_asks_which_question_it_is(tmp_path):
     assert list(comparisons(tmp_path / "module.py")) == [1, 2, 3, 4]
 
 
+# -- threat models are told apart by their facts, which stand in one file ---------------------------------------------
+KINDS_OF_THREAT = {threat.short for threat in THREATS.values()}
+OBJECTS = {name for name, value in vars(threats).items() if isinstance(value, threats.ThreatModel)}
+TAKEN_APART = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"}
+DECLARED = {"threats", "views"}
+"""Attributes that list names of threat models: an attack's, a claim's."""
+
+
+def names_a_threat(node):
+    """Return whether an expression holds the name of a threat model, or the beginning or end of one."""
+    parts = [word.partition("/") for word in words(node)]
+    return any(slash and head in KINDS_OF_THREAT | {""} and (head or tail == "sybil") for head, slash, tail in parts)
+
+
+def named(node):
+    """Return the last name of an expression: "threat" of `view.threat`."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def comparisons_of_threats(path):
+    """Yield the lines that ask for the name of a threat model, or keep one under a name of their own to ask later."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            known = {named(n) for n in ast.walk(node)} & OBJECTS
+            wrong = known or any(names_a_threat(part) for part in (node.left, *node.comparators))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TAKEN_APART:
+            wrong = named(node.func.value) == "threat" or any(map(names_a_threat, node.args))
+        elif isinstance(node, ast.Dict):
+            wrong = any(names_a_threat(key) for key in node.keys if key is not None)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
+            node.value, ast.Constant | ast.Tuple | ast.Set
+        ):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            wrong = names_a_threat(node.value) and not {named(target) for target in targets} <= DECLARED
+        else:
+            wrong = isinstance(node, ast.MatchValue) and names_a_threat(node)
+        if wrong:
+            yield node.lineno
+
+
+def test_nobody_asks_for_the_name_of_a_threat_model(tmp_path):
+    files = [p for p in SOURCES if p != Path(threats.__file__)]
+    assert not {str(p): found for p in files if (found := list(comparisons_of_threats(p)))}
+    planted = [
+        'view.threat == "client/1"', 'threat in ("server/1", "collusion/1")', 'view.threat.name.startswith("client/")',
+        'threat.endswith("/sybil")', "row.key.threat.partition(x)", '{"client/1": 0}.get(threat)', 'ONE = "client/1"',
+        "threat is not HONEST_SERVER", "name == HONEST_SERVER.name", "view.threat.split()",
+    ]  # fmt: skip
+    allowed = [
+        'threats: T = ("server/1",)',
+        'view("server/1")',
+        "r.threat == threat",
+        "a / b == c",
+        'x = "https://a/b"',
+    ]
+    (tmp_path / "module.py").write_text("\n".join(planted + allowed))
+    assert sorted({*comparisons_of_threats(tmp_path / "module.py")}) == list(range(1, len(planted) + 1))
+
+
 @pytest.mark.parametrize("name", ["reconstruction", "label", "membership", "tracing", "extraction"])
 def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
     question, record = question_of(name), fabricate("none", None, "x", name)
@@ -140,7 +201,7 @@ def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
 @pytest.fixture
 def stranger(fabricate):
     """Return a record of a question that nobody here has, as it lies on disk."""
-    data = json.loads(canonical(fabricate("none", None, "value_search", "label", stage="init")))
+    data = json.loads(canonical_json(fabricate("none", None, "value_search", "label", stage="init")))
     data["config"]["attack"]["kind"] = "attribute"
     data["victims"] = [{"kind": "attribute", "index": i, "value": 0.5, "more": [1, {"a": None}]} for i in range(3)]
     data["metrics"] = [{**data["metrics"][0], "name": "attribute_accuracy"}]
@@ -153,11 +214,11 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
     for record in records:
         store.save(record)
     (again,) = [record for record in store.load_all() if record.cell_id == stranger.cell_id]
-    assert canonical(again) == canonical(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
+    assert canonical_json(again) == canonical_json(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
-    assert isinstance(question_for(again), Missing) and "attribute" in question_for(again).title
-    assert [b.setting.kind for b in boards(records, no_claims)] == ["reconstruction"]
-    (sentence,) = missing(records)
+    assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
+    assert [b.setting.kind for b in boards_of(records, no_claims)] == ["reconstruction"]
+    (sentence,) = missing_sentences(records)
     assert "'attribute'" in sentence and "not installed" in sentence
     with pytest.warns(UserWarning, match="'attribute', which is not installed here"):
         write_board(store)
@@ -166,7 +227,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
 
 
 def test_scores_that_answer_another_question_are_refused(fabricate):
-    data = json.loads(canonical(fabricate("none", None, "x", "label")))
+    data = json.loads(canonical_json(fabricate("none", None, "x", "label")))
     data["victims"] = [{"kind": "attribute", "index": 0}]
     with pytest.raises(ValueError, match="do not answer the question 'label'"):
         Record.model_validate_json(json.dumps(data))

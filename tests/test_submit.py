@@ -17,22 +17,22 @@ from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.ledger import due, rerun
-from ppbench.ledger.case import Terms, of_archive, of_folder
-from ppbench.ledger.examine import CHECKS, examined
-from ppbench.ledger.form import written
-from ppbench.ledger.rerun import drawn, tolerated, unequal
-from ppbench.ledger.submission import Package, machine, submission_of
+from ppbench.ledger.case import RerunTerms, case_of_archive, case_of_folder
+from ppbench.ledger.examine import CHECKS, run_checks
+from ppbench.ledger.form import to_json
+from ppbench.ledger.rerun import draw_cells, first_difference, untolerated_difference
+from ppbench.ledger.submission import Package, submission_of, this_machine
 from ppbench.records import sources
 from ppbench.records.aggregate import aggregate
-from ppbench.records.archive import SUBMISSION, pack, unpack
+from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
 from ppbench.records.origin import commit_of
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
 from ppbench.run import complete, suite
 from ppbench.run.cells import cells, groups
 from ppbench.run.recheck import recheck
-from ppbench.run.suite import drawn_with, load_suite
+from ppbench.run.suite import load_suite, with_salt
 from ppbench.run.sweep import sweep
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -142,8 +142,8 @@ def checked(what, tmp_path, **terms):
     """Return what the checks of a folder or an archive find, by name; of cells again, "" where all holds."""
     home = tmp_path / f"scratch{len(list(tmp_path.iterdir()))}"
     home.mkdir()
-    of = of_folder if what.is_dir() else of_archive
-    found = list(examined(of(what, home, Terms(workers=1, **terms))))
+    of = case_of_folder if what.is_dir() else case_of_archive
+    found = list(run_checks(of(what, home, RerunTerms(workers=1, **terms))))
     assert [one.name for one in found] == list(CHECKS)
     return {one.name: one for one in found}
 
@@ -163,7 +163,7 @@ def rewritten(out, change):
         if new is not record and new is not None:
             cell = new.config.cell_id()
             (out / "records" / f"{cell}.json").write_bytes(
-                canonical(new.model_copy(update={"cell_id": cell, "artifacts": []}))
+                canonical_json(new.model_copy(update={"cell_id": cell, "artifacts": []}))
             )
     for name in ("leaderboard.csv", "worst_case.csv"):
         (out / name).unlink(missing_ok=True)
@@ -206,8 +206,8 @@ def test_an_honest_submission_is_handed_in_and_accepted(received, site):
 def test_an_archive_of_a_submission_is_one_of_results(received, honest, tmp_path):
     path, _ = received
     assert verify(path, claimed, recheck) == []
-    assert unpack(path, tmp_path / "back") == []
-    assert pack(tmp_path / "back", tmp_path / "again.zip") == []
+    assert unpack_archive(path, tmp_path / "back") == []
+    assert pack_archive(tmp_path / "back", tmp_path / "again.zip") == []
     assert (tmp_path / "again.zip").read_bytes() == path.read_bytes()
     assert not (honest / SUBMISSION).exists(), "the submitter's folder stays as it was"
 
@@ -267,9 +267,9 @@ def test_controls_that_follow_attacks_of_defenses_that_are_not_there_are_not_mis
     mine = [e for e in asked.places if e.config.defense == "sign_sgd"]
     have = [c.config for e in mine for g in groups(e) for c in cells(e, g)]
     assert any(config.attack.follows == "adaptive_dp" for config in every.values())
-    assert not [told for told, wrong in complete._compared("tiny/1", [*every.values()], have) if wrong]
+    assert not [told for told, wrong in complete._compare("tiny/1", [*every.values()], have) if wrong]
     torn = [config for config in have if config.attack.follows is None or config.defense.id != "none"]
-    assert [wrong for _, wrong in complete._compared("tiny/1", [*every.values()], torn)].count(True) == 1
+    assert [wrong for _, wrong in complete._compare("tiny/1", [*every.values()], torn)].count(True) == 1
 
 
 def test_a_control_value_left_out_is_missing(out, tmp_path):
@@ -318,7 +318,7 @@ def test_a_forgery_that_verify_cannot_see_is_what_computing_again_is_for(out, tm
     records = Store(out).load_all()
     forged = [r.cell_id for r in records if worse_labels(r) is not r]
     hit, missed = (
-        next(s for s in range(99) if bool({*drawn(records, 0.1, s).cells} & {*forged}) is w) for w in (True, False)
+        next(s for s in range(99) if bool({*draw_cells(records, 0.1, s).cells} & {*forged}) is w) for w in (True, False)
     )
     found = failed(checked(out, tmp_path, seed=hit))
     told = found.pop("again")
@@ -349,9 +349,9 @@ def test_archives_that_are_meant_to_harm_are_refused_before_anything_is_unfolded
         ({"records/x.py": "x"}, "is no file of results"),
         ({"sources.json": b"0" * (1 << 25)}, "it would unfold to"),
         ({SUBMISSION: None}, "is no submission"),
-        ({SUBMISSION: "{}"}, "is not of the form that it must have"),
-        ({SUBMISSION: written(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
-        ({SUBMISSION: b"[" * 100_000}, "is not of the form"),
+        ({SUBMISSION: "{}"}, "does not have the required form"),
+        ({SUBMISSION: to_json(submission_of(Store(path).files)).replace(b'"day"', b'"more": 1, "day"')}, "more"),
+        ({SUBMISSION: b"[" * 100_000}, "does not have the required form"),
     ]
     for place, (members, told) in enumerate(evil):
         code, said = run("submit", "--check", put(path, tmp_path / f"{place}.zip", **members))
@@ -367,7 +367,7 @@ def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received
     assert run("submit", tmp_path / "nowhere")[0] == 2
     assert "is an archive" in run("submit", received[0], "--out", tmp_path / "a.zip")[1]
     assert "is there already" in run("submit", out, "--out", received[0])[1]
-    assert "for who hands in" in run("submit", "--check", received[0], "--licence", "MIT")[1]
+    assert "for the submitter" in run("submit", "--check", received[0], "--licence", "MIT")[1]
     assert "licence" in run("submit", out, "--licence", "x" * 101)[1]
     assert "is no file" in run("submit", "--check", out)[1]
     ours = shutil.copytree(honest, tmp_path / "ours")
@@ -389,12 +389,12 @@ def test_what_cannot_be_handed_in_is_refused_in_a_sentence(out, honest, received
 # -- secrets, drawing, comparing ---------------------------------------------------------------------------------------
 def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
     out, salt = tmp_path / "secret", "ab" * 32
-    asked = drawn_with(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
+    asked = with_salt(load_suite("tiny", add=["sign_sgd"], isolate=False), salt)
     sweep(asked, out=out, engine="inline", only=ONLY)
     shutil.rmtree(out / "cache")
     assert (out / "salt").read_text().strip() == salt
     (tmp_path / "scratch").mkdir()
-    pack(out, tmp_path / "s.zip", written(of_folder(out, tmp_path / "scratch", Terms()).about))
+    pack_archive(out, tmp_path / "s.zip", to_json(case_of_folder(out, tmp_path / "scratch", RerunTerms()).about))
     assert "salt" not in zipfile.ZipFile(tmp_path / "s.zip").namelist()
     code, told = run("submit", "--check", tmp_path / "s.zip")
     assert code == 2 and "--salt FILE" in told
@@ -429,69 +429,74 @@ def test_cells_are_drawn_of_both_kinds_by_a_seed_that_anyone_can_repeat(honest):
     records = Store(honest).load_all()
     theirs = {r.cell_id for r in records if r.config.defense.code}
     for share, seed in ((0.0, 1), (0.1, 2), (0.1, 3), (1.0, 4)):
-        found = drawn(records, share, seed)
-        assert found == drawn(records[::-1], share, seed) and len({*found.cells}) == len(found.cells)
+        found = draw_cells(records, share, seed)
+        assert found == draw_cells(records[::-1], share, seed) and len({*found.cells}) == len(found.cells)
         wanted = [max(1, -(-round(share * 1000) * n // 1000)) for n in (len(theirs), len(records) - len(theirs))]
         assert [len({*found.cells} & theirs), len({*found.cells} - theirs)] == wanted
-    draws = {drawn(records, 0.1, seed).cells for seed in range(20)}
+    draws = {draw_cells(records, 0.1, seed).cells for seed in range(20)}
     assert len(draws) > 10
     first = min(theirs, key=lambda cell: hashlib.sha256(f"2/{cell}".encode()).digest())
-    assert first in drawn(records, 0.0, 2).cells
+    assert first in draw_cells(records, 0.0, 2).cells
 
 
 def test_bit_for_bit_means_every_score_and_whatever_is_computed(cell):
     record = cell()
-    assert unequal(record, record) == ""
+    assert first_difference(record, record) == ""
     elsewhere = record.environment.model_copy(update={"python": "3.12"})
     memory = record.cost.model_copy(update={"memory_peak": 5})
-    assert unequal(record, record.model_copy(update={"environment": elsewhere, "cost": memory})) == ""
+    assert first_difference(record, record.model_copy(update={"environment": elsewhere, "cost": memory})) == ""
     victims = [*record.victims]
     victims[3] = victims[3].model_copy(update={"psnr": victims[3].psnr + 1e-12})
-    assert unequal(record, record.model_copy(update={"victims": victims})).startswith("victim 3: psnr is ")
-    assert "status" in unequal(record, record.model_copy(update={"status": "diverged"}))
+    assert first_difference(record, record.model_copy(update={"victims": victims})).startswith("victim 3: psnr is ")
+    assert "status" in first_difference(record, record.model_copy(update={"status": "diverged"}))
     dearer = record.cost.model_copy(update={"bytes_up": 1.0})
-    assert "cost differs" in unequal(record, record.model_copy(update={"cost": dearer}))
+    assert "cost differs" in first_difference(record, record.model_copy(update={"cost": dearer}))
     better = record.utility.model_copy(update={"accuracy": 0.5})
-    assert "utility differs" in unequal(record, record.model_copy(update={"utility": better}))
+    assert "utility differs" in first_difference(record, record.model_copy(update={"utility": better}))
 
 
 def test_another_machine_may_move_last_bits_and_single_paths_and_no_more(cell, gained, asked):
     record = cell()
-    assert tolerated(record, record) == "" and tolerated(record, gained(record, 1e-6)) != unequal(record, record)
+    assert untolerated_difference(record, record) == "" and untolerated_difference(
+        record, gained(record, 1e-6)
+    ) != first_difference(record, record)
     noisy = [v.model_copy(update={"psnr": v.psnr + (-1) ** i * 0.3}) for i, v in enumerate(record.victims)]
-    assert tolerated(record, asked(record, asked=record.asked, victims=noisy)) == ""
-    found = tolerated(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
+    assert untolerated_difference(record, asked(record, asked=record.asked, victims=noisy)) == ""
+    found = untolerated_difference(record, gained(record, 3.0).model_copy(update={"asked": record.asked}))
     assert "computed again" in found and "p = " in found
     short = asked(record, victims=record.victims[:12], asked=record.asked)
     lower = asked(
         short, victims=[v.model_copy(update={"psnr": v.psnr - 2 - i / 10}) for i, v in enumerate(short.victims)]
     )
     lower = lower.model_copy(update={"asked": short.asked})
-    assert "p = 0.00049" in tolerated(short, lower, cells=40) and tolerated(short, lower, cells=400) == ""
+    assert (
+        "p = 0.00049" in untolerated_difference(short, lower, cells=40)
+        and untolerated_difference(short, lower, cells=400) == ""
+    )
     for changes in ({"status": "diverged"}, {"asked": "0" * 32}):
-        assert tolerated(record, record.model_copy(update=changes)).startswith(next(iter(changes)))
+        assert untolerated_difference(record, record.model_copy(update=changes)).startswith(next(iter(changes)))
     dearer = record.cost.model_copy(update={"bytes_up": 1.0})
-    assert tolerated(record, record.model_copy(update={"cost": dearer})).startswith("bytes")
+    assert untolerated_difference(record, record.model_copy(update={"cost": dearer})).startswith("bytes")
     claim = record.privacy.model_copy(update={"epsilon": 1.0, "delta": 1e-5, "reason": None})
-    assert tolerated(record, record.model_copy(update={"privacy": claim})).startswith("epsilon")
+    assert untolerated_difference(record, record.model_copy(update={"privacy": claim})).startswith("epsilon")
     worse = record.utility.model_copy(update={"accuracy": 0.5, "low": 0.47, "high": 0.53})
-    assert tolerated(record, record.model_copy(update={"utility": worse})).startswith("accuracy")
+    assert untolerated_difference(record, record.model_copy(update={"utility": worse})).startswith("accuracy")
 
 
 def test_which_comparison_applies_is_told(received, tmp_path, monkeypatch):
     path, _ = received
     about = submission_of(Store(path).files)
     other = about.environment.model_copy(update={"processor": "Other (AVX512)"})
-    new = put(path, tmp_path / "n.zip", **{SUBMISSION: written(about.model_copy(update={"environment": other}))})
+    new = put(path, tmp_path / "n.zip", **{SUBMISSION: to_json(about.model_copy(update={"environment": other}))})
     told = checked(new, tmp_path)["again"]
     assert told.ok and "within the tolerance of another machine (processor Other (AVX512), here " in told.sentence
-    here = machine()
+    here = this_machine()
     assert here.unlike(here) == ()
     older = [replace_version(one) for one in here.packages]
     assert any(
         c.startswith("numpy 0.1, here ") for c in here.model_copy(update={"packages": tuple(older)}).unlike(here)
     )
-    assert rerun.TOLERANCE in told.sentence
+    assert rerun.TOLERANCE_WORDS in told.sentence
 
 
 def replace_version(one):

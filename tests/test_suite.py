@@ -6,7 +6,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.run.suite import load_suite
-from ppbench.run.sweep import plan
+from ppbench.run.sweep import plan_sweep
 
 GOOD = """\
 schema = "ppbench.run.suite/1"
@@ -177,4 +177,4 @@ def test_attacks_built_for_one_defense_are_left_out_of_the_others(tmp_path):
 def test_what_only_the_data_show_is_refused_with_its_place(tmp_path):
     path = written(tmp_path, GOOD.replace("grid = [0, 0.1]", "grid = [-1]"))
     with pytest.raises(UsageError, match=rf"^{path}, line 21, key defense.1: .*sigma=-1"):
-        plan(load_suite(path), tmp_path / "out")
+        plan_sweep(load_suite(path), tmp_path / "out")

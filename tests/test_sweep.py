@@ -15,11 +15,11 @@ from ppbench.run import choice, experiment, task
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.run.jobs import Job
-from ppbench.run.schedule import wanted
+from ppbench.run.jobs import WorkItem
+from ppbench.run.schedule import plan_cells
 from ppbench.run.selftest import selftest
 from ppbench.run.suite import load_suite
-from ppbench.run.sweep import plan, sweep
+from ppbench.run.sweep import plan_sweep, sweep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = """\
@@ -145,8 +145,8 @@ def test_finished_cells_of_other_code_are_told(swept, tiny, monkeypatch):
 
 def test_only_keeps_the_controls(swept):
     found, _ = swept
-    some = plan(found.suite, found.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
-    cells = [c.config for one in some.asked for c in one.cells]
+    some = plan_sweep(found.suite, found.out, {"defense": ["dp"], "control": ["0.1"], "stage": ["init"]})
+    cells = [c.config for one in some.cells for c in one.cells]
     assert {c.defense.id for c in cells} == {"dp", "none", "full_noise"} and not some.todo
     assert {c.defense.control.value for c in cells if c.defense.control} == {0.1}
     assert {c.stage for c in cells} == {"init"}
@@ -155,8 +155,8 @@ def test_only_keeps_the_controls(swept):
 def test_only_one_of_several_networks_with_its_own_controls(tmp_path):
     two = tmp_path / "two.toml"
     two.write_text(f'{TINY}task = {{ model = "lenet" }}\nquestions = {{ attacks = ["label_recovery"] }}\n')
-    some = plan(load_suite(two), tmp_path / "out", {"model": ["lenet"]})
-    found = {(c.config.defense.id, c.config.model.id) for one in some.asked for c in one.cells}
+    some = plan_sweep(load_suite(two), tmp_path / "out", {"model": ["lenet"]})
+    found = {(c.config.defense.id, c.config.model.id) for one in some.cells for c in one.cells}
     assert found == {("dp_sgd", "lenet"), ("none", "lenet"), ("full_noise", "lenet")}
 
 
@@ -262,7 +262,7 @@ def made(monkeypatch):
 
     counted(task, "partition")  # once a task
     counted(experiment, "points")
-    counted(experiment, "attacks")
+    counted(experiment, "select_attacks")
     counted(choice, "make_defense")
     counted(choice, "make_attack")
     return counts
@@ -272,7 +272,7 @@ def test_an_evaluation_resolves_its_configuration_once(made, tmp_path):
     found = evaluate(**SMALL, out=tmp_path / "out", workers=1)
     assert len(found.records) == 4 * 4, "four points; probes twice, records twice"
     assert made == {
-        **{"partition": 1, "points": 1, "attacks": 1},
+        **{"partition": 1, "points": 1, "select_attacks": 1},
         "make_defense": 1 + 2 + 2,  # the defense as it is set, its grid, the controls
         "make_attack": 2 + 4,  # those asked, and those that the preset sets parameters of
     }
@@ -283,20 +283,22 @@ def test_a_sweep_resolves_each_evaluation_once(made, tmp_path):
     suite = load_suite(tmp_path / "s.toml")
     made["make_attack"] = 0  # the suite asks which of its attacks are built for which defense
     sweep(suite, out=tmp_path / "out", only={"defense": ["dp_sgd"], "stage": ["init"]}, engine="inline")
-    assert made == {"partition": 2, "points": 4, "attacks": 4, "make_defense": 2 * (5 + 4), "make_attack": 0}
+    assert made == {"partition": 2, "points": 4, "select_attacks": 4, "make_defense": 2 * (5 + 4), "make_attack": 0}
 
 
 def test_a_worker_resolves_what_it_is_sent_once(made, tmp_path):
     """Jobs travel as their configuration: no task, no point and no attack goes between processes."""
     there = resolve(configure(**SMALL))
-    jobs = [Job(there, tmp_path, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in wanted([there])]
+    jobs = [
+        WorkItem(there, tmp_path, w.group.point, w.group, tuple(c.id for c in w.cells)) for w in plan_cells([there])
+    ]
     made.clear()
     sent = [pickle.dumps(job) for job in jobs]
     assert len(jobs) == 16 and max(map(len, sent)) < 4000
     here = [pickle.loads(text) for text in sent]
     assert {id(job.experiment) for job in here} == {id(here[0].experiment)} and here[0].experiment is not there
-    assert made["points"] == made["attacks"] == 1
-    ids = [tuple(c.id for c in w.cells) for w in wanted([here[0].experiment])]
+    assert made["points"] == made["select_attacks"] == 1
+    ids = [tuple(c.id for c in w.cells) for w in plan_cells([here[0].experiment])]
     assert ids == [job.cells for job in jobs], "and means the same there"
 
 

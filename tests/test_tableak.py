@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from ppbench import evaluate
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.starts import Starts
-from ppbench.attacks.reconstruction.tableak import TabLeak, pooled
+from ppbench.attacks.reconstruction.tableak import TabLeak, pooled_ends
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.commands.terminal import as_json
@@ -22,7 +22,7 @@ from ppbench.federation.plan import Columns, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, image_metrics
-from ppbench.questions.rows import TOLERANCE, row_accuracy
+from ppbench.questions.rows import NUMBER_TOLERANCE, row_accuracy
 from ppbench.records.origin import origin_of
 from ppbench.records.store import Store
 from ppbench.task.opening import open_dataset
@@ -96,8 +96,8 @@ def test_perfect_rows_have_all_columns_right_and_each_wrong_one_counts(seed):
     x = rows(1, seed)[0]
     assert row_accuracy(x, x, COLUMNS) == 1
     far = x.clone()
-    far[0] += 1.01 * TOLERANCE
-    far[1] -= 0.99 * TOLERANCE
+    far[0] += 1.01 * NUMBER_TOLERANCE
+    far[1] -= 0.99 * NUMBER_TOLERANCE
     far[4:7] = far[4:7].roll(1)
     far[7:12] *= 0.3  # still the largest of its group
     assert row_accuracy(far, x, COLUMNS) == 5 / 7
@@ -177,7 +177,7 @@ def ensemble(x: Tensor) -> Starts:
 def test_an_ensemble_is_put_in_one_order_before_it_is_pooled():
     x = rows(6, 3)
     orders = torch.stack([torch.randperm(6, generator=seeded(i)) for i in range(5)])
-    pool = pooled(ensemble(x[orders]), torch.tensor([2.0, 1, 3, 4, torch.inf]), COLUMNS)
+    pool = pooled_ends(ensemble(x[orders]), torch.tensor([2.0, 1, 3, 4, torch.inf]), COLUMNS)
     assert pool.best == 1 and torch.equal(pool.x, x[orders[1]]) and pool.disagreement < 1e-6
 
 
@@ -186,7 +186,7 @@ def test_the_majority_and_the_median_decide():
     off = x.clone()
     off[0, :, :4] += 9
     off[0, :, 4:7] = off[0, :, 4:7].roll(1, -1)
-    pool = pooled(ensemble(off), torch.zeros(5), COLUMNS)
+    pool = pooled_ends(ensemble(off), torch.zeros(5), COLUMNS)
     assert torch.equal(pool.x, x[0]) and 0 < pool.disagreement < 1
 
 

@@ -17,9 +17,9 @@ from ppbench.federation.messages import Hello, Update
 from ppbench.federation.plan import Batch
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.findings import Finding, NotAsked, Untold, ask, ask_all
-from ppbench.testing.scene import Trial
-from ppbench.testing.tradeoff import direction
+from ppbench.testing.findings import Finding, Inconclusive, NotAsked, ask, ask_all
+from ppbench.testing.scene import DefenseTrial
+from ppbench.testing.tradeoff import accuracy_trend
 
 
 def spoilt(name, base=Defense, **members):
@@ -212,7 +212,7 @@ def test_input_that_cannot_be_used_is_refused():
         check_defense(DP, only=("resume",))
     with pytest.raises(UsageError, match="is no defense"):
         check_defense(int)
-    misspelt = Trial(DP(), (("sgima", 0),))
+    misspelt = DefenseTrial(DP(), (("sgima", 0),))
     assert ask("off", DEFENSE_PROPERTIES["off_level_equals_none"], misspelt).outcome == "fails"
 
 
@@ -225,14 +225,14 @@ def test_findings_keep_apart_what_fails_and_what_cannot_be_told():
 
         return question
 
-    found = ask_all(0, {"a": asking(None), "b": asking(Untold("too few")), "c": asking(NotAsked("no"))}, (), {})
-    assert [f.outcome for f in found] == ["fails", "untold", "not asked"]
-    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: untold (too few)"
+    found = ask_all(0, {"a": asking(None), "b": asking(Inconclusive("too few")), "c": asking(NotAsked("no"))}, (), {})
+    assert [f.outcome for f in found] == ["fails", "inconclusive", "not asked"]
+    assert found[0].sentence == "one. Also: two." and str(found[1]) == "b: inconclusive (too few)"
 
 
 def test_a_difference_counts_only_where_seeds_agree():
     low, high = [0.1 + 0.01 * i for i in range(8)], [0.8 - 0.01 * i for i in range(8)]
-    assert direction(low, high, 3) == 1 and direction(high, low, 3) == -1
+    assert accuracy_trend(low, high, 3) == 1 and accuracy_trend(high, low, 3) == -1
     noisy = [0.8, 0.1, 0.7, 0.2, 0.9, 0.1, 0.6, 0.3]
-    assert direction(low, noisy, 3) == 0
-    assert direction([0.5] * 8, [0.5] * 8, 3) == 0
+    assert accuracy_trend(low, noisy, 3) == 0
+    assert accuracy_trend([0.5] * 8, [0.5] * 8, 3) == 0

@@ -9,9 +9,9 @@ from ppbench.commands.terminal import _traced
 from ppbench.federation.plan import Data
 from ppbench.metrics.tracing import tracing_accuracy
 from ppbench.questions.tracing import TraceScore, Tracing
-from ppbench.report.page.table import rows
-from ppbench.report.verdict.lines import lines
-from ppbench.run.cells import cells, groups, owners
+from ppbench.report.page.table import table_rows
+from ppbench.report.verdict.lines import upload_rows
+from ppbench.run.cells import cells, count_owners, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 
@@ -52,7 +52,7 @@ def test_owners_are_counted_as_victims_are_drawn(defense, threat):
     for group in (g for g in groups(experiment) if not g.records and g.point == len(experiment.points) - 1):
         roles = len(point.defense.roles) if group.role else 1
         drawn = choose_victims(shards, group.threat, group.batch, 6, Seeds(0), sums=point.defense.sums, roles=roles)
-        assert owners(experiment, group) == len({slot.client for unit in drawn.units for slot in unit})
+        assert count_owners(experiment, group) == len({slot.client for unit in drawn.units for slot in unit})
 
 
 def test_one_owner_found_out_later_has_no_figure_and_raises_no_alarm(fabricate):
@@ -68,6 +68,6 @@ def test_one_owner_found_out_later_has_no_figure_and_raises_no_alarm(fabricate):
 
 def test_chance_stands_beside_the_figure(fabricate):
     record = fabricate("none", None, "tracing", "tracing")
-    metric, (row,), (line,) = record.metric("tracing_accuracy"), rows([record]), lines([record])
+    metric, (row,), (line,) = record.metric("tracing_accuracy"), table_rows([record]), upload_rows([record])
     assert metric.chance is not None and row["tracing_accuracy_chance"] == metric.chance
     assert f"({metric.chance:.0%})" in _traced(line).splitlines()[0]

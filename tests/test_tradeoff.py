@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.table import no_claims
 from ppbench.report.page.tradeoff import tradeoff_of
@@ -11,7 +11,7 @@ from ppbench.report.page.tradeoff import tradeoff_of
 def board(make, *rows, kind="reconstruction", attack="dlg"):
     controls = [make("none", None, attack, kind, rows[0][3]), make("full_noise", None, attack, kind, rows[0][4])]
     made = [make(n, v, attack, kind, share, control="sigma", accuracy=acc) for n, v, acc, share, _ in rows]
-    return boards([*controls, *made], no_claims)[0]
+    return boards_of([*controls, *made], no_claims)[0]
 
 
 ROWS = (("dp", 1.0, 0.7, 12.0, 6.0), ("dp", 0.01, 0.94, 35.0, 6.0), ("spn", 0.1, 0.9, 20.0, 6.0))
@@ -38,7 +38,7 @@ def test_what_is_safer_when_higher_is_drawn_with_the_axis_turned(fabricate):
         fabricate(n, v, "x", "reconstruction", 0.0, error=e, shape=(16,), control="sigma", accuracy=a)
         for (n, v, a, _, _), e in zip(rows, (0.9, 0.5), strict=True)
     ]
-    found = tradeoff_of(boards([*controls, *made], no_claims)[0])
+    found = tradeoff_of(boards_of([*controls, *made], no_claims)[0])
     assert found.safer and found.draw().axes[0].yaxis_inverted()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.nets.net import build, initial, net_spec
 
 X, Y = torch.rand(2, *users.SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(2)
@@ -80,19 +80,19 @@ def one_by_one(net: Two, x: Tensor) -> Tensor:
 
 def refused(module: nn.Module, shape: tuple[int, ...] = users.SHAPE, **options: tuple[float, float]) -> str:
     with pytest.raises(UsageError) as error:
-        held(module, shape, **options)
+        held_network(module, shape, **options)
     return str(error.value)
 
 
 # -- inputs that a network is tried with ----------------------------------------------------------------------------
 def test_a_network_is_tried_with_inputs_in_the_data_range() -> None:
     """It answers NaN below 0.6, where it is never used."""
-    assert held(Two(rooted), users.SHAPE, data_range=(0.6, 1.0)).spec.classes == 4
+    assert held_network(Two(rooted), users.SHAPE, data_range=(0.6, 1.0)).spec.classes == 4
     shards = [(0.6 + 0.4 * X, Y)] * 2
     assert ppbench.federate(ppbench.load_defense("none"), Two(rooted), shards, data_range=(0.6, 1.0)).plan.clients == 2
     right = r"answers inputs between 0.\d+ and 0.9\d+ by NaN; let it be finite there, or give the range"
     with pytest.raises(UsageError, match=right):
-        held(Two(rooted), users.SHAPE)
+        held_network(Two(rooted), users.SHAPE)
     with pytest.raises(UsageError, match=right):
         build(net_spec("test_trials:rooted_network", users.SHAPE, 4))
 
@@ -130,7 +130,7 @@ def test_a_network_of_several_precisions_is_computed_in_them(
         module = Two(forward)
     if layer:
         module.get_submodule(layer).to(dtype)
-    network = held(module, users.SHAPE).spec.net
+    network = held_network(module, users.SHAPE).spec.net
     assert len(network.frozen_sha256) == 64
     start = initial(network.spec, 0)
     assert {value.dtype for value in start.values()} == {torch.float32}
@@ -143,7 +143,7 @@ def test_a_network_of_several_precisions_is_computed_in_them(
 
 def test_a_network_in_double_precision_with_casts_is_taken() -> None:
     module = Two(lambda net, x: plain(net, x.double()).float()).double()
-    network = held(module, users.SHAPE).spec.net
+    network = held_network(module, users.SHAPE).spec.net
     torch.testing.assert_close(network(initial(network.spec, 0), X), module(X))
 
 

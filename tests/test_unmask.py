@@ -41,11 +41,11 @@ from ppbench.federation.plan import Batch, Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
-from ppbench.testing.records import trained
-from ppbench.testing.scene import digits
+from ppbench.testing.records import fitted_weights
+from ppbench.testing.scene import all_digits
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
@@ -74,13 +74,13 @@ def plan_of(spec: NetSpec, clients: int = CLIENTS, batch: int = EACH) -> Plan:
 def digits_split() -> tuple[Data, Data]:
     """Members and others, 300 each, drawn alike."""
     members, others = torch.randperm(1797, generator=seeded(0))[: 2 * CLIENTS * EACH].view(2, -1)
-    return Data(digits().x[members], digits().y[members]), Data(digits().x[others], digits().y[others])
+    return Data(all_digits().x[members], all_digits().y[members]), Data(all_digits().x[others], all_digits().y[others])
 
 
 @pytest.fixture(scope="module")
 def iterates(digits_split: tuple[Data, Data]) -> dict[NetSpec, Params]:
     """Trained iterates: all members are recognized, 96 % of the others."""
-    return {spec: trained(plan_of(spec), digits_split[0], 5e-3, 100) for spec in (BIASED, BARE)}
+    return {spec: fitted_weights(plan_of(spec), digits_split[0], 5e-3, 100) for spec in (BIASED, BARE)}
 
 
 def start(defense: Defense, params: Params, members: Data, spec: NetSpec, clients: int = CLIENTS) -> Federation:
@@ -126,7 +126,7 @@ def perturbed(spec: NetSpec, masked_bias: bool, directions: Tensor, kappa: float
     """Return a plan, perturbed weights of noisy initial ones, and the mask."""
     plan, g = plan_of(spec), seeded(1)
     params = {n: v.double() + 0.05 * torch.randn(v.shape, generator=g).double() for n, v in initial(spec, 1).items()}
-    found = channels(spec)
+    found = channels_of(spec)
     scales = 0.5 + 1.5 * torch.rand(found.count, generator=g, dtype=torch.float64)
     r = kappa * torch.randn(len(directions), generator=g, dtype=torch.float64) @ directions
     return plan, mask(multiply(params, found.multipliers(scales), torch.float64), r, masked_bias), r
@@ -275,11 +275,11 @@ def test_a_listener_has_the_estimate_of_everybodys_data(digits_split, iterates):
         fed = start(defense, iterates[spec], members, spec)
         view, true = seen(fed, "eavesdropper/1"), fed.outputs(others.x)
         assert not view.data
-        assert len(unmask.moments(unmask.received(view))) == (1 if defense.sums else CLIENTS)
+        assert len(unmask.upload_moments(unmask.received(view))) == (1 if defense.sums else CLIENTS)
         share, error = agreement(ExtractUpload(), view, others.x, true)
         assert share >= 0.98 and error < 0.05
         silent = replace(view, mail=tuple(e for e in view.mail if e.sender == SERVER))
-        assert not unmask.moments(unmask.received(silent))
+        assert not unmask.upload_moments(unmask.received(silent))
         share, _ = agreement(ExtractUpload(), silent, others.x, true)  # falls back on the head's columns
         assert share >= 0.9
 
@@ -291,7 +291,7 @@ def test_an_upload_tells_what_its_batch_tells(digits_split, iterates):
         defense, spec = WORLDS[world]
         view = seen(start(defense, iterates[spec], members, spec))
         broadcast = unmask.received(view)
-        (own,) = unmask.moments(broadcast)
+        (own,) = unmask.upload_moments(broadcast)
         masked, alpha = broadcast.outputs(view.data[0][1].x)
         slope = by_regression(masked, alpha, view.data[0][1].y.double(), broadcast.directions).coefficients
         squares = broadcast.directions.square().sum(1)
@@ -302,8 +302,8 @@ def test_an_upload_tells_what_its_batch_tells(digits_split, iterates):
 def test_masked_clients_fall_back_on_their_own_data_and_then_on_the_columns(digits_split, iterates):
     members, x = digits_split[0], digits_split[1].x
     broadcast = unmask.received(seen(start(WORLDS[2][0], iterates[BIASED], members, BIASED)))
-    assert unmask.moments(broadcast) == []
-    assert torch.equal(unmask.upload(broadcast, x), unmask.own_regression(broadcast, x))
+    assert unmask.upload_moments(broadcast) == []
+    assert torch.equal(unmask.upload_identities(broadcast, x), unmask.own_regression(broadcast, x))
     without = unmask.received(replace(broadcast.view, data=()))
     assert torch.equal(unmask.own_regression(without, x), without.without(without.rows.coefficients, x))
 
@@ -330,11 +330,11 @@ def test_a_single_output_is_unmasked_too(defense):
     x = torch.rand(400, 8, generator=g)
     data = Data(x, x[:, :3].sum(1, keepdim=True) - x[:, 3:4])
     members = Data(data.x[:300], data.y[:300])
-    fed = start(defense, trained(plan_of(spec), members, 5e-3, 200), members, spec)
+    fed = start(defense, fitted_weights(plan_of(spec), members, 5e-3, 200), members, spec)
     view, true = seen(fed), fed.outputs(data.x[300:])
     _, raw = agreement(Query(), view, data.x[300:], true)
     _, error = agreement(ExtractRegression(), view, data.x[300:], true)
     assert raw > 30
     assert error < 0.02
     if defense.name == "pbpfl":
-        assert unmask.unmasked(view, x[300:], unmask.projection).isnan().all()
+        assert unmask.unmasked_outputs(view, x[300:], unmask.projection).isnan().all()

@@ -27,8 +27,8 @@ from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.choice import make_defense
-from ppbench.testing.scene import digits
-from ppbench.testing.worlds import POISONS, written
+from ppbench.testing.scene import all_digits
+from ppbench.testing.worlds import POISONS, with_changed_mail
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
@@ -67,8 +67,8 @@ def world(
 ) -> World:
     """Train on digits; each candidate is in its owner's shard by coin. Single gradients are stepped on with Adam."""
     g = seeded(seed)
-    order = torch.randperm(len(digits().x), generator=g)
-    x, y = digits().x[order], digits().y.argmax(1)[order]
+    order = torch.randperm(len(all_digits().x), generator=g)
+    x, y = all_digits().x[order], all_digits().y.argmax(1)[order]
     base, asked = CLIENTS * BASE, slice(CLIENTS * BASE, CLIENTS * BASE + COUNT)
     y[asked] += torch.randint(1, 10, (COUNT,), generator=g)
     y = torch.nn.functional.one_hot(y % 10, 10).float()
@@ -182,7 +182,7 @@ def gradient_at(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def test_gradients_of_examples_are_those_of_single_batches(gradients, monkeypatch):
-    monkeypatch.setattr(update_cosine, "CHUNK", 3 * PLAIN.net.parameter_count)
+    monkeypatch.setattr(update_cosine, "ENTRIES_AT_ONCE", 3 * PLAIN.net.parameter_count)
     for part, leaves in example_gradients(piece(START), gradients.x[:7], gradients.labels[:7]):
         assert part.stop - part.start <= 3
         for row, q in enumerate(range(*part.indices(7))):
@@ -219,7 +219,7 @@ def test_hidden_entries_do_not_count(gradients):
 
 def test_large_networks_are_compared_on_some_coordinates(gradients, monkeypatch):
     whole = gradients.area()
-    monkeypatch.setattr(update_cosine, "HELD", COUNT * 800)
+    monkeypatch.setattr(update_cosine, "MOST_ENTRIES", COUNT * 800)
     assert PLAIN.net.parameter_count > 2000
     assert gradients.area() > whole - 0.1
 
@@ -264,7 +264,7 @@ def test_halves_order_and_seeds_do_not_matter(gradients):
 @pytest.mark.parametrize("poison", ["nan", "inf", "zero", "nan models", "no mail"])
 def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
     few = replace(gradients.view, mail=gradients.view.mail[: 40 * (poison != "no mail")])
-    view = written(few, POISONS.get(poison, POISONS["nan"]), by_server="models" in poison)
+    view = with_changed_mail(few, POISONS.get(poison, POISONS["nan"]), by_server="models" in poison)
     first, again, other = (gradients.ask(view=view, seed=s) for s in (1, 1, 2))
     assert len(first.score.unique()) == 1
     assert torch.equal(first.decision, again.decision)
@@ -273,7 +273,7 @@ def test_where_nothing_can_be_read_decisions_are_coins(poison, gradients):
 
 def test_one_bad_client_round_or_record_harms_no_other(gradients):
     mail = gradients.view.mail
-    broken = zip(mail, written(gradients.view, POISONS["nan"]).mail, strict=True)
+    broken = zip(mail, with_changed_mail(gradients.view, POISONS["nan"]).mail, strict=True)
     view = replace(gradients.view, mail=tuple(bad if e.sender == 1 or e.round == 3 else e for e, bad in broken))
     others = gradients.owner != 1
     guess = gradients.ask(view=view)
@@ -304,7 +304,7 @@ def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch
 
 def test_the_same_question_is_computed_once_and_another_anew(monkeypatch):
     calls = []
-    monkeypatch.setattr(update_cosine, "_known", None)
+    monkeypatch.setattr(update_cosine, "_last", None)
     monkeypatch.setattr(update_cosine, "coefficients", lambda *asked: calls.append(asked) or torch.zeros(1, 2, 3))
     view, x, y = View("server/1", SERVER, None, NoDefense(), (), ()), torch.zeros(3, 4), torch.eye(3)
     for asked in ((view, x, y, 0.1), (view, x.clone(), y, 0.1), (view, x + 1, y, 0.1), (view, x + 1, y, 0.2)):

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from rich.console import Console
 
-from ppbench.commands.glance import WIDTH
+from ppbench.commands.glance import PLAIN_WIDTH
 from ppbench.commands.terminal import tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
@@ -14,7 +14,7 @@ from ppbench.report.controls import check_controls, rebuilt_share, widened
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.entries import badges_of
 from ppbench.report.verdict import sentences
-from ppbench.report.verdict.lines import held, lines, listed
+from ppbench.report.verdict.lines import listed_values, model_rows, upload_rows
 from ppbench.report.verdict.verdict import members_fate, outputs_fate
 
 
@@ -40,7 +40,7 @@ def said(records, start, defense="pbpfl"):
     return found[0]
 
 
-HIDES = "hides members from who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
+HIDES = "hides members from one who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
 FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
 
 
@@ -48,11 +48,11 @@ FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3,
     ("plain", "knowing", "none", "opening", "closing"),
     [
         (0.5, 0.71, 0.71, HIDES, FALLS),
-        (0.5, 0.5, 0.71, "hides members from who takes", ") and from one who un-masks it, as far as tried here ("),
-        (0.5, None, 0.71, "hides members from who takes", "; no attack that un-masks it was tried."),
-        (0.7, 0.71, 0.71, "does not hide members, even from who takes", "; it does not hide them from one who"),
-        (0.7, 0.5, 0.71, "does not hide members, even from who takes", "; un-masking it finds none (unmask_"),
-        (0.7, None, 0.71, "does not hide members, even from who takes", "71.0% [66.3, 75.4])."),
+        (0.5, 0.5, 0.71, "hides members from one who takes", ") and from one who un-masks it, as far as tried here ("),
+        (0.5, None, 0.71, "hides members from one who takes", "; no attack that un-masks it was tried."),
+        (0.7, 0.71, 0.71, "does not hide members, even from one who takes", "; it does not hide them from one who"),
+        (0.7, 0.5, 0.71, "does not hide members, even from one who takes", "; un-masking it finds none (unmask_"),
+        (0.7, None, 0.71, "does not hide members, even from one who takes", "71.0% [66.3, 75.4])."),
         (0.5, 0.71, 0.52, "leaves it undecided whether members are hidden", "; it does not hide them from one who"),
         (0.5, 0.5, 0.52, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
         (0.5, 0.5, None, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
@@ -66,7 +66,7 @@ def test_the_sentence_on_members_says_what_was_found_and_not_what_was_hoped(
 ):
     text = said(masked(fabricate, plain=plain, knowing=knowing, none=none), "What clients train on")
     assert text.startswith(f"What clients train on {opening}") and closing in text, text
-    beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not asked"}
+    beside = {0.71: "undefended 71.0% [66.3, 75.4]", 0.52: "not above chance itself", None: "undefended: not attacked"}
     assert beside.get(none, f"undefended {none or 0:.1%}") in text
 
 
@@ -77,7 +77,7 @@ def test_control_values_that_fare_alike_share_a_sentence(fabricate):
         records.append(fabricate("pbpfl", kappa, "unmask_upload", "membership", 0.70, adaptive=True, stage="iterate"))
     weak = said(records, "What clients train on at kappa=1 ")
     strong = said(records, "What clients train on at kappa=10 and 100 ")
-    assert "does not hide members, even from who takes it as it is (mia_loss: ASR 66.0%" in weak
+    assert "does not hide members, even from one who takes it as it is (mia_loss: ASR 66.0%" in weak
     assert "hides members" in strong and "mia_loss, kappa=10: ASR at most 51.0%" in strong
     assert "unmask_regression, kappa=100: ASR at most 71.0%" in strong
 
@@ -119,7 +119,7 @@ def outputs(make, plain, knowing, **more):
 DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
 READ = "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
 HIDDEN = (
-    f"hides the true model's decisions from who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
+    f"hides the true model's decisions from one who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
 )
 
 
@@ -127,14 +127,14 @@ HIDDEN = (
     ("plain", "knowing", "opening", "closing"),
     [
         (0.1, 1.0, HIDDEN, ""),
-        (0.1, 0.7, "hides the true model's decisions from who", "but only in part from one who un-masks it"),
-        (0.1, 0.1, "hides the true model's decisions from who", "and from one who un-masks it, as far as tried here"),
-        (0.1, 0.28, "hides the true model's decisions from who", "; whether from one who un-masks it is undecided"),
-        (0.6, 1.0, "hides the true model's decisions only in part from who", "; it does not hide them from one who"),
-        (1.0, 1.0, "does not hide the true model's decisions, even from who", "; it does not hide them from one who"),
-        (0.6, 0.1, "hides the true model's decisions only in part from who", "; un-masking it finds none"),
-        (0.6, 0.6, "hides the true model's decisions only in part from who", "; it hides them only in part from one"),
-        (0.1, None, "hides the true model's decisions from who", "; no attack that un-masks it was tried."),
+        (0.1, 0.7, "hides the true model's decisions from one", "but only in part from one who un-masks it"),
+        (0.1, 0.1, "hides the true model's decisions from one", "and from one who un-masks it, as far as tried here"),
+        (0.1, 0.28, "hides the true model's decisions from one", "; whether from one who un-masks it is undecided"),
+        (0.6, 1.0, "hides the true model's decisions only in part from one", "; it does not hide them from one who"),
+        (1.0, 1.0, "does not hide the true model's decisions, even from one", "; it does not hide them from one who"),
+        (0.6, 0.1, "hides the true model's decisions only in part from one", "; un-masking it finds none"),
+        (0.6, 0.6, "hides the true model's decisions only in part from one", "; it hides them only in part from one"),
+        (0.1, None, "hides the true model's decisions from one", "; no attack that un-masks it was tried."),
     ],
 )
 def test_the_sentence_on_outputs_says_what_was_found(plain, knowing, opening, closing, fabricate):
@@ -146,7 +146,7 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     """With one output every query agrees, which says nothing."""
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
     text = said(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
-    assert "hides the true model's predictions from who takes it as it is (query: relative error 98 times" in text
+    assert "hides the true model's predictions from one who takes it as it is (query: relative error 98 times" in text
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
     for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate
@@ -194,7 +194,7 @@ def test_a_defense_without_a_mask_keeps_its_sentence(fabricate):
     for sigma, share in ((0.1, 0.6), (0.5, 0.5)):
         records.append(fabricate("dp", sigma, "mia_loss", "membership", share, stage="final", control="sigma"))
     text = said(records, "A client who queries the delivered model", "dp")
-    assert "tells members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
+    assert "distinguishes members from others (mia_loss: ASR at most 60.0% [55.0, 64.8], undefended 71.0%" in text
 
 
 def images(make, defense, value, db, **more):
@@ -223,9 +223,9 @@ def test_a_server_that_recovers_the_gradient_is_told_as_fedsgd_once_for_all_cont
             "what becomes of images is undecided (best: dlg: 13.0 dB [12.0, 14.0], blind guess 11",
         ),
         (16.0, 35.0, "gradient", "images are recognizable (100% [74, 100] found among 500 others, chance 0.2%; 100% ["),
-        (25.0, 35.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 26.0 dB"),
-        (35.0, 35.0, "delta", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
-        (35.0, 12.0, "gradient", "images are rebuilt, even by an attacker who does not know of it (dlg: 36.0 dB"),
+        (25.0, 35.0, "gradient", "images are rebuilt, even by an unaware attacker (dlg: 26.0 dB"),
+        (35.0, 35.0, "delta", "images are rebuilt, even by an unaware attacker (dlg: 36.0 dB"),
+        (35.0, 12.0, "gradient", "images are rebuilt, even by an unaware attacker (dlg: 36.0 dB"),
     ],
 )
 def test_it_is_fedsgd_only_where_images_are_rebuilt_as_the_undefended_ones(db, none, upload, start, fabricate):
@@ -246,12 +246,12 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
         for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
-    (row,) = [r for r in lines(records) if r.key.defense == "dp"]
+    (row,) = [r for r in upload_rows(records) if r.key.defense == "dp"]
     assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
-        "whether columns come out right was not measured; no attack here is shown to know of it; batch 1, at random "
-        "weights; MSE 0.0702 (0.0601 undefended)."
+        "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at "
+        "random weights; MSE 0.0702 (0.0601 undefended)."
     )
     assert "diverged" not in " ".join(sentences("dp", records))
     label = fabricate("dp", 0.1, "label_recovery", "label", 1.0, control="sigma", mse=0.0702, **numbers)
@@ -284,7 +284,7 @@ def test_a_guarantee_at_some_control_values_only_is_told_as_such(fabricate):
         fabricate("dp", 1.0, "dlg", "reconstruction", 12.0, control="sigma", epsilon=3.0),
         fabricate("dp", 0.0, "dlg", "reconstruction", 12.0, control="sigma", reason="there is no noise"),
     ]
-    assert listed(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
+    assert listed_values(["kappa=1 families=shared", "kappa=2"]) == "kappa=1 families=shared and kappa=2"
     assert sentences("dp", records)[-2:] == [
         "Formal guarantee over the whole training: epsilon 3 for a single example.",
         "No epsilon can be given at sigma=0: there is no noise.",
@@ -327,7 +327,7 @@ def test_a_table_row_is_rebuilt_within_a_tenth_whatever_its_decibels(fabricate):
 
 
 def printed(records):
-    console = Console(width=WIDTH, file=io.StringIO(), force_terminal=False)
+    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), force_terminal=False)
     for table in tables(records):
         console.print(table)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -349,7 +349,7 @@ def test_the_tables_fit_and_hold_plain_and_worst_side_by_side(fabricate):
         fabricate("none", None, "unmask_upload", "membership", 0.7, stage="iterate", threat="eavesdropper/1")
     )
     page = printed(records)
-    assert max(map(len, page)) <= WIDTH <= 120
+    assert max(map(len, page)) <= PLAIN_WIDTH <= 120
     text = "\n".join(page)
     for words in ("trained on", "delivered", "ASR", "AUC", "agrees", "unmask_regression", "kappa=100", "66-75%",
                   "98-100%", "extract_data_free", "eavesdropper"):  # fmt: skip
@@ -366,7 +366,7 @@ def test_models_of_numbers_and_trainings_that_diverged(fabricate):
     broken = dict(status="diverged", accuracy=None)
     records = [fabricate("pbpfl", 1.0, "dlg", "reconstruction", **broken)]
     records.append(fabricate("pbpfl", 1.0, "mia_loss", "membership", stage="iterate", **broken))
-    assert "\n".join(printed(records)).count("diverged") == 2 and len(held(records)) == 1
+    assert "\n".join(printed(records)).count("diverged") == 2 and len(model_rows(records)) == 1
     undecided = "pbpfl at kappa=1: what becomes of images is undecided, no attack on it gave a figure; batch 1, at "
     assert sentences("pbpfl", records)[0] == undecided + "random weights; training diverged."
 

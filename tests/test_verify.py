@@ -13,9 +13,9 @@ from ppbench.metrics.image import image_figures
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
-from ppbench.records.soundness import Soundness, Trial, save_soundness
+from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import no_claims, write_csv
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.plausible import implausible
@@ -209,7 +209,7 @@ def test_a_name_that_no_plugin_can_have_is_named_and_the_rest_is_checked(store, 
 
 def test_a_changed_table_of_worst_cases_is_found(store):
     worst = store.out / "worst_case.csv"
-    worst.write_text(worst_csv(boards(store.load_all(), no_claims)))
+    worst.write_text(worst_csv(boards_of(store.load_all(), no_claims)))
     assert verify(store.out) == []
     retyped(worst, "worst_psnr_median", "1.5")
     found = verify(store.out)
@@ -236,8 +236,8 @@ def ranked(fabricate, tmp_path):
 
 def tables(store, sound=True):
     records = store.load_all()
-    found = boards(records, no_claims, sound)
-    write_csv(records, store.csv_path, found=found)
+    found = boards_of(records, no_claims, sound)
+    write_csv(records, store.csv_path, boards=found)
     (store.out / "worst_case.csv").write_text(worst_csv(found))
 
 
@@ -250,7 +250,7 @@ def test_a_changed_rank_is_found_and_where_the_self_test_fails_there_is_none(ran
     (problem,) = verify(ranked.out)
     assert f"{name} line 2: rank_low is '9', the records give" in problem
     path.write_text(before)
-    trial = Trial(model="mlp", attack="analytic", share=0.0)
+    trial = SelftestTrial(model="mlp", attack="analytic", share=0.0)
     save_soundness(ranked.out, Soundness(ppbench="0", code="0", torch="0", python="0", trials=[trial]))
     assert any(name in problem for problem in verify(ranked.out)), "nothing may be ranked there"
     tables(ranked, sound=False)

@@ -15,20 +15,20 @@ from ppbench.report.claims.premise import data_of
 from ppbench.report.verify import verify
 from ppbench.run import recheck as rechecking
 from ppbench.run import task
-from ppbench.run.complete import at_hand
+from ppbench.run.complete import local_dataset
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.task import describe, make_task
 from ppbench.task import warped
 from ppbench.task.opening import open_dataset, plugins_of
-from ppbench.task.warped import NUMBERS, Bend, bent
+from ppbench.task.warped import WARP_NUMBERS, Bend, bent
 
 SEEDS = st.integers(0, 2**63 - 1)
-SHARES = st.lists(st.floats(-1, 1), min_size=NUMBERS, max_size=NUMBERS)
+SHARES = st.lists(st.floats(-1, 1), min_size=WARP_NUMBERS, max_size=WARP_NUMBERS)
 
 
 def bend(*numbers: float, grain: float = 0.0, shape: tuple[int, ...] = (1, 8, 8)) -> Bend:
-    padded = [*numbers, *[0.0] * (NUMBERS - len(numbers))]
+    padded = [*numbers, *[0.0] * (WARP_NUMBERS - len(numbers))]
     return Bend(torch.tensor([padded], dtype=torch.float64), torch.full((1, *shape), grain, dtype=torch.float64))
 
 
@@ -80,7 +80,7 @@ def test_every_bit_of_the_seed_counts(seed, high):
 
 
 def test_images_are_drawn_one_by_one(ours, monkeypatch):
-    monkeypatch.setattr(warped, "TOGETHER", 7 * 64)
+    monkeypatch.setattr(warped, "PIXELS_AT_ONCE", 7 * 64)
     assert open_dataset("warped:digits", seed=0).sha256() == ours.sha256()
 
 
@@ -128,9 +128,14 @@ def test_what_cannot_be_warped_is_refused(refused, tmp_path):
 def test_records_know_both_sets(tmp_path, monkeypatch):
     monkeypatch.setenv("PPBENCH_DATA", str(tmp_path))
     (tmp_path / "cifar10").mkdir()
-    assert at_hand("warped:digits") == "warped:digits"
-    assert at_hand("warped:parquet:cifar10") == f"warped:parquet:{tmp_path}/cifar10"
-    assert at_hand("warped:parquet:cifar") is at_hand("warped:somebodys:arrays") is at_hand("warped:" * 9999) is None
+    assert local_dataset("warped:digits") == "warped:digits"
+    assert local_dataset("warped:parquet:cifar10") == f"warped:parquet:{tmp_path}/cifar10"
+    assert (
+        local_dataset("warped:parquet:cifar")
+        is local_dataset("warped:somebodys:arrays")
+        is local_dataset("warped:" * 9999)
+        is None
+    )
     assert plugins_of("warped:parquet:F") == ("warped", "parquet") and plugins_of("parquet:warped") == ("parquet",)
     config = configure(defense="none", dataset="warped:somebodys:arrays", model="mlp", clients=2)
     about, _, _ = describe(make_task(config), config)
@@ -156,6 +161,6 @@ def test_an_evaluation_of_them_is_checked_again(tmp_path, undrawn, monkeypatch):
     checked = rechecking.recheck(Store(found.out), found.records)
     assert not checked.problems and not [what for what in checked.unchecked if "at hand)" in what and "victims" in what]
     monkeypatch.setattr(warped, "TURN", warped.TURN / 2)  # other images than those of the records
-    for cache in (rechecking._dealt, task.task_of, task._dataset):
+    for cache in (rechecking._deal_task, task.task_of, task._dataset):
         cache.cache_clear()
     assert any("digest" in problem for problem in rechecking.recheck(Store(found.out), found.records).problems)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.update_cosine import rounds_of
-from ppbench.attacks.membership.whitebox import WhiteBox, gradient_signals, round_signals, spread
-from ppbench.attacks.tracing.cosine import TracingCosine, owners
+from ppbench.attacks.membership.whitebox import WhiteBox, evenly_spaced, gradient_signals, round_signals
+from ppbench.attacks.tracing.cosine import TracingCosine, likeliest_owners
 from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
@@ -25,8 +25,8 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import digits
-from ppbench.testing.worlds import POISONS, written
+from ppbench.testing.scene import all_digits
+from ppbench.testing.worlds import POISONS, with_changed_mail
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 RECORDS = 160
@@ -40,7 +40,7 @@ def trained(rounds: int, seed: int = 0, frozen: bool = False) -> tuple[View, Cha
     frozen: the uploads are gradients of other records, and the model never learns.
     """
     g = seeded(seed)
-    every = digits().x[torch.randperm(len(digits().x), generator=g)]
+    every = all_digits().x[torch.randperm(len(all_digits().x), generator=g)]
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(every),), generator=g), 10).float()
     x, labels, member = every[:RECORDS], y[:RECORDS], torch.rand(RECORDS, generator=g) < 0.5
     owner = torch.randint(0, FEDSGD.clients, (RECORDS,), generator=g)
@@ -87,7 +87,7 @@ def test_the_models_alone_betray_members_too(leaky):
     """Uploads replaced by noise: what is left are gradients and outputs at the overfit models."""
     view, challenge, member = leaky
     g = seeded(1)
-    noise = written(view, lambda t: torch.randn(t.shape, generator=g))
+    noise = with_changed_mail(view, lambda t: torch.randn(t.shape, generator=g))
     asked, guess = challenge.known == -1, ask(noise, challenge, attack=QUICK)
     assert roc_auc_score(member[asked], guess.score[asked]) > 0.8
 
@@ -124,9 +124,9 @@ def test_round_signals_hold_outputs_where_weights_are_known(leaky):
 
 def test_rounds_are_spread_evenly_and_end_with_the_last():
     items = list(range(1, 41))
-    assert spread(items, 5) == [8, 16, 24, 32, 40]
-    assert spread(items[:3], 5) == [1, 2, 3]
-    assert spread(items, 1) == [40]
+    assert evenly_spaced(items, 5) == [8, 16, 24, 32, 40]
+    assert evenly_spaced(items[:3], 5) == [1, 2, 3]
+    assert evenly_spaced(items, 1) == [40]
 
 
 @pytest.mark.parametrize("case", ["no mail", "nan models", "one class"])
@@ -135,7 +135,9 @@ def test_where_nothing_can_be_learned_decisions_are_coins(case, leaky):
     if case == "one class":
         challenge = replace(challenge, known=challenge.known.clamp(max=0))
     else:
-        view = written(replace(view, mail=view.mail[: 8 * (case != "no mail")]), POISONS["nan"], by_server=True)
+        view = with_changed_mail(
+            replace(view, mail=view.mail[: 8 * (case != "no mail")]), POISONS["nan"], by_server=True
+        )
     first, again, other = (ask(view, challenge, seed, QUICK) for seed in (1, 1, 2))
     assert len(first.score.unique()) == 1
     assert torch.equal(first.decision, again.decision) and not torch.equal(first.decision, other.decision)
@@ -264,7 +266,7 @@ def test_more_rounds_tell_more():
 
 def test_clients_that_cannot_be_read_are_never_named():
     view, challenge, owner = traced()
-    broken = zip(view.mail, written(view, POISONS["nan"]).mail, strict=True)
+    broken = zip(view.mail, with_changed_mail(view, POISONS["nan"]).mail, strict=True)
     mail = tuple(bad if e.sender in (0, 3) else e for e, bad in broken)
     (guess,) = TracingCosine().run(replace(view, mail=mail), [challenge], torch.Generator())
     assert not set(guess.owner.tolist()) & {0, 3}
@@ -276,9 +278,9 @@ def test_nobody_where_nothing_is_seen_and_lots_where_all_is_the_same():
     view, challenge, _ = traced()
     (guess,) = TracingCosine().run(replace(view, mail=()), [challenge], torch.Generator())
     assert bool((guess.owner == -1).all())
-    first, again, other = (owners(torch.ones(CLIENTS, 500), seeded(s)) for s in (1, 1, 2))
+    first, again, other = (likeliest_owners(torch.ones(CLIENTS, 500), seeded(s)) for s in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     low, high = stats.binom.interval(0.9999, 500, 1 / CLIENTS)
     assert all(low <= int((first == c).sum()) <= high for c in range(CLIENTS))
     means = torch.tensor([[1.0, torch.nan, 0.0], [0.5, torch.nan, 2.0]])
-    assert owners(means, torch.Generator()).tolist() == [0, -1, 1]
+    assert likeliest_owners(means, torch.Generator()).tolist() == [0, -1, 1]

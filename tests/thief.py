@@ -216,7 +216,7 @@ def answered_by(ask: Callable[..., int]) -> Iterator[None]:
         return SimpleNamespace(ask=lambda seconds: ask(target, words, read, work, seconds, device), end=lambda: None)
 
     asking.end_spares()
-    with patch.object(asking, "Waiting", made):
+    with patch.object(asking, "WaitingProcess", made):
         yield
         asking.end_spares()
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ppbench.base.registry import OWN
+from ppbench.base.registry import DISTRIBUTION
 from ppbench.base.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 
-EXTRAS = {OWN: {""}, "pytest": {""}, "setuptools": {""}}
+EXTRAS = {DISTRIBUTION: {""}, "pytest": {""}, "setuptools": {""}}
 """What people are told to install, with the extras that they name."""
 WHEEL = "Wheel-Version: 1.0\nGenerator: wheelhouse\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -38,7 +38,7 @@ def wheelhouse(folder):
         if name in made:
             continue
         made.add(name)
-        version, requires, entries, parts = checkout() if name == OWN else installed(name)
+        version, requires, entries, parts = checkout() if name == DISTRIBUTION else installed(name)
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
         lines += [f"Requires-Dist: {requirement}\n" for requirement in requires]
         lines += [f"Provides-Extra: {extra}\n" for extra in sorted(EXTRAS.get(name, set()) - {""})]
@@ -52,7 +52,7 @@ def checkout():
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = {"console_scripts": told["scripts"], **told["entry-points"]}
     entries = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items())
-    return __version__, wanted(OWN, told["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
+    return __version__, wanted(DISTRIBUTION, told["dependencies"]), entries, [ROOT / "ppbench", ROOT / "ppbench_fl.py"]
 
 
 def installed(name):

@@ -1,1 +1,1 @@
-"""Defenses of other frameworks as they are: nothing else in the program names one, nothing imports it unasked."""
+"""Defenses of other frameworks. No other package names a framework; each is imported only when a user names it."""

@@ -1,4 +1,4 @@
-"""What adapters of frameworks have in common: which versions are known, what ships with one, which plans fit."""
+"""What the adapters of frameworks share: supported versions, defenses that ship with a framework, plans that fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from ppbench.base.errors import UsageError, because, closest, shown
-from ppbench.base.registry import STOCK
+from ppbench.base.registry import STOCK_PREFIX
 
 if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
@@ -26,15 +26,15 @@ class Shipped(Protocol):
     stock: ClassVar[str]
 
 
-S = TypeVar("S", bound=Shipped)
+ShippedDefense = TypeVar("ShippedDefense", bound=Shipped)
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework and what ships with it.
+    """A framework and the defenses that ship with it.
 
-    title: its name; distribution: as it is installed; extra: ours; oldest, newest: versions that the tests are run
-    with; stock: names behind "stock/" of what ships with it, each with the framework's own for it.
+    title: its name; distribution: its package on PyPI; extra: the extra of ppbench-fl that installs it; oldest, newest:
+    the versions that the tests are run with; stock: our names behind "stock/", each with the framework's own names.
     """
 
     title: str
@@ -46,10 +46,10 @@ class Framework:
 
     @contextmanager
     def importing(self, name: str) -> Iterator[None]:
-        """Refuse the defense `name`, imported in the block, for what is not installed or does not fit (UsageError).
+        """Import the defense `name` in the block; UsageError: the framework is missing, too old, or too new to import.
 
-        A version newer than the tests know is tried, with a warning: our extras have no upper bound, since one would
-        hold back a user's framework. Where the import then fails, the version is what the sentence names.
+        A version newer than the tested ones is tried, with a warning: our extras have no upper bound, since one would
+        hold back a user's framework. If the import then fails, the error names the version.
         """
         installed = self._installed(name)
         release = tuple(int(digits) for digits in re.findall(r"\d+", installed)[:2])
@@ -70,49 +70,51 @@ class Framework:
             raise UsageError(f"The defense {name!r} {trouble}, which is newer than {high}; {right}.") from cause
 
     def _installed(self, name: str) -> str:
-        """Return the installed version; UsageError: there is none, which names the extra."""
+        """Return the installed version; UsageError, which names the extra: the framework is not installed."""
         try:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:
             right = f"pip install 'ppbench-fl[{self.extra}]'"
             raise UsageError(f"The defense {name!r} needs {self.title}; {right}.") from None
 
-    def shipped(self, argument: str, what: str, every: Iterable[type[S]]) -> type[S] | None:
-        """Return what ships under "stock/NAME", None where `argument` is no such name; UsageError: there is none.
+    def shipped(
+        self, argument: str, noun: str, available: Iterable[type[ShippedDefense]]
+    ) -> type[ShippedDefense] | None:
+        """Return the class that ships as "stock/NAME", None if `argument` has another form; UsageError: unknown NAME.
 
-        NAME: ours or the framework's own. what: it is called, as in "mechanism". every: that the installed version has.
+        NAME: ours or the framework's own. noun: for the error, as "mechanism". available: in the installed version.
         """
-        if not argument.startswith(STOCK):
+        if not argument.startswith(STOCK_PREFIX):
             return None
-        name = argument.removeprefix(STOCK)
+        name = argument.removeprefix(STOCK_PREFIX)
         own = next((own for own, theirs in self.stock.items() if name in (own, *theirs)), None)
         if own is None:
-            raise UsageError(f"There is no {what} of {self.title} named {shown(argument)}; {self._meant(name)}")
-        classes = {one.stock: one for one in every}
+            raise UsageError(f"There is no {noun} of {self.title} named {shown(argument)}; {self._meant(name)}")
+        classes = {cls.stock: cls for cls in available}
         if own not in classes:
             version = metadata.version(self.distribution)
             raise UsageError(f"{self.title} {version} has no {shown(argument)}; install a newer {self.distribution}.")
         return classes[own]
 
     def no_name(self, argument: str, forms: str) -> UsageError:
-        """Return the error for an argument that has none of the `forms` of names behind our prefix."""
-        names = [one for own, theirs in self.stock.items() for one in (own, *theirs)]
+        """Return the error for an argument that has none of the accepted `forms`."""
+        names = [known_name for own, theirs in self.stock.items() for known_name in (own, *theirs)]
         close = closest(argument, names, most=1)
-        meant = f"did you mean '{self.extra}:{STOCK}{close[0]}'? Else " if close else ""
+        meant = f"did you mean '{self.extra}:{STOCK_PREFIX}{close[0]}'? Else " if close else ""
         return UsageError(f"{shown(argument)} is no name behind {self.extra}:; {meant}give {forms}.")
 
     def _meant(self, name: str) -> str:
-        """Return the end of a sentence: what a misspelt name may stand for, or all names where it is close to none."""
+        """Return the end of an error: the names that are close to a misspelt one, or all names if none is."""
         owners = {one: own for own, theirs in self.stock.items() for one in (own, *theirs)}
         close = dict.fromkeys(owners[one] for one in closest(name, owners))
-        words = [f"'{STOCK}{own}' ({' or '.join(self.stock[own])})" for own in close or self.stock]
+        words = [f"'{STOCK_PREFIX}{own}' ({' or '.join(self.stock[own])})" for own in close or self.stock]
         return f"did you mean {' or '.join(words)}?" if close else f"known are {', '.join(words)}."
 
 
 def check_plan(name: str, plan: Plan, sent: str, parallel: bool = True) -> None:
-    """Refuse a plan under which one local step of a client would not tell a gradient (UsageError).
+    """Raise UsageError unless a client's upload after one local step reveals a gradient under `plan`.
 
-    sent: what clients of the defense `name` send, in words; parallel: whether they must train side by side.
+    sent: what clients of the defense `name` send, in words; parallel: whether clients must train in parallel.
     """
     for fits, option, right in (
         (not parallel or plan.schedule == "parallel", "schedule", "parallel: clients train side by side"),

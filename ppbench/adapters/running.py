@@ -1,4 +1,4 @@
-"""A framework's code run in this process: seeded, quiet, its errors told in a sentence."""
+"""Runs a framework's code in this process: seeded, quiet, with its errors as ours."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.guard import told, within
+from ppbench.base.guard import error_text, within
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Context
 
 
 @contextmanager
-def running(framework: str, who: str, *seed: int) -> Iterator[None]:
-    """Run `who`'s code: the global generators of Python, NumPy and torch are those of `seed`, and afterwards as before.
+def seeded_run(framework: str, who: str, *seed: int) -> Iterator[None]:
+    """Run code with the global generators of Python, NumPy and torch seeded; restore their states afterwards.
 
-    Mechanisms draw from them. framework: its top package, whose log says every clipping; here its errors alone are let
-    through. ProtocolError: the code raises anything, as a node that does so answers by an error.
+    Mechanisms draw from them. framework: its top package, of whose log only errors pass; who: for the error.
+    ProtocolError: the code raises anything.
     """
     state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     log, level = logging.getLogger(framework), logging.getLogger(framework).level
@@ -39,7 +39,7 @@ def running(framework: str, who: str, *seed: int) -> Iterator[None]:
     except BaseException as cause:
         # What Flower raises to end an app is no Exception in its older versions.
         if isinstance(cause, Exception) or within(type(cause).__module__, framework):
-            raise ProtocolError(f"{who} raised {told(cause)}.") from cause
+            raise ProtocolError(f"{who} raised {error_text(cause)}.") from cause
         raise
     finally:
         log.setLevel(level)
@@ -48,20 +48,20 @@ def running(framework: str, who: str, *seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state[2])
 
 
-def seed_of(ctx: Context) -> int:
-    """Return what a party's draws in this step come from: its generator's seed and the session, not its position."""
+def context_seed(ctx: Context) -> int:
+    """Return the seed of a party's draws in this step: from its generator's seed, not its position, and the session."""
     return int.from_bytes(hashlib.sha256(f"{ctx.generator.initial_seed()} {ctx.session}".encode()).digest()[:8], "big")
 
 
-def words_of(defense: Defense) -> str:
-    """Return a defense and its parameters in words, for sentences about what its code raises."""
-    told = ", ".join(f"{name}={value}" for name, value in asdict(defense).items()) or "no parameters"
-    return f"Defense {defense.name!r}, made of {told},"
+def description(defense: Defense) -> str:
+    """Return a defense and its parameters in words, for errors that its code raises."""
+    parameters = ", ".join(f"{name}={value}" for name, value in asdict(defense).items()) or "no parameters"
+    return f"Defense {defense.name!r}, made of {parameters},"
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """Refuse as bad input (UsageError) what breaks the protocol while nothing runs yet."""
+def as_usage_error() -> Iterator[None]:
+    """Turn a ProtocolError into a UsageError: before a run starts, bad input is its cause."""
     try:
         yield
     except ProtocolError as cause:

@@ -1,4 +1,4 @@
-"""How somebody else's training steps: its optimizer, rate and number of steps, as torch's own hook tells them."""
+"""Observes another framework's training: its optimizer, rate and number of steps, by torch's own hook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppbench.base.errors import UsageError, one_line
 
 @dataclass
 class Steps:
-    """What was seen. kinds: class of the optimizer, rate and weight decay, of each step."""
+    """The observed steps. kinds: class of the optimizer, rate and weight decay of each step."""
 
     kinds: list[tuple[str, float, float]] = field(default_factory=list)
 
@@ -26,32 +26,32 @@ class Steps:
 
     @property
     def lr(self) -> float:
-        """The rate."""
+        """The learning rate."""
         return self.kinds[0][1]
 
     @property
     def words(self) -> str:
-        """For sentences."""
+        """Optimizer and rate, for messages."""
         return f"{one_line(self.kinds[0][0], 40)} at rate {self.lr:g}"
 
-    def told(self, name: str, epochs: int) -> Steps:
-        """Return itself, seen at one example (UsageError: no step, other than one an epoch, several laws, a decay)."""
+    def checked(self, name: str, epochs: int) -> Steps:
+        """Return these steps, observed on one example; UsageError unless they are plain SGD, one step per epoch."""
         right = "one step an epoch on one batch is what attacks can read"
         if len(self.kinds) != epochs:
             raise UsageError(
                 f"Defense {name!r} took {len(self.kinds)} steps of torch.optim in {epochs} epochs; {right}."
             )
         if len({*self.kinds}) != 1 or self.kinds[0][2] or self.optimizer != "sgd":
-            found = f"{self.words}, weight decay {self.kinds[0][2]:g}"
+            method = f"{self.words}, weight decay {self.kinds[0][2]:g}"
             raise UsageError(
-                f"Defense {name!r} trains by {found}; SGD at one rate, without decay, is what attacks can read."
+                f"Defense {name!r} trains by {method}; SGD at one rate, without decay, is what attacks can read."
             )
         return self
 
 
 @contextmanager
 def watched() -> Iterator[Steps]:
-    """See the steps of every optimizer of torch meanwhile."""
+    """Record the steps of every torch optimizer in the block."""
     steps = Steps()
 
     def after(optimizer: Optimizer, *_: Any) -> None:

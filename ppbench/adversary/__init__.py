@@ -1,1 +1,1 @@
-"""What an adversary sees and is asked: View, Evidence, Challenge, Attack, Guess."""
+"""The adversary's side: attacks, challenges and guesses, victims, and isolated processes for third-party attacks."""

@@ -1,7 +1,7 @@
-"""Strangers' attacks at a distance: stand-ins that have every hook answered by a process of its own (`inside`).
+"""Isolated third-party attacks: stand-ins that run every hook in a separate process (`inside`).
 
-The stranger's module is never imported here. What it declares, answers and sends comes as JSON and safetensors from a
-folder that nothing else was in, is taken from regular files only, and is checked as if it were meant to harm.
+The third-party module is never imported here. What it declares and answers comes as JSON and safetensors from a folder
+of its own, is read from regular files only, and is checked as untrusted input.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ppbench.adversary.asking import asked, remembered
+from ppbench.adversary.asking import isolated_answer, remembered
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.facts import Ask, Facts, Hook, Setting
+from ppbench.adversary.facts import AttackFacts, AttackSetting, Hook, HookCall
 from ppbench.base import tree
 from ppbench.base.errors import PluginError, UsageError, shown
 from ppbench.base.files import kind_of
@@ -29,57 +29,61 @@ from ppbench.base.registry import load, plugins
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import Mechanism, View
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.view import PublicDefense, View
 from ppbench.records.scores import Scalar
 
 
-class Unread(UsageError):
-    """An attack found nothing in the view that it could read."""
+class NothingRead(UsageError):
+    """An attack found nothing in the view that it can read."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Apart(Attack):
-    """A stranger's attack, which runs elsewhere. Its class is made of what it declares, its fields are the attack's.
+class IsolatedAttack(Attack):
+    """The stand-in for a third-party attack, which runs elsewhere; with the attack's declarations and fields.
 
-    apart: what it told of itself. given: what the user set. evidence: of its own it is not asked here, for whoever asks
-    at the truth would hand it over; so records of it have no discrepancy at the truth.
+    declared_facts: what the attack declares. user_parameters: what the user set. Its own evidence is not available
+    here, because the discrepancy at the truth would hand it the truth; so its records have no such discrepancy.
     """
 
-    apart: ClassVar[Facts]
-    given: ClassVar[Mapping[str, Scalar]]
+    declared_facts: ClassVar[AttackFacts]
+    user_parameters: ClassVar[Mapping[str, Scalar]]
 
     def check(self) -> None:
-        """Nothing: it was asked where it runs."""
+        """Do nothing: parameters are checked where the attack runs."""
 
     def parameters(self) -> dict[str, Scalar]:
-        """Return what it said."""
-        return dict(self.apart.setting.told)
+        """Return the declared parameters."""
+        return dict(self.declared_facts.setting.parameters)
 
-    def check_held(self, held: Mapping[int, Tensor]) -> None:
-        """Have it refuse in a process that ends with that (UsageError)."""
-        if self.apart.holds:
-            self._asked("check_held", lambda home: tree.save(dict(held), home / "held.safetensors"))
+    def check_held(self, inputs: Mapping[int, Tensor]) -> None:
+        """Check its knowledge in a process that ends afterwards (UsageError: it refuses)."""
+        if self.declared_facts.holds:
+            self._call("check_held", lambda home: tree.save(dict(inputs), home / "held.safetensors"))
 
     @property
     def needs_public(self) -> bool:
-        """Whether it said so."""
-        return self.apart.needs_public
+        """The declared value."""
+        return self.declared_facts.needs_public
 
     def variants(self) -> Sequence[Attack]:
-        """Return stand-ins for the settings that it named."""
-        return [_standing(self.name, setting, self.apart, self.given) for setting in self.apart.variants]
+        """Return stand-ins for the declared variants."""
+        return [
+            _standing(self.name, setting, self.declared_facts, self.user_parameters)
+            for setting in self.declared_facts.variants
+        ]
 
     def suits(self, plan: Plan) -> bool:
-        """Ask whether it suits `plan` (PluginError: its answers have another form than the contract asks for)."""
+        """Return whether it suits `plan` (PluginError: its answers break the contract)."""
         return _suits(self, json.dumps(dataclasses.asdict(plan)))
 
     def knows(self, defense: str) -> bool:
-        """Return whether it said so."""
-        return defense in self.apart.knows
+        """Return whether it declares that it knows the defense."""
+        return defense in self.declared_facts.knows
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
-        """Have it choose weights."""
-        view = View("server/1", None, before.plan, before.defense, (), (), (), before.public)
+        """Return the weights that the isolated attack chooses (PluginError: they are no weights by name)."""
+        view = View(HONEST_SERVER, None, before.plan, before.defense, (), (), (), before.public)
 
         def write(home: Path) -> None:
             view.save(home)
@@ -87,18 +91,18 @@ class Apart(Attack):
             tree.save(generator.get_state(), home / "draws.safetensors")
 
         where = next(iter(before.server.params.values())).device
-        found = self._asked("crafted", write, device=str(where), **_named(before.plan, before.defense))
-        sent = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
+        answer = self._call("crafted", write, device=str(where), **_named(before.plan, before.defense))
+        sent = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
         if not _is_params(sent[0]) or not (sent[1] is None or _is_params(sent[1])):
-            raise PluginError(f"{plugins('attacks')[self.name].words} sends something else than weights by name.")
+            raise PluginError(f"{plugins('attacks')[self.name].words} sends something other than weights by name.")
         return Sent(*tree.moved(sent, where))
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the defense's plain evidence, or none where the attack has its own."""
-        return [] if self.apart.own else view.defense.evidence(view)
+        """Return the defense's plain evidence, or none if the attack has its own."""
+        return [] if self.declared_facts.own else view.defense.evidence(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Have it guess. Unread: nothing in the view can be read, where its question reads views."""
+        """Return the guesses of the isolated attack. NothingRead: its question reads views, and this one is empty."""
 
         def write(home: Path) -> None:
             view.save(home)
@@ -107,106 +111,120 @@ class Apart(Attack):
 
         device = next((str(t.device) for letter in view.mail for t in tree.leaves(letter.message)), "cpu")
         reads = bool(load("questions", self.kind).reads)
-        found = self._asked("run", write, device=device, evidence=reads, **_named(view.plan, view.defense))
-        if not isinstance(found, list) or not all(isinstance(one, list) for one in found):
-            raise PluginError(f"{plugins('attacks')[self.name].words} answers something else than a list of guesses.")
-        return [self._guess(one) for one in found]
+        answer = self._call("run", write, device=device, evidence=reads, **_named(view.plan, view.defense))
+        if not isinstance(answer, list) or not all(isinstance(one, list) for one in answer):
+            raise PluginError(f"{plugins('attacks')[self.name].words} answers something other than a list of guesses.")
+        return [self._guess(one) for one in answer]
 
     def _guess(self, fields: list[Any]) -> Guess:
         names = [field.name for field in dataclasses.fields(Guess)]
-        told = dict(zip(names, fields, strict=False))
-        if len(fields) != len(names) or not all(_GUESS.get(name, _is_tensor)(part) for name, part in told.items()):
-            raise PluginError(
-                f"{plugins('attacks')[self.name].words} answers a guess whose fields are not as `Guess`'s."
-            )
-        return Guess(**{**told, "path": tuple(map(tuple, told["path"])), "others": tuple(told["others"])})
+        values = dict(zip(names, fields, strict=False))
+        if len(fields) != len(names) or not all(_GUESS.get(name, _is_tensor)(part) for name, part in values.items()):
+            raise PluginError(f"{plugins('attacks')[self.name].words} answers a guess with other fields than `Guess`.")
+        return Guess(**{**values, "path": tuple(map(tuple, values["path"])), "others": tuple(values["others"])})
 
-    def _asked(self, hook: Hook, write: Callable[[Path], object], **more: Any) -> Any:
-        ask = Ask(hook=hook, attack=self.name, parameters=dataclasses.asdict(self),
-                  device=more.pop("device", "cpu"), evidence=more.pop("evidence", False),
+    def _call(self, hook: Hook, write: Callable[[Path], object], **options: Any) -> Any:
+        ask = HookCall(hook=hook, attack=self.name, parameters=dataclasses.asdict(self),
+                  device=options.pop("device", "cpu"), evidence=options.pop("evidence", False),
                   threads=torch.get_num_threads(), tf32=tf32_allowed())  # fmt: skip
-        reply, found = asked(ask, write, _files({**self.given, **more}))
+        reply, answer = isolated_answer(ask, write, _files({**self.user_parameters, **options}))
         if reply.unread:
-            raise Unread
-        return found
+            raise NothingRead
+        return answer
 
 
 def _fields(value: Challenge) -> list[object]:
-    found = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return [[list(slot) for slot in value.unit], *(dict(one) if isinstance(one, Mapping) else one for one in found[1:])]
+    values = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return [
+        [list(slot) for slot in value.unit],
+        *(dict(one) if isinstance(one, Mapping) else one for one in values[1:]),
+    ]
 
 
-def _is_params(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(n, str) and isinstance(v, Tensor) for n, v in found.items())
+def _is_params(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(n, str) and isinstance(tensor, Tensor) for n, tensor in value.items()
+    )
 
 
-def _is_tensor(found: object) -> bool:
-    return found is None or isinstance(found, Tensor)
+def _is_tensor(value: object) -> bool:
+    return value is None or isinstance(value, Tensor)
 
 
-def _is_path(found: object) -> bool:
-    return isinstance(found, tuple | list) and all(
+def _is_path(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(
         isinstance(step, tuple | list) and len(step) == 2 and type(step[0]) is int and isinstance(step[1], Tensor)
-        for step in found
+        for step in value
     )
 
 
 _GUESS: Mapping[str, Callable[[object], bool]] = {
-    "confidence": lambda found: found is None or type(found) in (int, float),
-    "evaluations": lambda found: type(found) is int and found >= 0,
+    "confidence": lambda value: value is None or type(value) in (int, float),
+    "evaluations": lambda value: type(value) is int and value >= 0,
     "path": _is_path,
-    "others": lambda found: isinstance(found, tuple | list) and all(isinstance(one, Tensor) for one in found),
+    "others": lambda value: isinstance(value, tuple | list) and all(isinstance(one, Tensor) for one in value),
     "extra": _is_params,
 }
-"""What fields of a guess may be that are not a tensor or None."""
+"""Checks of the fields of a guess that are not a tensor or None."""
 
 
-def _named(plan: Plan, defense: Mechanism) -> dict[str, Scalar]:
-    """Return what may name files that the attack needs as well: of the network's options and the defense's."""
-    own = {f"defense.{name}": value for name, value in dataclasses.asdict(defense).items()}
-    return {**{f"model.{name}": value for name, value in dict(plan.spec.options).items()}, **own}
+def _named(plan: Plan, defense: PublicDefense) -> dict[str, Scalar]:
+    """Return the network's options and the defense's parameters, which may name files that the attack needs."""
+    of_defense = {f"defense.{name}": value for name, value in dataclasses.asdict(defense).items()}
+    return {**{f"model.{name}": value for name, value in dict(plan.spec.options).items()}, **of_defense}
 
 
 def _files(values: Mapping[str, Scalar]) -> list[Path]:
-    """Return the files that values name; of the attack's only what the user set, never what it names by itself."""
+    """Return the files that `values` name; pass only what the user set, never what the attack names itself."""
     paths = [Path(value).absolute() for value in values.values() if isinstance(value, str) and value]
     return [path for path in paths if kind_of(path) == "file"]
 
 
 # -- making stand-ins --------------------------------------------------------------------------------------------------
 @lru_cache
-def apart(name: str, given: tuple[tuple[str, Scalar], ...] = ()) -> Apart:
-    """Return the stand-in for a stranger's attack with parameters that a user gave, by name and value.
+def isolated_attack(name: str, user_parameters: tuple[tuple[str, Scalar], ...] = ()) -> IsolatedAttack:
+    """Return the stand-in for a third-party attack with a user's parameters, by name and value.
 
-    Raises UsageError: these cannot be used; PluginError: the attack is malformed, or tells things that cannot be.
+    Raises UsageError: the parameters cannot be used; PluginError: the attack is malformed.
     """
-    reply = remembered(Ask(hook="describe", attack=name, parameters=dict(given)))
+    reply = remembered(HookCall(hook="describe", attack=name, parameters=dict(user_parameters)))
     if reply.facts is None:
-        raise PluginError(f"{plugins('attacks')[name].words} does not say what it is.")
-    return _standing(name, reply.facts.setting, reply.facts, dict(given))
+        raise PluginError(f"{plugins('attacks')[name].words} does not declare itself.")
+    return _standing(name, reply.facts.setting, reply.facts, dict(user_parameters))
 
 
-def _standing(name: str, setting: Setting, facts: Facts, given: Mapping[str, Scalar]) -> Apart:
-    odd = [key for key in setting.values if not key.isidentifier() or iskeyword(key) or hasattr(Apart, key)]
-    if odd:
+def _standing(
+    name: str, setting: AttackSetting, facts: AttackFacts, user_parameters: Mapping[str, Scalar]
+) -> IsolatedAttack:
+    reserved = [
+        key for key in setting.values if not key.isidentifier() or iskeyword(key) or hasattr(IsolatedAttack, key)
+    ]
+    if reserved:
         raise PluginError(
-            f"{plugins('attacks')[name].words} has the parameter {shown(odd[0])}; call it something else."
+            f"{plugins('attacks')[name].words} has the parameter {shown(reserved[0])}; call it something else."
         )
-    declared = {key: getattr(facts, key) for key in get_annotations(Attack) if key in Facts.model_fields}
-    space = {**declared, "name": name, "apart": facts.model_copy(update={"setting": setting}), "given": given}
+    declared = {key: getattr(facts, key) for key in get_annotations(Attack) if key in AttackFacts.model_fields}
+    space = {
+        **declared,
+        "name": name,
+        "declared_facts": facts.model_copy(update={"setting": setting}),
+        "user_parameters": user_parameters,
+    }
     fields = [(key, Any, dataclasses.field(default=value)) for key, value in setting.values.items()]
-    made = dataclasses.make_dataclass("Standing", fields, bases=(Apart,), namespace=space, frozen=True)
-    found: Apart = made()
-    return found
+    stand_in_class = dataclasses.make_dataclass(
+        "Standing", fields, bases=(IsolatedAttack,), namespace=space, frozen=True
+    )
+    stand_in: IsolatedAttack = stand_in_class()
+    return stand_in
 
 
 @lru_cache(maxsize=256)
-def _suits(attack: Apart, plan: str) -> bool:
-    ask = Ask(hook="suits", attack=attack.name, parameters=dataclasses.asdict(attack))
-    return remembered(ask, plan, _files(attack.given)).suits
+def _suits(attack: IsolatedAttack, plan: str) -> bool:
+    ask = HookCall(hook="suits", attack=attack.name, parameters=dataclasses.asdict(attack))
+    return remembered(ask, plan, _files(attack.user_parameters)).suits
 
 
-def isolated(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int) -> list[Guess]:
-    """Return the guesses of any installed attack, ours too, run in a process of its own on files alone."""
-    given = tuple(dataclasses.asdict(attack).items())
-    return apart(attack.name, given).run(view, challenges, torch.Generator().manual_seed(seed))
+def isolated_guesses(attack: Attack, view: View, challenges: Sequence[Challenge], seed: int) -> list[Guess]:
+    """Return the guesses of any installed attack, run in a separate process on files alone."""
+    parameters = tuple(dataclasses.asdict(attack).items())
+    return isolated_attack(attack.name, parameters).run(view, challenges, torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""The contract of an attack: a View and questions in, guesses out."""
+"""The contract of an attack: a View and challenges in, guesses out."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Kind = str
 
 @node
 class References:
-    """Reference runs: federations that the adversary trained itself under the defense, and what their models answer.
+    """Reference runs: federations that the adversary trained itself under the defense, and their models' outputs.
 
     Attributes:
-        keep: [R, Q] bool, which candidates each run was trained on; each candidate in half of the runs.
+        keep: [R, Q] bool, which candidates each run was trained on; each candidate is in half of the runs.
         outputs: [R, A, Q, C] float64, the models' outputs on A augmentations of each candidate, itself first.
         labels: [Z, C] one-hot labels of the population: public records that nobody trains on.
-        x: [Z, *shape] the population itself.
-        population: [R, Z, C] float64, the models' outputs on it.
+        x: [Z, *shape] inputs of the population.
+        population: [R, Z, C] float64, the models' outputs on the population.
     """
 
     keep: Tensor
@@ -46,18 +46,18 @@ class References:
 
 @dataclass(frozen=True)
 class Challenge:
-    """What is asked; never part of the View.
+    """One question to an attack; never part of the View.
 
     Attributes:
         unit: the slots that the question is about.
         batch: examples in each slot's batch.
-        y: true one-hot labels [U, B, C] where the threat model grants them, else None.
-        x: [Q, *shape]: membership candidates, images to trace, or inputs whose true outputs are asked.
+        y: true one-hot labels [U, B, C] if the threat model grants them, else None.
+        x: [Q, *shape]: membership candidates, images to trace, or inputs whose true outputs are to be guessed.
         labels: one-hot labels [Q, C] of membership candidates.
-        known: for membership, [Q] int8: 1 member, 0 not, -1 unknown (what is asked).
+        known: for membership, [Q] int8: 1 member, 0 non-member, -1 unknown (to be guessed).
         reconstructions: for tracing, the adversary's own [U * B, *shape], in the order of `unit`.
         references: for membership, the adversary's reference runs over the same candidates, if it has any.
-        extra: what questions of other packages ask with, by name.
+        extra: further tensors for questions of other packages, by name.
     """
 
     unit: tuple[Slot, ...]
@@ -73,23 +73,23 @@ class Challenge:
 
 @dataclass(frozen=True)
 class Guess:
-    """An attacker's answer. Fields that an attack does not answer are None.
+    """An attack's answer to a challenge. Fields that it does not answer are None.
 
-    Its tensors lie on the CPU, where the truth is, wherever the attack computed them.
+    Its tensors are moved to the CPU, where the truth is.
 
     Attributes:
         x: reconstructions [U * B, *shape], not clipped.
-        y: labels [U * B] int64 (as a multiset for batches: order is matched by the scorer).
-        score: membership scores [Q], higher is member.
+        y: labels [U * B] int64 (a multiset for batches: the scorer matches the order).
+        score: membership scores [Q], higher means member.
         decision: membership decisions [Q] bool, from a threshold fitted on the known half.
         owner: client index [Q] int64.
-        outputs: the true model's outputs [Q, C] on the queries, as far as the adversary can tell.
-        confidence: the attacker's own figure of merit, smaller is surer (e.g. relative mismatch); None if it has none.
+        outputs: the adversary's estimate of the true model's outputs [Q, C] on the queries.
+        confidence: the attack's own figure of merit, smaller is surer (e.g. relative mismatch); None if it has none.
         evaluations: gradient evaluations spent.
-        path: for budget curves, (evaluations, x) in ascending order: what would have been answered after so many.
-        others: images like `x` of starts and hypotheses that the attacker rejected: what an oracle could choose from.
-        abstain: [Q] bool, membership candidates on which no guess is made (audits); None: guesses on all.
-        extra: what questions of other packages want answered, by name.
+        path: for budget curves, (evaluations, x) in ascending order: the answer after so many evaluations.
+        others: images like `x` of starts and hypotheses that the attack rejected; an oracle may choose among them.
+        abstain: [Q] bool, membership candidates without a guess (audits); None: guesses on all.
+        extra: answers to questions of other packages, by name.
     """
 
     x: Tensor | None = None
@@ -112,7 +112,7 @@ class Guess:
 
 
 def among(targets: frozenset[str] | None, defense: str) -> bool:
-    """Return whether a defense is among those that an attack is built for: by its name, or that of its kin."""
+    """Return whether an attack is built for a defense, by the defense's name or its `kin`; targets None: for all."""
     if targets is None or canonical(defense) in map(canonical, targets):
         return True
     plugin = find("defenses", defense)
@@ -129,14 +129,14 @@ class Attack:
         threats: threat models whose views it can use.
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
-        probes: what probed clients must do for it to say anything that others do not: "gradient", "local".
+        probes: the kinds of probes under which it adds anything to other attacks: "gradient", "local".
         standard: whether it belongs to `--attack standard`; others run when named, or by "all".
-        quick: whether it belongs to the quick portfolio too, the default, if it is standard; no subclass inherits it.
-        contains: a plain attack that does the same and knows less: where all are meant it is left out beside this one.
-        audit: what a membership or tracing attack needs that only an audit has: "references" (reference runs) or
-            "rounds" (the mail of all rounds of training), or "clients" (canary clients); "" for nothing.
-        reads_alone: whether its own evidence is all that it goes by; where that tells nothing, the cell says so.
-        reference: where it comes from.
+        quick: whether a standard attack also belongs to the quick portfolio, the default; no subclass inherits it.
+        contains: a plain attack that does the same with less knowledge; sets of attacks leave it out beside this one.
+        audit: what a membership or tracing attack needs from an audit: "references" (reference runs), "rounds" (the
+            mail of all rounds of training) or "clients" (canary clients); "" for nothing.
+        reads_alone: whether it uses only its own evidence; if there is none, the cell reports it.
+        reference: its publication or origin.
     """
 
     name: ClassVar[str]
@@ -154,15 +154,15 @@ class Attack:
     reference: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Have `run` compute in full precision, by whomever it is called: who tries an attack by hand does so too."""
+        """Wrap `run` so that it computes in full precision, also when it is called by hand."""
         super().__init_subclass__(**keywords)
         if "run" in vars(cls):
             cls.run = computing()(cls.run)  # type: ignore[method-assign]
 
     def check(self) -> None:
-        """Refuse, before anything runs, parameters that the attack cannot work with (UsageError, one sentence).
+        """Raise UsageError, one sentence, for parameters that the attack cannot work with; called before anything runs.
 
-        Default: those outside the bounds that their fields are annotated with.
+        Default: refuse values outside the bounds that their fields are annotated with.
         """
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
@@ -172,27 +172,27 @@ class Attack:
                 )
 
     def parameters(self) -> dict[str, Scalar]:
-        """Return what determines the answers, for records: the fields; a file is named by what it holds, not where."""
+        """Return what determines the answers, for records. Default: the fields. Name a file by its digest, not path."""
         return asdict(self)
 
-    def check_held(self, held: Mapping[int, Tensor]) -> None:
-        """Refuse knowledge learned from clients' data (UsageError, one sentence that names the file). Default: none.
+    def check_held(self, inputs: Mapping[int, Tensor]) -> None:
+        """Raise UsageError, one sentence that names the file, for knowledge learned from clients' data. Default: none.
 
         Args:
-            held: the clients' inputs [N_k, *shape], by client. An attack must not keep them.
+            inputs: the clients' inputs [N_k, *shape], by client. An attack must not keep them.
         """
 
     @property
     def needs_public(self) -> bool:
-        """Whether the attack learns from public examples, and has nothing else to learn from. Default: no."""
+        """Whether the attack cannot run without public examples to learn from. Default: no."""
         return False
 
     def variants(self) -> Sequence[Attack]:
-        """Return the settings tried on tuning victims, each with the attack's budget. Default: this one alone."""
+        """Return the settings to try on tuning victims, each with the attack's budget. Default: this one alone."""
         return (self,)
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the attack can say anything under `plan`. Default: where targets are classes, not numbers."""
+        """Return whether the attack works under `plan`. Default: if targets are classes, or it attacks a model."""
         return plan.spec.classes > 1 or load("questions", self.kind).source == "model"
 
     def knows(self, defense: str) -> bool:
@@ -200,16 +200,16 @@ class Attack:
         return self.adaptive and among(self.targets, defense)
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
-        """Return the weights that clients are sent, where the server acts ("server-active/1"); the view is of these.
+        """Return the weights that an active server ("server-active/1") sends to clients; the view shows their answers.
 
-        Such an attack has no other threat model: what it reads, it has sown. UsageError: see `acting.acted`.
+        Such an attack has no other threat model. UsageError: see `acting.acted`.
         """
         raise NotImplementedError
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what the attack matches. The scorer checks it at the truth. Default: the defense's plain evidence."""
+        """Return the evidence to match; the scorer checks it at the truth. Default: the defense's plain evidence."""
         return view.defense.evidence(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge, in order. Must not fail on NaN observations: that is a failed guess."""
+        """Return one guess per challenge, in order. NaN observations must give a failed guess, not an exception."""
         raise NotImplementedError

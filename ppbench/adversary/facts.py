@@ -1,4 +1,4 @@
-"""What a process that holds a stranger's attack tells of it, and what it is asked: JSON, every value checked."""
+"""Messages to and from the process of a third-party attack: JSON, every value checked."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from ppbench.base.registry import plugins
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.records.scores import Scalar, Strict
 
-Word = Annotated[str, Field(max_length=200)]
-Values = Annotated[dict[Word, Scalar], Field(max_length=200)]
+ShortText = Annotated[str, Field(max_length=200)]
+Values = Annotated[dict[ShortText, Scalar], Field(max_length=200)]
 Hook = Literal["describe", "suits", "check_held", "crafted", "run"]
 
 
-class Setting(Strict):
-    """One setting of an attack. values: its fields; told: its `parameters()`."""
+class AttackSetting(Strict):
+    """One setting of an attack. values: its fields; parameters: its `parameters()`."""
 
     values: Values
-    told: Values
+    parameters: Values
 
 
-class Facts(Strict):
-    """What an attack declares, as `Attack` has it, with one setting of it and the `variants` that are tried.
+class AttackFacts(Strict):
+    """The declarations of an attack, see `Attack`, with its setting and its `variants`.
 
-    own: whether it makes evidence itself. holds: whether it refuses knowledge of clients' data (`check_held`). knows:
-    the installed defenses that it knows.
+    own: whether it has its own `evidence`. holds: whether it has its own `check_held`. knows: the installed defenses
+    whose mechanism it knows.
     """
 
     version: Annotated[str, Field(min_length=1, max_length=80)]
-    kind: Word
-    threats: Annotated[tuple[Word, ...], Field(min_length=1, max_length=20)]
+    kind: ShortText
+    threats: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=20)]
     adaptive: bool
-    targets: frozenset[Word] | None
+    targets: frozenset[ShortText] | None
     probes: Annotated[tuple[Literal["gradient", "local"], ...], Field(min_length=1)]
     standard: bool
     quick: bool
-    contains: Word
+    contains: ShortText
     audit: Literal["", "references", "rounds", "clients"]
     reads_alone: bool
     reference: Annotated[str, Field(max_length=2000)]
     own: bool
     holds: bool
     needs_public: bool
-    knows: frozenset[Word]
-    setting: Setting
-    variants: Annotated[tuple[Setting, ...], Field(min_length=1, max_length=100)]
+    knows: frozenset[ShortText]
+    setting: AttackSetting
+    variants: Annotated[tuple[AttackSetting, ...], Field(min_length=1, max_length=100)]
 
     @field_validator("kind")
     @classmethod
@@ -58,16 +58,16 @@ class Facts(Strict):
     @field_validator("threats")
     @classmethod
     def _known(cls, threats: tuple[str, ...]) -> tuple[str, ...]:
-        if strange := [threat for threat in threats if threat not in THREATS]:
-            raise ValueError(f"no threat model is called {strange[0][:40]!r}")
+        if unknown_threats := [threat for threat in threats if threat not in THREATS]:
+            raise ValueError(f"no threat model is called {unknown_threats[0][:40]!r}")
         return threats
 
 
-class Ask(Strict):
-    """What such a process is asked: a hook of the attack called `attack` with its `parameters`.
+class HookCall(Strict):
+    """A call of a hook of the attack named `attack` with these `parameters`.
 
-    evidence: whether there is nothing to say where nothing can be read. device, threads: of torch. tf32: whether a GPU
-    may compute with it.
+    evidence: whether to reply "unread" if the view has no evidence. device, threads: torch's. tf32: whether a GPU may
+    compute in TF32.
     """
 
     hook: Hook
@@ -80,11 +80,11 @@ class Ask(Strict):
 
 
 class Reply(Strict):
-    """What such a process answers, besides tensors. refused: the sentence of a `UsageError`, unread: that nothing could
-    be read, plugin: that the attack is to blame."""
+    """The answer to a call, besides tensors. refused: the sentence of a `UsageError`; unread: nothing could be read;
+    plugin: the attack is to blame."""
 
     refused: Annotated[str, Field(max_length=4000)] = ""
     plugin: bool = False
     unread: bool = False
     suits: bool = False
-    facts: Facts | None = None
+    facts: AttackFacts | None = None

@@ -1,7 +1,7 @@
-"""What a process of a stranger's attack does: it reads what is asked from a folder, and answers into another.
+"""The process of a third-party attack: it reads one call from a folder and writes the answer into another.
 
-The only process in which the attack's module is imported, so what it does to other modules, to objects that it finds,
-or to files, it does to itself. It never meets the truth, but for `check_held`, of which one sentence comes back.
+Only this process imports the attack's module, so changes to modules, objects or files affect nothing else. It never
+gets the truth, except for `check_held`, which returns one sentence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from pydantic import TypeAdapter
 
 from ppbench.adversary.attack import Attack, Challenge
-from ppbench.adversary.declared import answer_faults, told_faults
-from ppbench.adversary.facts import Ask, Facts, Reply, Setting
-from ppbench.adversary.reading import read
+from ppbench.adversary.declared import attack_answer_faults, static_answer_faults
+from ppbench.adversary.facts import AttackFacts, AttackSetting, HookCall, Reply
+from ppbench.adversary.reading import reads_anything
 from ppbench.base import tree
 from ppbench.base.blame import guard, refuse
 from ppbench.base.errors import PluginError, UsageError
@@ -32,62 +32,61 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
-LARGEST = 4 << 30
-"""Bytes of one file that such a process may write."""
+LARGEST_FILE = 4 << 30
+"""Most bytes of a file that the process may write."""
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def main(ask: str, work: str) -> None:
-    """Answer what stands in the folder `ask` in the folder `work`: answer.json, and answer.safetensors where tensors
-    are asked for."""
+    """Answer the call in the folder `ask` by answer.json and, for tensors, answer.safetensors in the folder `work`."""
     _settle()
     home, out = Path(ask), Path(work)
-    asked = Ask.model_validate_json((home / "ask.json").read_bytes())
-    torch.set_num_threads(asked.threads)
+    call = HookCall.model_validate_json((home / "ask.json").read_bytes())
+    torch.set_num_threads(call.threads)
     try:
-        with guard("attacks", asked.attack), computing(asked.tf32):
-            reply = answered(asked, home, out)
+        with guard("attacks", call.attack), computing(call.tf32):
+            reply = reply_to(call, home, out)
     except UsageError as refusal:
         reply = Reply(refused=str(refusal)[:4000], plugin=isinstance(refusal, PluginError))
     (out / "answer.json").write_text(reply.model_dump_json())
 
 
 def _settle() -> None:
-    if sys.platform == "linux":  # where there are walls they see to it too
+    if sys.platform == "linux":  # bubblewrap does the same
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         if os.getppid() == 1 and not Path("/proc/1/comm").read_text().startswith("bwrap"):
-            sys.exit(1)  # who asked has gone already
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+            sys.exit(1)  # the parent has already ended
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
-def answered(asked: Ask, home: Path, out: Path) -> Reply:
-    """Return the reply to what is asked; tensors are written to `out`. UsageError: what cannot be used."""
-    attack = made("attacks", Attack, asked.attack, asked.parameters)
+def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
+    """Return the reply to `call` with input in `home`; tensors are written to `out`. UsageError: an unusable input."""
+    attack = made("attacks", Attack, call.attack, call.parameters)
     attack.check()
-    if asked.hook == "describe":
+    if call.hook == "describe":
         return Reply(facts=_facts(attack))
-    if asked.hook == "suits":
+    if call.hook == "suits":
         plan = TypeAdapter(Plan).validate_json((home / "plan.json").read_bytes())
-        refuse("attacks", attack.name, answer_faults(attack, plan, ()))
+        refuse("attacks", attack.name, attack_answer_faults(attack, plan, ()))
         return Reply(suits=attack.suits(plan))
-    if asked.hook == "check_held":
+    if call.hook == "check_held":
         attack.check_held(dict(tree.load(home / "held.safetensors")))
         return Reply()
     generator = torch.Generator()
     generator.set_state(tree.load(home / "draws.safetensors"))
-    if asked.hook == "crafted":
-        sent = attack.crafted(_before(home, asked.device), generator)
+    if call.hook == "crafted":
+        sent = attack.crafted(_before(home, call.device), generator)
         tree.save((sent.params, sent.others), out / "answer.safetensors")
         return Reply()
-    return _run(attack, asked, home, out, generator)
+    return _run(attack, call, home, out, generator)
 
 
-def _run(attack: Attack, asked: Ask, home: Path, out: Path, generator: torch.Generator) -> Reply:
-    view = View.load(home, asked.device)
+def _run(attack: Attack, call: HookCall, home: Path, out: Path, generator: torch.Generator) -> Reply:
+    view = View.load(home, call.device)
     challenges = []
     for unit, *rest in tree.moved(tree.load(home / "challenges.safetensors"), torch.device("cpu")):
         challenges.append(Challenge(tuple(Slot(*slot) for slot in unit), *rest))
-    if asked.evidence and not read(attack, view, challenges):
+    if call.evidence and not reads_anything(attack, view, challenges):
         return Reply(unread=True)
     guesses = attack.run(view, challenges, generator)
     fields = [[getattr(guess, field.name) for field in dataclasses.fields(guess)] for guess in guesses]
@@ -102,11 +101,11 @@ def _before(home: Path, device: str) -> Before:
     return Before(view.plan, view.defense, server, tuple(cohort), target, view.public)  # type: ignore[arg-type]
 
 
-def _facts(attack: Attack) -> Facts:
-    # Of its own, not inherited, as `choice` reads it: who builds on an attack that is left out need not be left out.
+def _facts(attack: Attack) -> AttackFacts:
+    # Not inherited, as in `run.choice`: a subclass of an attack that is not quick may be quick.
     quick = type(attack).__dict__.get("quick", True)
-    refuse("attacks", attack.name, told_faults(attack, plugins("defenses")))
-    return Facts(
+    refuse("attacks", attack.name, static_answer_faults(attack, plugins("defenses")))
+    return AttackFacts(
         **{name: getattr(attack, name) for name in ("version", "kind", "threats", "adaptive", "targets", "probes")},
         **{name: getattr(attack, name) for name in ("standard", "contains", "audit", "reads_alone", "reference")},
         quick=quick,
@@ -119,5 +118,5 @@ def _facts(attack: Attack) -> Facts:
     )
 
 
-def _setting(attack: Attack) -> Setting:
-    return Setting(values=dataclasses.asdict(attack), told=dict(attack.parameters()))
+def _setting(attack: Attack) -> AttackSetting:
+    return AttackSetting(values=dataclasses.asdict(attack), parameters=dict(attack.parameters()))

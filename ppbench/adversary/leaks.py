@@ -1,6 +1,6 @@
-"""Find a path from what an adversary holds to what it must not hold. For tests, ours and a defense author's.
+"""Find object paths from what an adversary holds to secrets. For tests, ours and a defense author's.
 
-This guards against accident, not malice: it cannot see module globals, nor values derived from a secret.
+This guards against accident, not malice: it sees neither module globals nor values derived from a secret.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ _OPAQUE = (type, types.ModuleType, str, bytes, int, float, bool, torch.dtype, to
 
 
 def leaks(root: object, secrets: Iterable[Tensor]) -> list[str]:
-    """Return one line for each path from `root` (a View, an Attack, ...) to a tensor that shares storage with a secret.
+    """Return one line for each path from `root` (a View, an Attack, ...) to a secret.
 
-    Or a row of 4 or more of its values; and to a generator: with its state, draws made from it can be repeated.
+    That is a tensor that shares storage with a secret or holds a row of 4 or more of its values, or a generator, whose
+    state allows its draws to be repeated.
     """
     hidden = [secret.detach().cpu() for secret in secrets]
     storages = {s.untyped_storage().data_ptr() for s in hidden if s.numel()}
     tables = [s.flatten(1) for s in hidden if s.dim() > 1 and s.numel() and s[0].numel() >= 4]
     rows = {row for table in tables for row in _rows(table, table.shape[1])}
     widths = {table.shape[1] for table in tables}
-    found = []
+    paths = []
     for path, value in _walk(root):
         if isinstance(value, torch.Generator):
-            found.append(f"{path}: a generator")
+            paths.append(f"{path}: a generator")
         if isinstance(value, Tensor) and value.device.type != "meta" and value.numel():
             if value.untyped_storage().data_ptr() in storages:
-                found.append(f"{path}: shares storage with a secret")
+                paths.append(f"{path}: shares storage with a secret")
             elif any(value.numel() % w == 0 and not rows.isdisjoint(_rows(value, w)) for w in widths):
-                found.append(f"{path}: holds a secret's values")
-    return found
+                paths.append(f"{path}: holds a secret's values")
+    return paths
 
 
 def _rows(value: Tensor, width: int) -> Iterator[bytes]:
-    """Yield what each `width` values in a row are as float32."""
-    whole = value.detach().cpu().float().contiguous().numpy().tobytes()
-    return (whole[start : start + 4 * width] for start in range(0, len(whole), 4 * width))
+    """Return the float32 bytes of each `width` consecutive values."""
+    data = value.detach().cpu().float().contiguous().numpy().tobytes()
+    return (data[start : start + 4 * width] for start in range(0, len(data), 4 * width))
 
 
 def _walk(root: object) -> Iterator[tuple[str, object]]:
@@ -62,7 +63,7 @@ def _walk(root: object) -> Iterator[tuple[str, object]]:
 
 
 def _history(value: Any) -> Iterator[tuple[str, object]]:
-    """Yield what a tensor, or a node of its autograd graph (invisible to gc), refers to."""
+    """Yield the objects that a tensor, or a node of its autograd graph (invisible to gc), refers to."""
     if isinstance(value, Tensor):
         for name in ("grad", "grad_fn", "_base"):
             yield f".{name}", getattr(value, name) if name != "grad" or value.is_leaf else None

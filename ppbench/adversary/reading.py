@@ -1,4 +1,4 @@
-"""Whether an attack has anything to go by in a view, and whether what is called evidence there is any."""
+"""Whether a view holds evidence for an attack, and whether that evidence is well-formed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ppbench.federation.declared import evidence_faults
 from ppbench.federation.view import View
 
 
-def read(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
-    """Return whether an attack has anything to go by, see `readable`. PluginError: what is called evidence is none."""
+def reads_anything(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
+    """Return whether a view holds evidence for an attack, see `readable`. PluginError: the evidence is malformed."""
     check_evidence(attack, view)
     return readable(attack, view, challenges)
 
 
-def silent(view: View) -> bool:
-    """Return whether no message of a view carries anything: a party that keeps to itself cannot be asked about."""
+def is_silent(view: View) -> bool:
+    """Return whether no message of a view carries a tensor, so that nothing can be asked about it."""
     return not any(leaves(letter.message) for letter in view.mail)
 
 
 def check_evidence(attack: Attack, view: View) -> None:
-    """Refuse evidence of a stranger's that is none (PluginError): others would fail on it, and be blamed."""
+    """Raise PluginError for malformed evidence of a third-party defense or attack, before other code fails on it."""
     if stranger("defenses", view.defense.name):
         refuse("defenses", view.defense.name, evidence_faults(view.defense.evidence(view)))
     if stranger("attacks", attack.name):
@@ -31,10 +31,10 @@ def check_evidence(attack: Attack, view: View) -> None:
 
 
 def readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
-    """Return whether an attack has anything to go by: its evidence, or the defense's where it may use that too."""
-    found = attack.evidence(view)
+    """Return whether a view holds evidence for an attack: its own, or the defense's unless it `reads_alone`."""
+    evidence = attack.evidence(view)
     if not attack.reads_alone:
-        return bool(found or view.defense.evidence(view))
-    told = {slot for evidence in found for slot in evidence.unit if len(evidence.unit) == 1}
-    units = {frozenset(evidence.unit) for evidence in found}
-    return any(frozenset(c.unit) in units or told.issuperset(c.unit) for c in challenges)
+        return bool(evidence or view.defense.evidence(view))
+    slots = {slot for one in evidence for slot in one.unit if len(one.unit) == 1}
+    units = {frozenset(one.unit) for one in evidence}
+    return any(frozenset(c.unit) in units or slots.issuperset(c.unit) for c in challenges)

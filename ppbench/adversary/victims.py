@@ -1,6 +1,6 @@
-"""Who is attacked: victims' batches for probes, candidates for membership, and the truth about both.
+"""Victims and their truth: batches for probes, and candidates for membership.
 
-The truth stays with the harness: nothing here is reachable from a View or a Challenge.
+The truth stays with the harness; no View or Challenge reaches it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 from ppbench.adversary.attack import Challenge, References
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import hashed
+from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, acts, colludes
+from ppbench.federation.threats import CURIOUS_CLIENT, TARGET, ThreatModel, threat_model
 from ppbench.federation.wire import Slot
 
 
-def digest(*tensors: Tensor, about: str = "") -> str:
+def tensors_digest(*tensors: Tensor, about: str = "") -> str:
     """Return a hash, 16 hex digits, of tensors (values, types, shapes) and a text."""
-    found = hashlib.sha256(about.encode())
-    hashed(found, *tensors)
-    return found.hexdigest()[:16]
+    state = hashlib.sha256(about.encode())
+    update_digest(state, *tensors)
+    return state.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Victims:
     """Probes and the truth about them.
 
-    data: every slot's batch of `batch` images, victims' and a client adversary's own.  units: what is asked about, in
-    order: slots whose batches an observation mixes.  own: a client adversary's batches by probe.
+    data: every slot's batch of `batch` images, victims' and curious clients' own.  units: what is asked about, in
+    order: slots whose batches an observation mixes.  own: curious clients' batches by probe, see `own_batches`.
     """
 
     data: Mapping[Slot, Data]
@@ -42,16 +42,16 @@ class Victims:
     batch: int
 
     def playing(self, role: str, roles: Mapping[Slot, str], count: int) -> Victims:
-        """Return the first units of about `count` images in which every slot played `role`, by `roles` (by slot)."""
+        """Return the first units, of about `count` images, in which every slot has `role`; roles: by slot."""
         units = [unit for unit in self.units if all(roles.get(slot) == role for slot in unit)]
         return replace(self, units=tuple(units[: -(-count // self.batch)]))
 
     def challenges(self) -> list[Challenge]:
-        """Return one question a unit; labels are not granted."""
+        """Return one challenge per unit, without labels."""
         return [Challenge(unit, self.batch) for unit in self.units]
 
     def queries(self, seeds: Seeds) -> tuple[Tensor, Tensor]:
-        """Return all victim images [Q, *shape] in an order that tells nothing, and their owners [Q] in that order."""
+        """Return all victim images [Q, *shape] in random order, and their owners [Q] in that order."""
         slots = [slot for unit in self.units for slot in unit]
         owners = torch.tensor([slot.client for slot in slots]).repeat_interleave(self.batch)
         order = torch.randperm(len(owners), generator=seeds.generator("queries", self.batch))
@@ -60,56 +60,54 @@ class Victims:
     def digest(self) -> str:
         """Return the hash of all victims with their slots, in order."""
         parts = [tensor for unit in self.units for slot in unit for tensor in (self.data[slot].x, self.data[slot].y)]
-        return digest(*parts, about=str(self.units))
+        return tensors_digest(*parts, about=str(self.units))
 
     def truth(self, unit: tuple[Slot, ...]) -> Data:
         """Return the true images [U * B, *shape] and labels of a unit."""
         return Data(torch.cat([self.data[s].x for s in unit]), torch.cat([self.data[s].y for s in unit]))
 
 
-def asked_units(
+def probed_units(
     clients: Sequence[int],
-    threat: str,
-    wanted: int,
-    adversary: int = 0,
+    threat: ThreatModel,
+    batches: int,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
 ) -> tuple[list[Slot], tuple[tuple[Slot, ...], ...]]:
-    """Return the slots that are probed and the units that are asked about, `wanted` batches of them or a few more.
+    """Return the slots to probe and the units to attack, `batches` of them or a few more.
 
-    Arguments as of `choose_victims`; no data are needed. UsageError: a curious client without others.
+    Arguments as of `choose_victims`; no data are needed. UsageError: curious clients without others.
     """
-    curious = threat.startswith("client/")
-    colluding = colludes(threat) or (acts(threat) and (sums or roles > 1))
-    cohort = curious or (sums and not colluding)
-    per_probe = len(clients) - 1 if curious else 1 if colluding or (roles > 1 and not cohort) else len(clients)
-    if per_probe == 0:
-        raise UsageError("A curious client needs others to be curious about; use at least 2 clients.")
-    probes = range(first, first - (-wanted // per_probe))
+    targeted = threat.colludes or (threat.acts and (sums or roles > 1))
+    others = {client for client in clients if (client == TARGET if targeted else not threat.has(client))}
+    cohort = (sums or not threat.sees_uploads) and not targeted
+    per_probe = 1 if targeted or (roles > 1 and not cohort) else len(others)
+    if not others:
+        fewest = len(clients) + 1
+        raise UsageError(f"A curious client needs others to be curious about; use at least {fewest} clients.")
+    probes = range(first, first - (-batches // per_probe))
     slots = [Slot(p, c) for p in probes for c in clients]
-    slots = slots[:wanted] if not cohort and per_probe == len(clients) else slots
+    slots = slots[:batches] if not cohort and per_probe == len(clients) else slots
     if not cohort:
-        return slots, tuple((slot,) for slot in slots if not colluding or slot.client == TARGET)
-    asked = [s for s in slots if not curious or s.client != adversary]
-    return slots, tuple(tuple(s for s in asked if s.probe == p) for p in probes)
+        return slots, tuple((slot,) for slot in slots if slot.client in others)
+    return slots, tuple(tuple(s for s in slots if s.probe == p and s.client in others) for p in probes)
 
 
 def choose_victims(
     shards: Mapping[int, Data],
-    threat: str,
+    threat: ThreatModel | str,
     batch: int,
     count: int,
     seeds: Seeds,
-    adversary: int = 0,
     sums: bool = False,
     roles: int = 1,
     first: int = 0,
     skip: int | None = None,
 ) -> Victims:
-    """Draw `count` victim images from the clients' own data, in batches: as many probes as that takes, from `first` on.
+    """Draw `count` victim images from the clients' own data, in batches, over as many probes as needed from `first` on.
 
-    Server and eavesdropper: clients in order. A curious client (`adversary`): whole cohorts, all others' batches being
+    threat: or its name. Who sees uploads: clients in order. Curious clients: whole cohorts, all others' batches being
     one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
     `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
     client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
@@ -122,16 +120,34 @@ def choose_victims(
     held = sum(len(shard.x) for shard in shards.values())
     if count > held:  # asked before as many places are made
         raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
-    slots, units = asked_units(sorted(shards), threat, -(-count // batch), adversary, sums, roles, first)
+    threat = threat_model(threat)
+    slots, units = probed_units(sorted(shards), threat, -(-count // batch), sums, roles, first)
     data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
-    mine = [s for s in slots if s.client == adversary] if threat.startswith("client/") else []
-    return Victims(data, units, tuple((s.probe, data[s]) for s in mine), batch)
+    return Victims(data, units, own_batches(threat, data), batch)
 
 
-def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
-    """Return the examples of a slot: those at its place among its client's batches."""
+def own_batches(threat: ThreatModel, data: Mapping[Slot, Data]) -> tuple[tuple[int, Data], ...]:
+    """Return by probe the examples that the clients in a threat model hold, of several in their order.
+
+    Empty where uploads are seen: what these clients hold themselves is not used there.
+    """
+    found: dict[int, list[Data]] = {}
+    for slot, batch in data.items():
+        if threat.has(slot.client) and not threat.sees_uploads:
+            found.setdefault(slot.probe, []).append(batch)
+    return tuple((probe, _joined(parts)) for probe, parts in found.items())
+
+
+def _joined(parts: Sequence[Data]) -> Data:
+    if len(parts) == 1:
+        return parts[0]
+    return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+
+def _batch(shard: Data, slot: Slot, number: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
+    """Return the examples of a slot: the batch number `place` of its client."""
     draws = ("victims", batch, slot.client) if skip is None else ("victims apart", slot.client)
-    order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + place * batch
+    order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + number * batch
     pick = order[start : start + batch].to(shard.x.device)
     if len(pick) < batch:
         raise UsageError(
@@ -143,10 +159,10 @@ def _batch(shard: Data, slot: Slot, place: int, batch: int, count: int, seeds: S
 
 @dataclass(frozen=True)
 class Candidates:
-    """Membership candidates: equal members and non-members. Known halves are asked about crosswise.
+    """Membership candidates, as many members as non-members, in two halves; each half is attacked knowing the other.
 
-    x, labels: the records [Q, *shape] and their targets [Q, C].  member: [Q] bool.  half: [Q] int64, 0 or 1, in which
-    of the two questions its membership is asked.  family: in an audit what each is, "average" or a family of canaries.
+    x, labels: the records [Q, *shape] and their targets [Q, C].  member: [Q] bool.  half: [Q] int64, 0 or 1: the
+    challenge in which its membership is unknown.  family: in an audit "average" or a family of canaries.
     """
 
     x: Tensor
@@ -157,33 +173,37 @@ class Candidates:
 
     def digest(self) -> str:
         """Return the hash of all candidates with their membership, in order."""
-        return digest(self.x, self.labels, self.member, self.half, about=str(self.family))
+        return tensors_digest(self.x, self.labels, self.member, self.half, about=str(self.family))
 
     def challenge(self, unknown_half: int, references: References | None = None) -> Challenge:
-        """Return the question about one half (0 or 1), the other half's membership being known to the adversary."""
+        """Return the challenge about one half (0 or 1); the adversary knows the other half's membership."""
         known = torch.where(self.half == unknown_half, -1, self.member.to(torch.int64)).to(torch.int8)
         x, labels = self.x.clone(), self.labels.clone()
         return Challenge((), 1, x=x, labels=labels, known=known, references=references)
 
 
 def choose_candidates(
-    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, adversary: int = 0
+    shards: Mapping[int, Data], test: Data, count: int, seeds: Seeds, threat: ThreatModel = CURIOUS_CLIENT
 ) -> Candidates:
-    """Draw up to `count` members (data of clients other than the adversary) and as many others; halves are balanced."""
-    others = [c for c in sorted(shards) if c != adversary]
+    """Draw up to `count` members (data of clients that are not curious) and as many others; halves are balanced.
+
+    Where uploads are seen these are the clients that one curious client would ask about.
+    """
+    curious = CURIOUS_CLIENT if threat.sees_uploads else threat
+    others = [c for c in sorted(shards) if not curious.has(c)]
     if not others:
-        raise UsageError("Membership is asked of other clients' records; use at least 2 clients.")
+        raise UsageError("Membership needs the records of other clients; use at least 2 clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()
     y = torch.cat([shards[c].y for c in others]).cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2
-    order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # places must tell nothing
+    order = torch.randperm(2 * n, generator=seeds.generator("candidates", "order"))  # the order must reveal nothing
     inside = torch.randperm(len(x), generator=seeds.generator("candidates", "member"))[:n]
     outside = torch.randperm(len(test.x), generator=seeds.generator("candidates", "other"))[:n]
     return _mixed(Data(x[inside], y[inside]), Data(test.x[outside], test.y[outside]), order)
 
 
 def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
-    """Return the victims' records as members and as many of `test` as others; halves are balanced."""
+    """Return the victims' records as members and as many `test` records as non-members, in balanced halves."""
     parts = [victims.truth(unit) for unit in victims.units]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
     n = min(len(x), len(test.x))
@@ -193,7 +213,7 @@ def beside(victims: Victims, test: Data, seeds: Seeds) -> Candidates:
 
 
 def _mixed(members: Data, others: Data, order: Tensor) -> Candidates:
-    """Return `members` and as many `others` as candidates in this `order`; halves are balanced."""
+    """Return `members` and as many `others` as candidates in this `order`, in balanced halves."""
     n = len(members.x)
     side, member = torch.arange(n) % 2, torch.arange(2 * n) < n
     return Candidates(

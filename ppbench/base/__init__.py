@@ -1,1 +1,1 @@
-"""What everything stands on: trees of tensors, gradients, seeds, errors, the registry of plugins."""
+"""Foundations: trees of tensors, gradients, seeds, errors, the registry of plugins."""

@@ -16,10 +16,12 @@ def gradient(function: Callable[[Params], Tensor], params: Params) -> Params:
     if torch._C._functorch.peek_interpreter_stack() is not None:  # no public test for "inside vmap" exists
         inner: Params = grad(function)(params)
         return inner
-    again = torch.is_grad_enabled()
+    differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = _inputs(params, again)
-        parts = torch.autograd.grad(function(inputs), list(inputs.values()), create_graph=again, materialize_grads=True)
+        inputs = _inputs(params, differentiable)
+        parts = torch.autograd.grad(
+            function(inputs), list(inputs.values()), create_graph=differentiable, materialize_grads=True
+        )
     return dict(zip(params, parts, strict=True))
 
 
@@ -28,16 +30,16 @@ def gradients(function: Callable[[Params], Tensor], params: Params, count: int) 
     if torch._C._functorch.peek_interpreter_stack() is not None:
         values, pull = vjp(function, params)[:2]
         return [pull(row)[0] for row in torch.eye(count, dtype=values.dtype, device=values.device)]
-    again = torch.is_grad_enabled()
+    differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = _inputs(params, again)
+        inputs = _inputs(params, differentiable)
         values = function(inputs)
         parts = [
             torch.autograd.grad(
                 values[i],
                 list(inputs.values()),
-                retain_graph=again or i + 1 < count,
-                create_graph=again,
+                retain_graph=differentiable or i + 1 < count,
+                create_graph=differentiable,
                 materialize_grads=True,
             )
             for i in range(count)
@@ -45,5 +47,5 @@ def gradients(function: Callable[[Params], Tensor], params: Params, count: int) 
     return [dict(zip(params, part, strict=True)) for part in parts]
 
 
-def _inputs(params: Params, again: bool) -> Params:
-    return {n: p if again and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}
+def _inputs(params: Params, differentiable: bool) -> Params:
+    return {n: p if differentiable and p.requires_grad else p.detach().requires_grad_() for n, p in params.items()}

@@ -1,4 +1,4 @@
-"""Progress in the terminal: a bar a phase, with the time that is left and how cells ended."""
+"""Progress in the terminal: one bar per phase, with the time left and the cells that did not complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import (
 
 
 class Bars:
-    """Progress bars on stderr, one a phase, with the time that is left."""
+    """Progress bars on stderr, one per phase, with the time left."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._bars = Progress(
@@ -43,30 +43,30 @@ class Bars:
         self._bars.stop()
 
     def expect(self, phase: str, steps: int) -> None:
-        """Show a bar, or make it longer, by `steps`."""
+        """Show a bar of `steps`, or add `steps` to the bar of this phase."""
         if phase in self._tasks:
-            before = self._bars.tasks[self._tasks[phase]].total or 0
-            self._bars.update(self._tasks[phase], total=before + steps)
+            total = self._bars.tasks[self._tasks[phase]].total or 0
+            self._bars.update(self._tasks[phase], total=total + steps)
         elif steps:
             unit = "rounds" if phase == "training" else "cells"
             self._tasks[phase] = self._bars.add_task(phase, total=steps, unit=unit)
 
     def advance(self, phase: str, steps: int) -> None:
-        """Move a bar."""
+        """Move the bar of a phase by `steps`."""
         if phase in self._tasks:
             self._bars.advance(self._tasks[phase], steps)
 
     def cell(self, status: str, about: str = "") -> None:
-        """Count a cell; beside the bar stands what is not complete, and which cell has ended last."""
+        """Count a finished cell; the bar shows how many are not complete, and `about`, the last cell."""
         self._ended[status] += 1
-        told = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
-        words = ", ".join(word for word in (*told, about) if word)
-        self._bars.update(self._tasks["attacking"], unit=f"cells ({words})" if words else "cells")
+        counts = [f"{n} {name}" for name, n in sorted(self._ended.items()) if name != "complete"]
+        details = ", ".join(word for word in (*counts, about) if word)
+        self._bars.update(self._tasks["attacking"], unit=f"cells ({details})" if details else "cells")
 
     def ready(self, records: Sequence[object]) -> None:
-        """Hear that the first answer is known. Nothing is shown here: whoever can read records says it, by `say`."""
+        """Take the records of the first answer. Nothing is shown here; callers that can read records use `say`."""
 
     def say(self, line: str) -> None:
-        """Print a line above the bars, nothing where these are quiet."""
+        """Print a line above the bars; nothing if the bars are quiet."""
         if not self._bars.disable:
             self._bars.console.print(line, markup=False, highlight=False)

@@ -1,9 +1,9 @@
-"""Processes for strangers' code: what this system can keep from them, and what they were seen to be kept from.
+"""Sandboxed processes for third-party code, and a test of what the sandbox really blocks.
 
-`bubblewrap` (`bwrap`, of Flatpak) makes the walls where it is installed and may: namespaces of their own for files,
-network and processes, in which only Python, the packages and two folders are there. Landlock and seccomp have no
-well-kept Python library. Without it a stranger's process is only that: another process, in an empty folder, with an
-empty environment. What holds is not believed but tried, by a process that reaches for what it must not (`in_force`).
+`bubblewrap` (`bwrap`, of Flatpak) makes the sandbox where it is installed and allowed: separate namespaces for files,
+network and processes, with only Python, the packages and two folders in them. Landlock and seccomp have no
+well-kept Python library. Without bubblewrap the code runs in another process, in an empty folder, with an empty
+environment. A probe process tries each forbidden access, and `confinement` reports what was blocked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ppbench.base.registry import all_known
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 EXPIRED = 1000
-"""What `Waiting.ask` returns of a process that was killed because its time was up."""
+"""Exit code that `WaitingProcess.ask` returns for a process that was killed because its time was up."""
 _PASSED = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 _PROBE = """
 import json, os, socket, sys
@@ -51,7 +51,7 @@ with open(os.path.join(work, "found.json"), "w") as out:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a stranger's process was seen to be kept from: files that are not its own, the network, other processes."""
+    """Whether a sandboxed process was blocked from foreign files, from the network and from other processes."""
 
     files: bool
     network: bool
@@ -59,13 +59,15 @@ class Confinement:
 
     @property
     def words(self) -> str:
-        """For people: "in a process of its own, without your files, network or other processes"."""
-        named = {"your files": self.files, "the network": self.network, "other processes": self.processes}
-        kept, open_ = ([name for name, held in named.items() if held is side] for side in (True, False))
+        """The confinement in words: "in a process of its own, kept from your files, the network and ..."."""
+        access = {"your files": self.files, "the network": self.network, "other processes": self.processes}
+        kept, exposed = ([name for name, confined in access.items() if confined is side] for side in (True, False))
         words = "in a process of its own"
         if kept:
             words += f", kept from {_and(kept)}"
-        return f"{words}, NOT kept from {_and(open_)} (install bubblewrap, or allow it namespaces)" if open_ else words
+        return (
+            f"{words}, NOT kept from {_and(exposed)} (install bubblewrap, or allow it namespaces)" if exposed else words
+        )
 
 
 def _and(words: Sequence[str]) -> str:
@@ -73,20 +75,20 @@ def _and(words: Sequence[str]) -> str:
 
 
 @cache
-def in_force() -> Confinement:
-    """Return what a `Waiting` process is kept from, tried once: it reaches for each."""
-    found = _tried(walls=True) if _bwrap() else None
-    return found or _tried(walls=False) or Confinement(False, False, False)
+def confinement() -> Confinement:
+    """Return what a `WaitingProcess` is kept from, as a probe process observed it; cached."""
+    behind_walls = _tried(walls=True) if _bwrap() else None
+    return behind_walls or _tried(walls=False) or Confinement(False, False, False)
 
 
 def _tried(walls: bool) -> Confinement | None:
-    """Return what a probe found, None where it could not even start."""
-    with scratch("ppbench-probe") as home, socket.create_server(("127.0.0.1", 0)) as ear:
+    """Return what a probe process observed, None if it could not start."""
+    with scratch("ppbench-probe") as home, socket.create_server(("127.0.0.1", 0)) as listener:
         canary, work = home / "canary", home / "work"
         canary.write_text("truth")
         work.mkdir()
-        words = [str(canary), str(ear.getsockname()[1]), str(os.getpid()), str(work)]
-        command = [sys.executable, "-I", "-S", "-c", _PROBE, *words]
+        arguments = [str(canary), str(listener.getsockname()[1]), str(os.getpid()), str(work)]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *arguments]
         _ended(_started([*(_wall((), work, "cpu") if walls else ()), *command], work), 30)
         try:
             return Confinement(**json.loads(read_regular(work / "found.json")))
@@ -94,35 +96,36 @@ def _tried(walls: bool) -> Confinement | None:
             return None
 
 
-class Waiting:
-    """A process of its own that has loaded packages, and waits to be asked, once; what it says is dropped.
+class WaitingProcess:
+    """A separate process that has loaded its packages and waits for one call of `ask`; its output is dropped.
 
     It ends with the thread that started it.
     """
 
-    def __init__(self, target: str, words: Sequence[str], read: Sequence[Path], work: Path, device: str) -> None:
-        """Start a process for `target` ("module:function") with the arguments `words`.
+    def __init__(
+        self, target: str, arguments: Sequence[str], readable: Sequence[Path], work: Path, device: str
+    ) -> None:
+        """Start a process for `target` ("module:function") with `arguments`.
 
-        read: files and folders that it may read besides Python and packages; work: the folder, empty at the start, that
-        it may write, and where it finds itself. device: as torch names it; an accelerator's devices are there where it
-        is not "cpu".
+        readable: files and folders that it may read besides Python and packages; work: its working folder, empty at the
+        start, the only one that it may write. device: as torch names it; unless it is "cpu", accelerators are visible.
         """
         module, _, function = target.partition(":")
         script = f"import sys; from {module} import {function}; sys.stdin.readline() and {function}(*sys.argv[1:])"
-        walls = _wall(read, work, device) if walled() else []
-        self._process = _started([*walls, sys.executable, "-c", script, *words], work)
+        walls = _wall(readable, work, device) if walled() else []
+        self._process = _started([*walls, sys.executable, "-c", script, *arguments], work)
 
     def ask(self, seconds: float) -> int:
-        """Let it answer, and return how it ended; after so many seconds it is killed: `EXPIRED`."""
+        """Start the call and return the exit code of the process, `EXPIRED` if it was killed after `seconds`."""
         return _ended(self._process, seconds)
 
     def end(self) -> None:
-        """Kill it, and whatever it started."""
+        """Kill the process and all that it started."""
         _kill(self._process)
 
 
 def walled() -> bool:
-    """Return whether processes are started behind walls here."""
+    """Return whether processes are started in the sandbox on this machine."""
     return bool(_bwrap()) and _tried_walls()
 
 
@@ -137,11 +140,13 @@ def _tried_walls() -> bool:
 
 
 def _started(command: Sequence[str], work: Path) -> subprocess.Popen[bytes]:
-    here = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    here |= {"HOME": str(work), "TMPDIR": str(work), "USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}
-    here["PYTHONPATH"] = os.pathsep.join(str(path) for path in _paths())
-    ask, none = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=work, env=here, stdin=ask, stdout=none, stderr=none, start_new_session=True)
+    environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    environment |= {"HOME": str(work), "TMPDIR": str(work), "USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in _paths())
+    pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(
+        command, cwd=work, env=environment, stdin=pipe, stdout=devnull, stderr=devnull, start_new_session=True
+    )
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> int:
@@ -150,7 +155,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> int:
         return process.returncode
     except subprocess.TimeoutExpired:
         return EXPIRED
-    finally:  # an interrupt too: nothing of it may go on
+    finally:  # after an interrupt too: nothing of it may go on
         _kill(process)
 
 
@@ -163,45 +168,45 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _wall(read: Sequence[Path], work: Path, device: str) -> list[str]:
-    """Return the words before a command that leave it nothing but Python, packages, `read` and `work`."""
-    words = [_bwrap() or "", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for path in (*map(Path, _SYSTEM), *_python(), *read):
-        words += ["--ro-bind-try", str(path), str(path)]
+def _wall(readable: Sequence[Path], work: Path, device: str) -> list[str]:
+    """Return the bubblewrap arguments that leave a command only Python, packages, `readable` and `work`."""
+    arguments = [_bwrap() or "", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in (*map(Path, _SYSTEM), *_python(), *readable):
+        arguments += ["--ro-bind-try", str(path), str(path)]
     if device != "cpu":
-        for found in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri")):
-            words += ["--dev-bind-try", str(found), str(found)]
-    return [*words, "--bind", str(work), str(work), "--chdir", str(work), "--"]
+        for device_path in (*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri")):
+            arguments += ["--dev-bind-try", str(device_path), str(device_path)]
+    return [*arguments, "--bind", str(work), str(work), "--chdir", str(work), "--"]
 
 
 def _paths() -> list[Path]:
-    """Return where this process finds modules, but for the folder that it happens to be in."""
+    """Return the absolute paths on which this process finds modules, without the current folder."""
     return [path for text in sys.path if text and (path := Path(text)).is_absolute() and path.exists()]
 
 
 @cache
 def _python() -> tuple[Path, ...]:
-    """Return Python and the installed packages; of another folder on the path only modules, packages and metadata.
+    """Return Python and the installed packages; of other folders on the path only modules, packages and metadata.
 
-    Results lie where people work, and so do packages: a folder with both must not be shown whole.
+    People keep results and packages in one folder, so such a folder must not be visible as a whole.
     """
     homes = {Path(text) for text in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    found = dict.fromkeys([*sorted(homes), Path(sys.executable).resolve().parent])
+    paths = dict.fromkeys([*sorted(homes), Path(sys.executable).resolve().parent])
     for path in _paths():
-        whole = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
-        found |= dict.fromkeys([path] if whole or path.is_file() else _modules(path))
+        visible = path.name in ("site-packages", "dist-packages") or any(path.is_relative_to(home) for home in homes)
+        paths |= dict.fromkeys([path] if visible or path.is_file() else _modules(path))
     roots = {PACKAGE, *(plugin.root for plugin in all_known())}
     for spec in map(_spec, sorted(roots - {""})):
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
-        found |= dict.fromkeys(path for text in places if text and (path := Path(text)).exists())
-    return tuple(found)
+        paths |= dict.fromkeys(path for text in places if text and (path := Path(text)).exists())
+    return tuple(paths)
 
 
 def _spec(root: str) -> ModuleSpec | None:
     try:
         return util.find_spec(root)
-    except Exception:  # noqa: BLE001 - a broken package: what asks for it says so
+    except Exception:  # noqa: BLE001 - a broken package: whatever imports it reports so
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a plugin's class must declare: read from the annotations of the contract that it subclasses."""
+"""Checks of a plugin's class against the annotations of the contract that it subclasses."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MISSING = object()
 
 @cache
 def _declarations(base: type) -> dict[str, TypeAdapter[Any]]:
-    """Return what checks each class attribute that a contract annotates as ClassVar."""
-    loose = ConfigDict(arbitrary_types_allowed=True)
+    """Return a validator for each class attribute that the contract `base` annotates as ClassVar, by name."""
+    config = ConfigDict(arbitrary_types_allowed=True)
     hints = get_type_hints(base, include_extras=True)
-    kept = {name: get_args(hint)[0] for name, hint in hints.items() if get_origin(hint) is ClassVar}
-    return {name: TypeAdapter(_checkable(hint), config=loose) for name, hint in kept.items()}
+    attributes = {name: get_args(hint)[0] for name, hint in hints.items() if get_origin(hint) is ClassVar}
+    return {name: TypeAdapter(_checkable(hint), config=config) for name, hint in attributes.items()}
 
 
 def _checkable(hint: Any) -> Any:
-    return type if get_origin(hint) is type else hint  # pydantic asks metaclasses of strangers; the contract does
+    return type if get_origin(hint) is type else hint  # pydantic would call foreign metaclasses; the contract does not
 
 
 def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
-    """Yield what keeps `plugin` from being the subclass of `base` that records call `name`; the first is to be told.
+    """Yield why `plugin` is not the subclass of `base` that records call `name`; report the first.
 
-    Its name is its own: a subclass of another plugin does other things, and would be kept under the other's name.
+    The class must set `name` itself: with an inherited name its results would be recorded as another plugin's.
     """
     if not isinstance(plugin, type):
         yield f"is no class; its entry point must name a subclass of ppbench's {base.__name__}, as module:Class"
@@ -42,9 +42,9 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
         return
     own = inspect.getattr_static(plugin, "name", None) if "name" in vars(plugin) else _MISSING
     if own is _MISSING:
-        yield f"has no name of its own (a base class's is that one's); set name = {name!r} in the class"
+        yield f"has no name of its own (an inherited one does not count); set name = {name!r} in the class"
     elif type(own) is not str or own != name:
-        yield f"has the name {shown(own, 60)}, its entry point {name!r}; give both the same"
+        yield f"has the name {shown(own, 60)}, its entry point {name!r}; make them equal"
     for attribute, adapter in _declarations(base).items():
         value = getattr(plugin, attribute, _MISSING)
         if value is _MISSING:
@@ -59,16 +59,16 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
 
 
 def field_faults(plugin: type) -> Iterator[str]:
-    """Yield what keeps a class from being a frozen dataclass whose fields are its parameters."""
+    """Yield why a class is no frozen dataclass whose fields are its parameters."""
     if not plugin.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # of a dataclass's subclass
         yield "is no frozen dataclass; decorate it with @dataclass(frozen=True)"
     fields = {field.name for field in dataclasses.fields(plugin)}
-    own = [name for name, hint in vars(plugin).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
-    if lost := [name for name in own if name not in fields]:
-        yield f"annotates {lost[0]}, which is no field; decorate the class with @dataclass(frozen=True)"
+    annotated = [name for name, hint in vars(plugin).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+    if no_fields := [name for name in annotated if name not in fields]:
+        yield f"annotates {no_fields[0]}, which is no field; decorate the class with @dataclass(frozen=True)"
     for field in dataclasses.fields(plugin):
-        made = field.default_factory
-        value = field.default if made is dataclasses.MISSING else made()
+        factory = field.default_factory
+        value = field.default if factory is dataclasses.MISSING else factory()
         if value is not dataclasses.MISSING and not is_scalar(value):
             yield f"has a parameter {field.name} that is {shown(value, 60)}; {SCALARS}"
 
@@ -77,26 +77,26 @@ SCALARS = "records hold str, int, float (finite), bool or None"
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether records can hold a parameter's value."""
+    """Return whether records can store this value of a parameter."""
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int)
 
 
 def word_faults(plugin: Any, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield which of the class attributes `names`, texts or tuples of texts, are empty, twice there or unprintable."""
+    """Yield faults of the class attributes `names`, texts or tuples of texts: empty, repeated or unprintable."""
     for name in names:
         value = getattr(plugin, name)
         words = [value][: len(value)] if isinstance(value, str) else list(value)
         if not words or len(set(words)) < len(words):
-            yield f"declares {name} = {shown(value, 60)}; it must name something, and nothing twice"
+            yield f"declares {name} = {shown(value, 60)}; it must not be empty or repeat a name"
         for word in words:
             if len(word) > 64 or not word.isprintable():
                 yield f"declares {name} with {shown(word, 60)}; give up to 64 printable characters"
 
 
-def call_faults(plugin: Any, *arguments: Any, **named: Any) -> Iterator[str]:
-    """Yield why a function plugin cannot be called with such arguments."""
+def call_faults(plugin: Any, *arguments: Any, **keywords: Any) -> Iterator[str]:
+    """Yield why a function plugin cannot be called with these arguments."""
     if not callable(plugin):
         yield f"is a {type(plugin).__name__}, which cannot be called; its entry point must name a function"
         return
@@ -105,6 +105,6 @@ def call_faults(plugin: Any, *arguments: Any, **named: Any) -> Iterator[str]:
     except (ValueError, TypeError):  # a builtin tells nothing of its arguments
         return
     try:
-        signature.bind(*arguments, **named)
+        signature.bind(*arguments, **keywords)
     except TypeError as cause:
-        yield f"cannot be called as it will be ({one_line(cause)}); see the documentation of its group"
+        yield f"cannot be called with its group's arguments ({one_line(cause)}); see the documentation of its group"

@@ -1,8 +1,8 @@
-"""Devices that torch can compute on: whether a word names one, and what the machine calls it.
+"""Devices that torch can compute on: checks and names.
 
 States, messages and what is computed from them lie on the federation's device; the truth, questions and answers on the
-CPU. Every draw is made on the CPU, so that one seed has one result on every device, to the rounding of its kernels:
-that of float32, see `precision`.
+CPU. Every draw is made on the CPU, so that one seed has one result on every device, up to the rounding of float32
+kernels, see `precision`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ppbench.base.machine import memory
 
 
 def check_device(word: str) -> None:
-    """Refuse a device, as torch names it, that torch cannot compute on here (UsageError)."""
-    right = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
+    """Raise UsageError if torch cannot compute on the device `word` here."""
+    advice = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
     if word == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"Device 'cuda' was asked for, but torch finds no GPU; use {right}.")
+        raise UsageError(f"Device 'cuda' was asked for, but torch finds no GPU; use {advice}.")
     try:
         torch.ones(1, device=word).item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as cause:  # torch raises any of them
-        raise UsageError(f"Device {shown(word)} cannot be used ({because(cause)}); use {right}.") from cause
+        raise UsageError(f"Device {shown(word)} cannot be used ({because(cause)}); use {advice}.") from cause
 
 
 def device_name(word: str | torch.device) -> str:
-    """Return what computes on a device: the GPU's name, the CPU's architecture, or the word itself."""
+    """Return the GPU's name, the CPU's architecture, or for other devices torch's own name."""
     device = torch.device(word)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -37,15 +37,15 @@ def device_name(word: str | torch.device) -> str:
 
 
 def memory_of(device: torch.device) -> float:
-    """Return the bytes of memory that a device has: a GPU's own, else this process's."""
+    """Return the memory of a device in bytes: a GPU's own, else what this process may use."""
     return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else memory()
 
 
 @cache
 def processor() -> str:
-    """Return what this machine's processor is called, and which of its instructions torch uses.
+    """Return the name of this machine's processor and the instruction set that torch uses on it.
 
-    Two that differ may round a sum otherwise, in its last bits.
+    Processors that differ in either may round the last bits of a sum differently.
     """
     name = ""
     try:

@@ -1,4 +1,4 @@
-"""What the exit codes of the command line mean, and how a signal ends a command."""
+"""Exit codes of the command line, and signals that end a command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Exit(IntEnum):
-    """Exit codes; of a signal 128 and its number, as shells have it."""
+    """Exit codes; for a signal 128 plus its number, as in shells."""
 
     OK = 0
     FOUND = 1
@@ -25,11 +25,11 @@ class Exit(IntEnum):
 
 
 MEANINGS: Mapping[Exit, str] = {
-    Exit.OK: "all that was asked for is there and complete, and nothing speaks against it",
+    Exit.OK: "everything requested is there and complete, and nothing contradicts it",
     Exit.FOUND: "something was found: a regression (`compare`); what differs (`verify`); what does not hold "
     "(`submit`); records that cannot be read (`leaderboard`); "
     "cells that failed, or a defense of which no cell is complete (`evaluate`, `sweep`)",
-    Exit.USAGE: "input that cannot be used, also a broken plugin that was asked for, a broken installation, or a "
+    Exit.USAGE: "input that cannot be used, also a broken plugin that was named, a broken installation, or a "
     "machine without memory, files or processes for it; one sentence says what is right",
     Exit.CONTROLS: "a control failed, changed or did not run, or nothing could have been found: conclude nothing; it "
     "goes before 1",
@@ -43,7 +43,7 @@ MEANINGS: Mapping[Exit, str] = {
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal that asks the command to end. number: which."""
+    """A signal asked the command to end. number: the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -52,41 +52,41 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Have SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread, once; give the numbers of those that came.
+    """Make SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread, once; yield the list of received numbers.
 
-    A second one ends the process at once. What is ignored, as SIGHUP under nohup is, stays ignored. In the end the
-    handlers of before are back.
+    A second signal ends the process at once. A signal that is ignored, as SIGHUP under nohup, stays ignored. The former
+    handlers are restored at the end.
     """
-    came: list[int] = []
-    wanted = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
-    before = {number: signal.getsignal(number) for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
+    received: list[int] = []
+    numbers = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
+    handlers = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        for one in before:
-            signal.signal(one, signal.SIG_DFL)
+        received.append(number)
+        for signal_number in handlers:
+            signal.signal(signal_number, signal.SIG_DFL)
         raise Stopped(number)
 
-    for number in before:
+    for number in handlers:
         signal.signal(number, stop)
     try:
-        yield came
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Keep signals that ask to end waiting while the body runs: processes that it starts begin with them waiting too.
+    """Block SIGINT, SIGTERM and SIGHUP while the body runs; processes that it starts inherit the block.
 
-    So a Ctrl-C, which the terminal sends to all, ends no process while it starts, and is not lost either.
+    So a Ctrl-C, which the terminal sends to all processes, ends none while it starts, and is not lost either.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

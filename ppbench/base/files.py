@@ -1,8 +1,8 @@
 """The one place where results and outputs touch the file system.
 
-Whatever the system answers to a path that somebody named comes out as one sentence. What lies inside results is written
-whole or not at all, and never through a link or over anything but a regular file; a file that a user named is written
-where it leads. Half-made files and folders have one scheme of names, by which the next run knows whose maker is gone.
+An error of the system about a user's path becomes one sentence. Files inside results are written whole or not at all,
+never through a link and never over anything but a regular file; a link that a user named is followed. Temporary files
+and folders carry their process in their names, so that the next run can remove those of dead processes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from safetensors import SafetensorError
 
 from ppbench.base.errors import Unwritable, UsageError
 
-Kind = Literal["file", "folder", "link", "special"]
+PathKind = Literal["file", "folder", "link", "special"]
 
 TEMPORARY = r"~([\w-]+)\.(\d+)-(\d+)\.tmp"
-"""How the name of a temporary file or folder goes on after that of what it is for: machine, process, its beginning."""
+"""Ending of a temporary file's or folder's name: machine, process number, start of the process."""
 _TEMPORARY = re.compile(rf".*{TEMPORARY}", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NAME = 160  # characters of a name that its temporary name keeps: file systems take 255
-_THROUGH = ("/dev/", "/proc/")  # names of what is open already: it is written on, never replaced
+_THROUGH = ("/dev/", "/proc/")  # files that are open already: written to, never replaced
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------
-def kind_of(path: Path, *, follow: bool = True) -> Kind | None:
-    """Return what lies at `path`, None for nothing. follow: of a link, what it leads to, else "link".
+def kind_of(path: Path, *, follow: bool = True) -> PathKind | None:
+    """Return the kind of file at `path`, None if there is none. follow: the kind of a link's target instead of "link".
 
-    "special" is whatever is neither file, folder nor link: a device, a pipe, a socket. UsageError where it cannot be
-    told: no right to look, a name too long, links in a circle.
+    "special" is a device, a pipe or a socket. UsageError: the path cannot be examined (no permission, a name too long,
+    links in a circle).
     """
     try:
         mode = (path.stat() if follow else path.lstat()).st_mode
@@ -53,7 +53,7 @@ def kind_of(path: Path, *, follow: bool = True) -> Kind | None:
 
 
 def listing(folder: Path) -> list[Path]:
-    """Return what lies in a folder, sorted; UsageError where it cannot be read."""
+    """Return the paths in a folder, sorted; UsageError if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except (OSError, ValueError) as cause:
@@ -61,9 +61,9 @@ def listing(folder: Path) -> list[Path]:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the bytes of a file inside results: a regular one and no link, so that nothing waits and nothing strays.
+    """Return the bytes of a regular file inside results; a link or pipe is never followed or waited for.
 
-    Raises OSError, also for what is no regular file.
+    Raises OSError, also for anything but a regular file.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
@@ -73,13 +73,13 @@ def read_regular(path: Path) -> bytes:
 
 
 def unusable(path: Path, cause: OSError | ValueError) -> UsageError:
-    """Return the sentence for a path that the system does not take, or does not let us look at."""
+    """Return the error for a path that the system rejects or does not let us examine."""
     reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     return UsageError(f"{path} cannot be used ({reason}); give another path.")
 
 
 def unwritable(path: Path, size: int, cause: OSError | ValueError) -> Unwritable:
-    """Return the sentence for a file of `size` bytes that the system would not let us write."""
+    """Return the error for a file of `size` bytes that the system does not let us write."""
     if isinstance(cause, OSError) and cause.errno in _FULL:
         return Unwritable(
             f"No space is left to write {path.name} ({size} bytes) in {path.parent}; "
@@ -93,30 +93,30 @@ def unwritable(path: Path, size: int, cause: OSError | ValueError) -> Unwritable
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file of results, so that a reader, or a crash, sees the old file or the new one.
 
-    Unwritable: no space or right; there is a link, a folder or a special file in its place, which stays.
+    Unwritable: no space or permission, or a link, a folder or a special file is in its place, which stays.
     """
-    if (found := kind_of(path, follow=False)) not in (None, "file"):
-        raise Unwritable(f"{path} is a {_WORDS[found]}, and results are not written over one; move it away.")
+    if (kind := kind_of(path, follow=False)) not in (None, "file"):
+        raise Unwritable(f"{path} is a {_WORDS[kind]}, and results are not written over one; move it away.")
     try:
         _replace(path, data)
     except OSError as cause:
         raise unwritable(path, len(data), cause) from cause
 
 
-_WORDS: dict[Kind | None, str] = {"folder": "folder", "link": "link", "special": "device, pipe or socket"}
+_WORDS: dict[PathKind | None, str] = {"folder": "folder", "link": "link", "special": "device, pipe or socket"}
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that a user named: whole or not at all, and where the name leads.
+    """Write a file that a user named, whole or not at all.
 
-    Through a link goes what it leads to, which keeps its rights; into a device, a pipe or what is open already
-    (/dev/stdout) the bytes go as they are. Unwritable: a folder, a pipe that nobody reads, no space or right.
+    A link's target is replaced and keeps its permissions; to a device, a pipe or an open file (/dev/stdout) the bytes
+    are written directly. Unwritable: a folder, a pipe that nobody reads, no space or permission.
     """
-    found = kind_of(path)
-    if found == "folder":
+    kind = kind_of(path)
+    if kind == "folder":
         raise Unwritable(f"{path} is a folder; name a file in it.")
     try:
-        if found == "special" or str(path.absolute()).startswith(_THROUGH):
+        if kind == "special" or str(path.absolute()).startswith(_THROUGH):
             _write_through(path, data)
         else:
             _replace(Path(os.path.realpath(path)), data)
@@ -128,9 +128,9 @@ def _write_through(path: Path, data: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NONBLOCK", 0))  # a pipe without reader: ENXIO
     os.set_blocking(handle, True)
     with open(handle, "wb", buffering=0) as file:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -149,7 +149,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _take_rights(path: Path, temporary: Path) -> None:
-    """Give `temporary` the rights of the file whose place it takes, and its owner where one may."""
+    """Give `temporary` the permissions of the file that it replaces, and as root its owner."""
     old = path.stat()
     temporary.chmod(stat.S_IMODE(old.st_mode))
     if hasattr(os, "chown") and os.geteuid() == 0:
@@ -157,9 +157,9 @@ def _take_rights(path: Path, temporary: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder of results and return it; UsageError where a link or something else lies there, or none can be."""
-    if (found := kind_of(path, follow=False)) not in (None, "folder"):
-        raise UsageError(f"{path} is a {_WORDS.get(found, 'file')}, where results have a folder; move it away.")
+    """Make a folder of results and return it; UsageError: anything else is at `path`, or it cannot be made."""
+    if (kind := kind_of(path, follow=False)) not in (None, "folder"):
+        raise UsageError(f"{path} is a {_WORDS.get(kind, 'file')}, where results have a folder; move it away.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
@@ -168,10 +168,10 @@ def make_folder(path: Path) -> Path:
 
 
 def publish_folder(home: Path, write: Callable[[Path], None]) -> None:
-    """Make the folder `home` with what `write` puts into it: whole or not at all.
+    """Make the folder `home` with what `write` puts into it, whole or not at all.
 
-    Of two processes that make the same at once, the first one's stays. What lies at `home` before is taken for damaged,
-    or it would have been used, and goes. Unwritable: no space is left, or no right; no draft stays behind.
+    Of two processes that make it at once, the first one's stays. A folder that is already at `home` is taken for
+    damaged (else it would have been used) and removed. Unwritable: no space or permission; no draft stays behind.
     """
     make_folder(home.parent)
     draft = temporary_of(home)
@@ -207,16 +207,16 @@ def _sync_folder(folder: Path) -> None:
 
 # -- what killed processes leave -------------------------------------------------------------------------------------
 def temporary_of(path: Path, role: str = "") -> Path:
-    """Return where this process makes what is to lie at `path`, beside it; role: a word that tells two apart."""
+    """Return a temporary path beside `path` for this process; role: a word that makes it unique."""
     process = os.getpid()
     return path.with_name(f"{path.name[:_NAME]}{role}~{_host()}.{process}-{_beginning(process) or 0}.tmp")
 
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """Give a folder of this process's own among the system's temporary files, removed at the end.
+    """Yield a private temporary folder of this process, removed at the end.
 
-    What killed processes left there under that name goes first. Unwritable: none can be made.
+    Folders of that name left by killed processes are removed first. Unwritable: it cannot be made.
     """
     home = Path(tempfile.gettempdir())
     sweep_abandoned(home, name)
@@ -232,15 +232,12 @@ def scratch(name: str) -> Iterator[Path]:
 
 
 def sweep_abandoned(folder: Path, name: str = "") -> None:
-    """Remove temporary files and folders in `folder` whose process is gone; name: only those for what is called so.
-
-    A folder that cannot be read is left as it is: whoever writes there will say so.
-    """
+    """Remove temporary files and folders in `folder` whose process is gone; name: only those that begin with it."""
     if kind_of(folder) != "folder":
         return
     for path in listing(folder):
-        found = _TEMPORARY.fullmatch(path.name)
-        if found and path.name.startswith(name[:_NAME]) and abandoned(*found.groups()):
+        parts = _TEMPORARY.fullmatch(path.name)
+        if parts and path.name.startswith(name[:_NAME]) and abandoned(*parts.groups()):
             if kind_of(path, follow=False) == "folder":
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -248,9 +245,9 @@ def sweep_abandoned(folder: Path, name: str = "") -> None:
 
 
 def abandoned(host: str, process: str, beginning: str) -> bool:
-    """Return whether a temporary file's name tells of a process of this machine that no longer runs.
+    """Return whether the process in a temporary file's name ran on this machine and has ended.
 
-    A process number is given again, in a container from the start: so the name tells when its process began, too.
+    Process numbers are reused, in a container from 1 on, so the name holds the start of the process too.
     """
     if os.name != "posix" or host != _host():
         return False
@@ -269,9 +266,9 @@ def _host() -> str:
 
 
 def _beginning(process: int) -> int | None:
-    """Return when a process began, in ticks since the machine did; None where the system does not tell."""
+    """Return the start of a process in clock ticks since boot; None if the system does not report it."""
     try:
-        told = Path(f"/proc/{process}/stat").read_bytes()
+        status = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:
         return None
-    return int(told[told.rindex(b")") + 2 :].split()[19])
+    return int(status[status.rindex(b")") + 2 :].split()[19])

@@ -1,4 +1,4 @@
-"""What of a process a stranger's module may not change by being imported, and what it raised, in words."""
+"""Protection of the process while a third-party module is imported, and its errors in words."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PACKAGE = "ppbench"
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Keep the folder, the filters of warnings and torch's defaults as they are; what is printed goes to stderr."""
+def restored_process() -> Iterator[None]:
+    """Restore the folder, warning filters and torch's defaults after the block; its stdout goes to stderr."""
     folder, torch = os.getcwd(), sys.modules.get("torch")
     dtype, grad = (None, None) if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
     try:
@@ -36,47 +36,47 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Give what tells whether the user interrupted meanwhile: a module may raise KeyboardInterrupt by itself."""
-    seen: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    """Yield a function that returns whether SIGINT came in the block: a module may raise KeyboardInterrupt itself."""
+    received: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield lambda: True
         return
 
     def noted(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        before(number, frame)
+        received.append(number)
+        handler(number, frame)
 
     signal.signal(signal.SIGINT, noted)
     try:
-        yield lambda: bool(seen)
+        yield lambda: bool(received)
     finally:
         if signal.getsignal(signal.SIGINT) is noted:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
 
 def frames(error: BaseException) -> list[FrameType]:
-    """Return the frames in which an error came up, the innermost first, then those of its causes."""
-    found: list[FrameType] = []
+    """Return the frames that an error passed, the innermost first, then those of its causes."""
+    all_frames: list[FrameType] = []
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen and len(seen) < 20:
         seen.add(id(current))
-        found += reversed(_frames(current.__traceback__))
+        all_frames += reversed(_frames(current.__traceback__))
         current = current.__cause__ or current.__context__
-    return found
+    return all_frames
 
 
 def _frames(trace: TracebackType | None) -> list[FrameType]:
-    found = []
+    own_frames = []
     while trace is not None:
-        found.append(trace.tb_frame)
+        own_frames.append(trace.tb_frame)
         trace = trace.tb_next
-    return found
+    return own_frames
 
 
 def module_of(frame: FrameType) -> str:
-    """Return the name of the module whose code a frame runs, "" where it has none."""
+    """Return the name of the module whose code a frame runs, "" if it has none."""
     name = frame.f_globals.get("__name__")
     return name if isinstance(name, str) else ""
 
@@ -86,20 +86,20 @@ def within(module: str, root: str) -> bool:
     return module == root or module.startswith(f"{root}.")
 
 
-def told(error: BaseException) -> str:
-    """Return an error as "ZeroDivisionError: division by zero"; of one that says nothing its class alone."""
-    name, words = one_line(type.__dict__["__name__"].__get__(type(error)), 80), one_line(error)
-    return f"{name}: {words}" if words else name
+def error_text(error: BaseException) -> str:
+    """Return an error as "ZeroDivisionError: division by zero"; without a message the class alone."""
+    name, message = one_line(type.__dict__["__name__"].__get__(type(error)), 80), one_line(error)
+    return f"{name}: {message}" if message else name
 
 
 def place(error: BaseException, root: str) -> str:
-    """Return "name.py, line 12" of the innermost line of package `root` that an error passed, "" where there is none.
+    """Return "name.py, line 12" of the innermost line of package `root` that an error passed, "" if there is none.
 
-    Read from the traceback, not from its frames: these go on to other lines.
+    Read from the traceback, for frames may have moved on to other lines.
     """
-    trace, found = error.__traceback__, ""
+    trace, line = error.__traceback__, ""
     while trace is not None:
         if within(module_of(trace.tb_frame), root):
-            found = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
+            line = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line

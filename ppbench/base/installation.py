@@ -1,7 +1,7 @@
-"""Whether the package `ppbench` is the one that `ppbench-fl` installed: another distribution has one of that name too.
+"""Check that the package `ppbench` is the one that `ppbench-fl` installed: another distribution has that name too.
 
-pip writes both into one folder, and the later one wins, file by file, without a word. Only the standard library is
-imported here, for `ppbench_fl`, which starts the command, runs this file also where the package around it is not ours.
+pip writes both into one folder, and the later one silently wins, file by file. This file imports only the standard
+library, because `ppbench_fl`, which starts the command, runs it even if the package around it is not ours.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-OWN = "ppbench-fl"
+DISTRIBUTION = "ppbench-fl"
 STAMP = b"from ppbench.base.version import __version__"
-"""Stands in our `ppbench/__init__.py`, of any version, and in nobody else's."""
+"""A line of our `ppbench/__init__.py`, in every version, and of nobody else's."""
 HOME = Path(os.path.realpath(__file__)).parents[1]
 """The folder of our package."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where pip had a distribution from. target: what it is told to have it again, "" for the index."""
+class PipSource:
+    """Where pip got a distribution from. target: what pip installs it from again, "" for the index."""
 
     target: str
     editable: bool = False
 
 
 def fault() -> str:
-    """Return in a sentence why this installation is broken and what repairs it, "" where nothing is wrong.
+    """Return in a sentence why this installation is broken and what repairs it, "" if nothing is wrong.
 
-    A look at `__init__.py` and at the size of each file that pip noted of ours; who owns what is read on a fault only.
+    Compares `__init__.py` and the size of each of our files with pip's list; owners are looked up only on a fault.
     """
     init = _imported()
     if init is None:
@@ -45,8 +45,8 @@ def fault() -> str:
     infos = sorted(HOME.parent.glob("ppbench_fl-*.dist-info"))
     if len(infos) > 1:
         versions = " and ".join(info.stem.partition("-")[2] for info in infos)
-        again = f"pip uninstall {OWN} until none is left, then install it again"
-        return f"Two versions of {OWN}, {versions}, are installed over one another in {HOME.parent}; {again}."
+        advice = f"pip uninstall {DISTRIBUTION} until none is left, then install it again"
+        return f"Two versions of {DISTRIBUTION}, {versions}, are installed over one another in {HOME.parent}; {advice}."
     changed = [path for info in infos for path in _changed(info / "RECORD")]
     if missing := [path for path in changed if not path.exists()]:
         return _damaged(missing)
@@ -54,7 +54,7 @@ def fault() -> str:
 
 
 def _imported() -> Path | None:
-    """Return the file that `import ppbench` runs or has run, None where there is a folder without `__init__.py`."""
+    """Return the file that `import ppbench` runs or has run, None for a folder without `__init__.py`."""
     try:
         spec = util.find_spec("ppbench")
     except (ImportError, ValueError):
@@ -63,7 +63,7 @@ def _imported() -> Path | None:
 
 
 def _ours(init: Path) -> bool:
-    """Return whether an `__init__.py` is of our package; yes for one that cannot be read, as in a zip."""
+    """Return whether an `__init__.py` belongs to our package; True if it cannot be read, as in a zip."""
     try:
         return STAMP in init.read_bytes()
     except OSError:
@@ -71,7 +71,7 @@ def _ours(init: Path) -> bool:
 
 
 def _changed(record: Path) -> Iterator[Path]:
-    """Yield our .py files that are missing or have another size than pip's list of files says."""
+    """Yield our .py files that are missing or differ in size from pip's list of files."""
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -89,11 +89,11 @@ def _changed(record: Path) -> Iterator[Path]:
 
 
 def _owners(paths: Sequence[Path]) -> list[metadata.Distribution]:
-    """Return the other distributions that installed one of these files, or of whose source folder it is."""
+    """Return the other distributions that installed one of these files, or whose source folder holds it."""
     owners = []
     for dist in metadata.distributions() if paths else ():
         try:
-            if dist.name != OWN and _owns(dist, paths):
+            if dist.name != DISTRIBUTION and _owns(dist, paths):
                 owners.append(dist)
         except Exception:  # noqa: BLE001 - metadata that cannot be read names no owner
             continue
@@ -109,49 +109,51 @@ def _owns(dist: metadata.Distribution, paths: Sequence[Path]) -> bool:
     return any(Path(os.path.realpath(str(dist.locate_file(file)))) in paths for file in dist.files or ())
 
 
-def _source(dist: metadata.Distribution) -> Source:
-    noted = json.loads(dist.read_text("direct_url.json") or "{}")
-    url, vcs = str(noted.get("url", "")), noted.get("vcs_info")
+def _source(dist: metadata.Distribution) -> PipSource:
+    origin = json.loads(dist.read_text("direct_url.json") or "{}")
+    url, vcs = str(origin.get("url", "")), origin.get("vcs_info")
     if vcs:
-        return Source(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
-    if noted.get("dir_info", {}).get("editable"):
-        return Source(unquote(urlsplit(url).path), editable=True)
-    return Source(url)
+        return PipSource(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
+    if origin.get("dir_info", {}).get("editable"):
+        return PipSource(unquote(urlsplit(url).path), editable=True)
+    return PipSource(url)
 
 
 def _again() -> str:
-    """Return the command that installs ours again, from where it was installed if that is still there."""
+    """Return the command that reinstalls ours, from where it was installed if that still exists."""
     try:
-        source = _source(metadata.distribution(OWN))
+        source = _source(metadata.distribution(DISTRIBUTION))
     except Exception:  # noqa: BLE001 - no metadata of ours that can be read
-        source = Source("")
+        source = PipSource("")
     if source.target.startswith("file:") and not os.path.exists(unquote(urlsplit(source.target).path)):
-        source = Source("")
-    what = f"{OWN} @ {source.target}" if source.target else OWN
-    what = f"-e {shlex.quote(source.target)}" if source.editable else shlex.quote(what)
-    return f"pip install --force-reinstall --no-deps {what}"
+        source = PipSource("")
+    requirement = f"{DISTRIBUTION} @ {source.target}" if source.target else DISTRIBUTION
+    requirement = f"-e {shlex.quote(source.target)}" if source.editable else shlex.quote(requirement)
+    return f"pip install --force-reinstall --no-deps {requirement}"
 
 
 def _damaged(missing: Sequence[Path]) -> str:
     more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
-    return f"The installation of {OWN} lacks {missing[0]}{more}; repair it: {_again()}"
+    return f"The installation of {DISTRIBUTION} lacks {missing[0]}{more}; repair it: {_again()}"
 
 
 def _overwritten(paths: Sequence[Path]) -> str:
     owners = _owners(paths)
     if not owners:
-        return f"{paths[0]} is not the file that {OWN} installed; repair it: {_again()}"
+        return f"{paths[0]} is not the file that {DISTRIBUTION} installed; repair it: {_again()}"
     return (
-        f"The package ppbench of {OWN} was overwritten by the distribution {_titles(owners)}, which has a package of "
-        f"that name too ({paths[0]}); one environment cannot hold both. Repair it: {_uninstall(owners)} && {_again()}"
+        f"The package ppbench of {DISTRIBUTION} was overwritten by the distribution {_titles(owners)}, which has a "
+        f"package of that name too ({paths[0]}); one environment cannot hold both. Repair it: {_uninstall(owners)} && "
+        f"{_again()}"
     )
 
 
 def _shadowed(init: Path) -> str:
     owners = _owners([init])
     whose = f", of the distribution {_titles(owners)}," if owners else ""
-    right = _uninstall(owners) if owners else "rename it, or take its folder off the path"
-    return f"Python imports the package ppbench from {init}{whose} and not that of {OWN} in {HOME}; repair it: {right}"
+    advice = _uninstall(owners) if owners else "rename it, or take its folder off the path"
+    ours = f"that of {DISTRIBUTION} in {HOME}"
+    return f"Python imports the package ppbench from {init}{whose} and not {ours}; repair it: {advice}"
 
 
 def _titles(dists: Sequence[metadata.Distribution]) -> str:

@@ -1,6 +1,6 @@
-"""Locks between processes: on a folder itself, so that no file stays behind, and released when their holder dies.
+"""Locks between processes, on a folder itself: no file stays behind, and a lock ends with its process.
 
-`filelock`, which does this by a file, empties that file whenever somebody waits for it: who holds it could not be said.
+`filelock` locks a file and empties it whenever somebody waits for it, so that the holder could not be reported.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.base.files import unusable
 
-PATIENCE = 60.0
-"""Seconds that one waits for another process."""
+LOCK_PATIENCE = 60.0
+"""Seconds to wait for another process."""
 _PAUSE = 0.05
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # network file systems
 
 
 @contextmanager
 def locked(folder: Path, what: str, patience: float | None = None) -> Iterator[None]:
-    """Hold the lock of a folder that exists, while the body runs; what: what is done, "moving the baseline".
+    """Hold the lock of an existing folder while the body runs; what: the work in words, "moving the baseline".
 
-    UsageError: another process still holds it after `patience` seconds, by default `PATIENCE`; the sentence names it.
-    Where the file system knows no locks, a warning says so and the body runs without.
+    UsageError: another process, named in the sentence, still holds it after `patience` seconds, by default
+    `LOCK_PATIENCE`. On a file system without locks the body runs without, after a warning.
     """
     if os.name != "posix":
         yield
@@ -37,7 +37,7 @@ def locked(folder: Path, what: str, patience: float | None = None) -> Iterator[N
     except OSError as cause:
         raise unusable(folder, cause) from cause
     try:
-        end = time.monotonic() + (PATIENCE if patience is None else patience)
+        end = time.monotonic() + (LOCK_PATIENCE if patience is None else patience)
         while not _taken(handle, folder):
             if time.monotonic() > end:
                 raise UsageError(f"{folder} is in use by {_holder(handle)}; wait until it has ended before {what}.")
@@ -62,12 +62,12 @@ def _taken(handle: int, folder: Path) -> bool:
 
 
 def _holder(handle: int) -> str:
-    """Return who holds the lock of an open folder, in words, as far as the system tells."""
-    about = os.fstat(handle)
-    place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    """Return in words which process holds the lock of an open folder, as far as the system reports it."""
+    status = os.fstat(handle)
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         lines = Path("/proc/locks").read_text().splitlines()
-        process = next(words[4] for line in lines if "->" not in (words := line.split()) and place in words)
+        process = next(fields[4] for line in lines if "->" not in (fields := line.split()) and inode in fields)
         command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (OSError, StopIteration, IndexError):
         return "another process"

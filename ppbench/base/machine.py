@@ -1,4 +1,4 @@
-"""What this machine can hold: asked before much is allocated, since who runs out of memory is killed without a word."""
+"""Memory of this machine, checked before large allocations: a process that runs out of memory is killed silently."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ GIB = 2**30
 
 @cache
 def memory() -> float:
-    """Return the bytes of memory that this process may have: the machine's, or its container's where that is less."""
+    """Return the bytes of memory that this process may use: the machine's, or its container's if that is less."""
     try:
-        whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        physical = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, OSError, ValueError):
-        return float("inf")  # this system does not tell
+        return float("inf")  # this system does not report it
     try:
-        return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return min(physical, float(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
-        return whole
+        return physical
 
 
 def check_room(size: float, what: str, right: str, room: float | None = None) -> None:
-    """Refuse what needs `size` bytes or more, at the least, where there are not so many (UsageError).
+    """Raise UsageError if `size` bytes are more than `room`, by default `memory`.
 
-    what: it, in words that begin a sentence; right: what to do, a clause. room: bytes that there are, by default
-    `memory`.
+    what: what needs them, the subject of the sentence; right: what to do instead, a clause.
     """
     there = memory() if room is None else room
     if size > there:
@@ -42,9 +41,9 @@ _SAYS = ("allocate memory", "out of memory", "failed to map segment", "start new
 
 
 def of_machine(error: BaseException) -> bool:
-    """Return whether somebody's error is the machine's: want of memory, of open files or of processes.
+    """Return whether an error is due to the machine: too little memory, too few open files or processes.
 
-    Of errors that came from another process only name and words are left, so these are looked at. Errors of the system
-    are among them, but not those of files that are not there or not ours, which have classes of their own.
+    Judged by class name and message, because nothing else of an error survives its way from another process. Errors
+    about missing or foreign files do not count; they have classes of their own.
     """
     return type(error).__name__ in _SHORT or any(words in str(error) for words in _SAYS)

@@ -1,10 +1,10 @@
-"""How float32 is rounded while we compute: as IEEE 754 says, whatever torch is set to in this process.
+"""Rounding of float32: IEEE 754 while ppbench computes, whatever torch is set to in this process.
 
-torch lets NVIDIA's GPUs round the factors of convolutions to TF32, ten bits of mantissa, by default, and on request
-those of matrix products, on some CPUs even to bfloat16. `computing` is entered around all that trains, attacks or
-predicts; what the process was set to comes back when the last who entered it has left. The settings of cuDNN that
-choose its algorithms are set too, so that one seed has one result; autocast is off, the default type is float32.
-Products of 16-bit numbers are left as they are: nothing of ours is computed in these.
+By default torch lets NVIDIA's GPUs round the factors of convolutions to TF32, ten bits of mantissa, and on request
+those of matrix products, on some CPUs even to bfloat16. `computing` wraps all that trains, attacks or predicts; the
+settings of the process are restored when the last `computing` block ends. cuDNN's choice of algorithms is fixed too,
+so that one seed has one result; autocast is off, the default type is float32. Products of 16-bit numbers are left as
+they are: ppbench computes none.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ OPERATIONS = (
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "conv", "rnn", "matmul")),
 )
-"""Where torch 2.9 and later keep a precision, parents first: where one has none, that of its parent counts."""
+"""Operations for which torch 2.9 and later keep a precision, parents first; an unset one inherits its parent's."""
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a process is set to.
+class FloatSettings:
+    """Numerical settings of a process.
 
     Attributes:
-        operations: the precision of each of `OPERATIONS`, its own; empty in torch before 2.9.
-        matmul: of `torch.get_float32_matmul_precision`.
-        conv: whether cuDNN may use TF32, by the flag that came before `operations`.
+        operations: the precision of each of `OPERATIONS`, not inherited; empty in torch before 2.9.
+        matmul: the value of `torch.get_float32_matmul_precision`.
+        conv: whether cuDNN may use TF32, by the flag that preceded `operations`.
         benchmark, deterministic: how cuDNN chooses algorithms.
         dtype: the default type.
     """
@@ -47,17 +47,16 @@ class Settings:
 
 _lock = threading.Lock()
 _entered: list[bool] = []
-"""Whether each who has entered allows TF32; the last decides."""
-_process: list[Settings] = []
-"""What the process was set to before the first entered; one at most."""
+"""Whether TF32 is allowed, for each `computing` block that is open; the last one counts."""
+_process: list[FloatSettings] = []
+"""The settings of the process before the first `computing` block; one at most."""
 
 
 @contextmanager
 def computing(tf32: bool | None = None) -> Iterator[None]:
     """Compute the body in IEEE float32, or with `tf32` in TF32 where a GPU has it; also usable as a decorator.
 
-    tf32: None: as who entered before, else False. Settings of torch are a process's, so its other threads have them too
-    meanwhile.
+    tf32: None: as in the enclosing block, else False. The settings hold for the whole process, other threads included.
     """
     mode = _enter(tf32)
     casts = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
@@ -72,7 +71,7 @@ def computing(tf32: bool | None = None) -> Iterator[None]:
 
 
 def tf32_allowed() -> bool:
-    """Return whether who entered last allows TF32."""
+    """Return whether the innermost `computing` block allows TF32."""
     return bool(_entered) and _entered[-1]
 
 
@@ -97,21 +96,21 @@ def _leave(mode: bool) -> None:
             _apply(_ours(_entered[-1]))
 
 
-def _ours(tf32: bool) -> Settings:
-    """Return what we compute with; numbers on a CPU are never rounded."""
+def _ours(tf32: bool) -> FloatSettings:
+    """Return ppbench's settings; TF32 is allowed on GPUs only."""
     gpu = "tf32" if tf32 else "ieee"
     operations = {key: gpu if key[0] == "cuda" else "ieee" for key in OPERATIONS} if _has_operations() else {}
-    return Settings(operations, "high" if tf32 else "highest", tf32, False, True, torch.float32)
+    return FloatSettings(operations, "high" if tf32 else "highest", tf32, False, True, torch.float32)
 
 
-# torch has two interfaces to these settings, and each may refuse to be read where the other says something else. So
-# that code of others can read either while we compute, both are set to the same; a process may have set them apart.
+# torch has two interfaces to these settings, and each may refuse to be read if the other differs. Both are set to the
+# same values, so that other code can read either while we compute; a process may have set them to different values.
 def _has_operations() -> bool:
     return hasattr(torch._C, "_set_fp32_precision_setter")
 
 
-def _settings() -> Settings:
-    """Return what this process is set to; `_apply` follows, for reading changes it."""
+def _settings() -> FloatSettings:
+    """Return the settings of this process; reading changes them, so `_apply` must follow."""
     operations = dict[tuple[str, str], str]()
     for key in OPERATIONS if _has_operations() else ():
         operations[key] = torch._C._get_fp32_precision_getter(*key)  # with its parents unset it is its own
@@ -122,13 +121,13 @@ def _settings() -> Settings:
             torch._C._set_fp32_precision_setter(*key, "tf32")
         try:
             conv = torch.backends.cudnn.allow_tf32
-        except RuntimeError:  # it differs from what both operations now say
+        except RuntimeError:  # it differs from the two operations set above
             conv = False
     cudnn = torch.backends.cudnn
-    return Settings(operations, matmul, conv, cudnn.benchmark, cudnn.deterministic, torch.get_default_dtype())
+    return FloatSettings(operations, matmul, conv, cudnn.benchmark, cudnn.deterministic, torch.get_default_dtype())
 
 
-def _apply(settings: Settings) -> None:
+def _apply(settings: FloatSettings) -> None:
     with _quiet():
         torch.backends.cudnn.allow_tf32 = settings.conv
         torch.set_float32_matmul_precision(settings.matmul)
@@ -141,7 +140,7 @@ def _apply(settings: Settings) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to ourselves that the older interface will go one day: it is there for code of others."""
+    """Suppress the deprecation warnings of the older interface, which is set for other code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

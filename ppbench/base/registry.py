@@ -1,7 +1,7 @@
-"""Names to plugins, by entry points: the in-tree defenses and attacks enter by the same door as a stranger's.
+"""The registry: names to plugins by entry points, for ppbench's own defenses and attacks as for third-party ones.
 
-Listing reads package metadata and source text only, so that `ppbench list` never pays for importing torch; what other
-packages bring is loaded, as nothing else tells whether it is broken.
+Listing reads only package metadata and source text, so that `ppbench list` does not import torch; third-party plugins
+are imported, because only that shows whether they are broken.
 """
 
 from __future__ import annotations
@@ -19,54 +19,55 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ppbench.base.declared import call_faults
-from ppbench.base.entries import FORMER as FORMER
-from ppbench.base.entries import OWN as OWN
+from ppbench.base.entries import DISTRIBUTION as DISTRIBUTION
+from ppbench.base.entries import FORMER_DISTRIBUTION as FORMER_DISTRIBUTION
 from ppbench.base.entries import entries, imported
 from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknown
 from ppbench.base.exits import Stopped
-from ppbench.base.guard import PACKAGE, interrupts, kept, place, told
+from ppbench.base.guard import PACKAGE, error_text, interrupts, place, restored_process
 
-Group = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters", "modalities"]
-GROUPS: tuple[Group, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
-KINDS: Mapping[Group, str] = {
+PluginGroup = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters", "modalities"]
+PLUGIN_GROUPS: tuple[PluginGroup, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
+GROUP_NOUNS: Mapping[PluginGroup, str] = {
     "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
     "adapters": "adapter", "modalities": "modality",
 }  # fmt: skip
 ADDRESSED = "(by address)"
-"""Stands for the package of what is named by its address, MODULE:ATTRIBUTE, and installed as a plugin by nobody."""
+"""Distribution of a plugin that is named by its address, MODULE:ATTRIBUTE, and not installed."""
 ADDRESS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-STOCK = "stock/"
-"""Begins an adapter's names of what ships with its framework; all others are somebody's code."""
-BY_ADDRESS: frozenset[Group] = frozenset({"models", "datasets"})
-"""Groups whose members need not be installed: functions of somebody's own module."""
+STOCK_PREFIX = "stock/"
+"""Prefix of names for what ships with an adapter's framework; other names are addresses of a user's code."""
+BY_ADDRESS: frozenset[PluginGroup] = frozenset({"models", "datasets"})
+"""Groups whose members need not be installed: functions of a user's own module."""
 TESTED = "(under test)"
-"""Stands for the package of a class that a battery asks, installed or not: the battery says what is wrong with it."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""What a plugin may be called: names stand in lists, behind dots, before colons, in tables and in files' names."""
-RESERVED: Mapping[Group, frozenset[str]] = {
+"""Distribution of a class under a conformance battery, installed or not; the battery checks it."""
+PLUGIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Allowed plugin names: they appear in lists, behind dots, before colons, in tables and in file names."""
+RESERVED: Mapping[PluginGroup, frozenset[str]] = {
     "defenses": frozenset({"none", "full_noise"}),
     "attacks": frozenset({"quick", "standard", "all"}),
     "modalities": frozenset({"image", "mask", "row"}),
 }
-"""Names that mean something else: the controls, words for many attacks, and modalities that are no plugins."""
-CONTRACTS: Mapping[Group, tuple[str, ...]] = {
+"""Names with another meaning: the controls, words for sets of attacks, and modalities that are no plugins."""
+CONTRACTS: Mapping[PluginGroup, tuple[str, ...]] = {
     "defenses": ("ppbench.federation.declared:faults", "ppbench.run.config:setting_faults"),
     "attacks": ("ppbench.adversary.declared:faults",),
     "questions": ("ppbench.questions.declared:faults",),
     "modalities": ("ppbench.metrics.modality:faults",),
 }
-"""What checks a loaded plugin of a group, (plugin, name) to faults, in the room of its contract: named and imported
-late, as plugins are, for this room is below theirs. Data sets and models are functions, see `_faults`."""
+"""Functions that check a loaded plugin of a group, from (plugin, name) to faults. They are imported late, because this
+module lies below them. Data sets and models are functions, see `_faults`."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point: its name, where it points to and the distribution it is of.
+    """One entry point: its name, its target and its distribution.
 
-    twin: another that has its name. adapter: what makes a plugin of what it points to, which is another framework's.
+    twin: another distribution with a plugin of that name. adapter: the adapter that turns the target, which belongs to
+    another framework, into a plugin.
     """
 
-    group: Group
+    group: PluginGroup
     name: str
     target: str
     distribution: str
@@ -76,33 +77,33 @@ class Plugin:
 
     @property
     def ours(self) -> bool:
-        """Whether it came with ppbench itself."""
-        return self.distribution == OWN
+        """Whether it is part of ppbench itself."""
+        return self.distribution == DISTRIBUTION
 
     @property
     def words(self) -> str:
-        """For sentences: "The defense 'x' of package 'y' (module:Class)"; who is named by an address has it alone."""
+        """Its name in sentences: "The defense 'x' of package 'y' (module:Class)"; by address "The defense 'x'"."""
         name, target = shown(self.name, 80), one_line(self.target, 120) or "no target"
         if self.distribution == ADDRESSED:
-            return f"The {KINDS[self.group]} {name}"
-        return f"The {KINDS[self.group]} {name} of package {shown(self.distribution, 80)} ({target})"
+            return f"The {GROUP_NOUNS[self.group]} {name}"
+        return f"The {GROUP_NOUNS[self.group]} {name} of package {shown(self.distribution, 80)} ({target})"
 
     @property
     def module(self) -> str:
-        """The module that it points to."""
+        """The module of its target."""
         return self.target.partition("[")[0].partition(":")[0].strip()
 
     @property
     def root(self) -> str:
-        """The top-level package, or module, that it points into."""
+        """The top-level package or module of its target."""
         return self.module.partition(".")[0]
 
     @cached_property
-    def _found(self) -> tuple[Any, str]:
-        """What it points to, imported once, and what is wrong with it, "" for nothing."""
+    def _import(self) -> tuple[Any, str]:
+        """Its target, imported once, and in a sentence what is wrong with it, "" if nothing is."""
         with interrupts() as interrupted:
             try:
-                with kept():
+                with restored_process():
                     loaded = _adapted(self) if self.adapter else imported(self.entry)
                     return loaded, next((f"{self.words} {fault}." for fault in _faults(self, loaded)), "")
             except UsageError as refused:  # an adapter's own words
@@ -111,37 +112,40 @@ class Plugin:
                 if isinstance(cause, Stopped) or (isinstance(cause, KeyboardInterrupt) and interrupted()):
                     raise
                 where = place(cause, self.root)
-                right = "repair or uninstall that package"
+                advice = "repair or uninstall that package"
                 if self.distribution == ADDRESSED:
-                    right = "name what can be imported from here, as MODULE:NAME"
-                return None, f"{self.words} cannot be imported: {told(cause)}{f' ({where})' if where else ''}; {right}."
+                    advice = "name what can be imported from here, as MODULE:NAME"
+                return (
+                    None,
+                    f"{self.words} cannot be imported: {error_text(cause)}{f' ({where})' if where else ''}; {advice}.",
+                )
 
     @cached_property
     def loaded(self) -> Any:
-        """What it points to. Raises PluginError: it cannot be imported, or is not what its group asks for."""
-        loaded, fault = self._found
+        """Its target. Raises PluginError: it cannot be imported, or breaks the contract of its group."""
+        loaded, fault = self._import
         if fault:
             raise PluginError(fault)
         return loaded
 
     @cached_property
-    def _told(self) -> bool:
-        if multiprocessing.parent_process() is None:  # workers find it too; who started them has said so
-            warnings.warn(f"{self._found[1].rstrip('.')}; it is left out.", stacklevel=4)
+    def _warned(self) -> bool:
+        if multiprocessing.parent_process() is None:  # workers find it too, but their parent has warned
+            warnings.warn(f"{self._import[1].rstrip('.')}; it is left out.", stacklevel=4)
         return True
 
     def leave_out(self) -> None:
         """Warn, once, that this broken plugin is left out."""
-        assert self._told
+        assert self._warned
 
 
 def _adapted(plugin: Plugin) -> Any:
-    """Return what an adapter makes of what stands behind its name."""
+    """Return the plugin that the adapter makes of the argument in the plugin's name."""
     return load("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
-    """Yield what a plugin is not that its group asks for."""
+    """Yield how a loaded plugin breaks the contract of its group."""
     if plugin.distribution == TESTED:
         return
     if plugin.distribution == ADDRESSED and not plugin.adapter:
@@ -161,71 +165,71 @@ def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
 def _stranger_faults(plugin: Plugin) -> Iterator[str]:
     if plugin.twin:
         yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
-    if not NAME.fullmatch(plugin.name):
-        yield "has a name that no plugin may have; take up to 64 letters, digits, _ and -"
+    if not PLUGIN_NAME.fullmatch(plugin.name):
+        yield "has a name that no plugin may have; use up to 64 letters, digits, _ and -"
     if plugin.name in RESERVED.get(plugin.group, ()):
-        yield "has a name that means something else; take another"
+        yield "has a name with another meaning; use another name"
     if plugin.root == PACKAGE or plugin.root in sys.stdlib_module_names:
         yield f"points into {plugin.root!r}, which is not that package's; point to a class of its own"
 
 
 @lru_cache
-def plugins(group: Group) -> dict[str, Plugin]:
-    """Return the plugins of `group` by name; a name that others claim too stays with ppbench, which warns.
+def plugins(group: PluginGroup) -> dict[str, Plugin]:
+    """Return the plugins of `group` by name; of a name that others claim too, ppbench's is used, with a warning.
 
-    A name that two other packages claim is refused where it is asked for: neither may stand for the other.
+    A name that two other packages claim is refused when it is used.
     """
-    found: dict[str, Plugin] = {}
+    by_name: dict[str, Plugin] = {}
     for dist, entry in entries(group):
         plugin = Plugin(group, entry.name, entry.value, dist, entry)
-        other = found.get(entry.name)
+        other = by_name.get(entry.name)
         if other is None or (plugin.ours and not other.ours):
-            found[entry.name] = plugin
+            by_name[entry.name] = plugin
         if other is None or other.target == plugin.target:
             continue
-        kept_ = found[entry.name]
-        if kept_.ours:
-            about = f"{KINDS[group]} {entry.name!r} is provided by {other.distribution} and by {dist}"
-            warnings.warn(f"{about}; {kept_.distribution}'s is used", stacklevel=2)
+        kept = by_name[entry.name]
+        if kept.ours:
+            claim = f"{GROUP_NOUNS[group]} {entry.name!r} is provided by {other.distribution} and by {dist}"
+            warnings.warn(f"{claim}; {kept.distribution}'s is used", stacklevel=2)
         else:
-            found[entry.name] = Plugin(group, kept_.name, kept_.target, kept_.distribution, kept_.entry, dist)
-    return dict(sorted(found.items()))
+            by_name[entry.name] = Plugin(group, kept.name, kept.target, kept.distribution, kept.entry, dist)
+    return dict(sorted(by_name.items()))
 
 
-def find(group: Group, name: str) -> Plugin | None:
-    """Return the plugin called so, None where there is none: an installed one, an adapter's, or one at its address.
+def find(group: PluginGroup, name: str) -> Plugin | None:
+    """Return the plugin `name`, None if there is none: an installed one, an adapter's, or one at its address.
 
-    Defenses at an address are known once they were asked for (`admit`): records name defenses, and are anybody's.
+    A defense at an address is known only after `admit`: records name defenses, and may come from anybody.
     """
     name = canonical(name) if group == "defenses" else name
-    known = plugins(group).get(name) or _addressed.get((group, name))
-    if known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
+    plugin_known = plugins(group).get(name) or _addressed.get((group, name))
+    if plugin_known is None and group in BY_ADDRESS and ADDRESS.fullmatch(name):
         return _at_address(group, name, name)
     adapter, argument = _adapter(group, name)
-    if known is not None or adapter is None or not argument.startswith(STOCK):
-        return known
+    if plugin_known is not None or adapter is None or not argument.startswith(STOCK_PREFIX):
+        return plugin_known
     entry = metadata.EntryPoint(name, adapter.target, "")
-    found = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
-    return _addressed.setdefault((group, name), found)
+    plugin = Plugin(group, name, entry.value, adapter.distribution, entry, adapter=adapter.name)
+    return _addressed.setdefault((group, name), plugin)
 
 
 def canonical(defense: str) -> str:
-    """Return the one name that records keep of a defense: ours, also where a framework's own name was typed.
+    """Return the name of a defense in records: ours, also for a framework's own name of it.
 
-    Any other name, known or not, comes back as it is.
+    Any other name, known or not, is returned unchanged.
     """
     adapter, argument = _adapter("defenses", defense)
-    if adapter is None or not argument.startswith(STOCK):
+    if adapter is None or not argument.startswith(STOCK_PREFIX):
         return defense
-    name = argument.removeprefix(STOCK)
+    name = argument.removeprefix(STOCK_PREFIX)
     own = next((own for own, theirs in stock_names(adapter).items() if name in theirs), name)
-    return f"{adapter.name}:{STOCK}{own}"
+    return f"{adapter.name}:{STOCK_PREFIX}{own}"
 
 
 def stock_names(adapter: Plugin) -> Mapping[str, tuple[str, ...]]:
-    """Return names of what ships with an adapter's framework, behind "stock/", each with the framework's own for it.
+    """Return the names, after "stock/", of what ships with an adapter's framework, each with the framework's own names.
 
-    They are `STOCK_NAMES` in the adapter's module, which is imported without the framework; none where it is broken.
+    They are `STOCK_NAMES` in the adapter's module, which does not import the framework; empty if it is broken.
     """
     try:
         assert adapter.loaded is not None
@@ -236,52 +240,52 @@ def stock_names(adapter: Plugin) -> Mapping[str, tuple[str, ...]]:
 
 
 def admit(defense: str) -> None:
-    """Let a defense that the user names by its address be loaded: whoever calls this lets its code run."""
+    """Allow a defense that the user named by its address to be loaded, which runs its code."""
     adapter, argument = _adapter("defenses", defense)
-    if adapter is not None and not argument.startswith(STOCK):
+    if adapter is not None and not argument.startswith(STOCK_PREFIX):
         _at_address("defenses", defense, argument, adapter.name)
 
 
-def _adapter(group: Group, name: str) -> tuple[Plugin | None, str]:
-    """Return the adapter that a defense's name is handed to, and what of it."""
-    before, colon, argument = name.partition(":")
-    return (plugins("adapters").get(before) if colon and group == "defenses" else None), argument
+def _adapter(group: PluginGroup, name: str) -> tuple[Plugin | None, str]:
+    """Return the adapter in a defense's name, None if there is none, and the part of the name after it."""
+    prefix, colon, argument = name.partition(":")
+    return (plugins("adapters").get(prefix) if colon and group == "defenses" else None), argument
 
 
-def _at_address(group: Group, name: str, address: str, adapter: str = "") -> Plugin:
-    """Return what lies at an address; modules of the present folder count where no other is called so."""
+def _at_address(group: PluginGroup, name: str, address: str, adapter: str = "") -> Plugin:
+    """Return the plugin at an address; modules of the current folder are found last."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     entry = metadata.EntryPoint(name, address, "")
     return _addressed.setdefault((group, name), Plugin(group, name, address, ADDRESSED, entry, adapter=adapter))
 
 
-_addressed: dict[tuple[Group, str], Plugin] = {}
-"""What no entry point names, once it was found."""
+_addressed: dict[tuple[PluginGroup, str], Plugin] = {}
+"""Plugins without an entry point that were found so far."""
 
 
 def all_known() -> list[Plugin]:
-    """Return every installed plugin, and what was named by its address so far."""
-    return [*(plugin for group in GROUPS for plugin in plugins(group).values()), *_addressed.values()]
+    """Return every installed plugin, and those named by an address so far."""
+    return [*(plugin for group in PLUGIN_GROUPS for plugin in plugins(group).values()), *_addressed.values()]
 
 
-def load(group: Group, name: str) -> Any:
-    """Return what the plugin points to; UsageError for an unknown name, PluginError for a broken plugin."""
+def load(group: PluginGroup, name: str) -> Any:
+    """Return the plugin's target; UsageError: an unknown name; PluginError: a broken plugin."""
     plugin = find(group, name)
     if plugin is None:
-        raise unknown(KINDS[group], name, [*plugins(group), *(_stock() if group == "defenses" else ())])
+        raise unknown(GROUP_NOUNS[group], name, [*plugins(group), *(_stock() if group == "defenses" else ())])
     return plugin.loaded
 
 
 def _stock() -> Iterator[str]:
-    """Yield every name of what ships with a framework, ours and the framework's."""
+    """Yield every name, ours and the framework's, of what ships with the installed adapters' frameworks."""
     for adapter in plugins("adapters").values():
         for own, theirs in stock_names(adapter).items():
-            yield from (f"{adapter.name}:{STOCK}{one}" for one in (own, *theirs))
+            yield from (f"{adapter.name}:{STOCK_PREFIX}{one}" for one in (own, *theirs))
 
 
-def load_all(group: Group) -> dict[str, Any]:
-    """Return every plugin of `group` that is not broken; a broken one is named in one warning and left out."""
+def load_all(group: PluginGroup) -> dict[str, Any]:
+    """Return the target of every plugin of `group`, by name; a broken one is left out with one warning."""
     loaded: dict[str, Any] = {}
     for name, plugin in plugins(group).items():
         try:

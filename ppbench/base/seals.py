@@ -1,7 +1,7 @@
-"""Digests of what caches keep: a bit that flips on a disk must cost time, never become another result.
+"""Digests of cached files: a bit that flips on a disk must cost time, never change a result.
 
-A file of tensors carries the SHA-256 of its tensors; a folder of several files one JSON file with the SHA-256 of each,
-and of itself. They tell damage, not forgery: who can write a cache can also write its digests.
+A file of tensors carries the SHA-256 of its tensors; a folder of files has one JSON file with the SHA-256 of each, and
+of itself. Digests detect damage, not forgery: whoever can write a cache can also write its digests.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.files import read_regular, write_atomic
 
-ENTRY = "ppbench.sha256"
+DIGEST_ENTRY = "ppbench.sha256"
 _CHUNK = 1 << 20
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256, in hex, of tensors on CPU by name: names, types, shapes and bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return tensors on CPU as the bytes of a safetensors file with their digest, for `unpacked`."""
-    whole = {name: value.contiguous() for name, value in sorted(tensors.items())}
-    return _settled(save(whole, {**(metadata or {}), ENTRY: digest_of(whole)}))
+def packed_with_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors on CPU as the bytes of a safetensors file with their digest, for `unpacked_with_digest`."""
+    contiguous = {name: value.contiguous() for name, value in sorted(tensors.items())}
+    return _settled(save(contiguous, {**(metadata or {}), DIGEST_ENTRY: digest_of(contiguous)}))
 
 
 def _settled(data: bytes) -> bytes:
-    """Return the bytes of a safetensors file with its metadata in order: the library's own order changes by process."""
+    """Return the bytes of a safetensors file with its metadata sorted: the library's order differs by process."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -50,17 +50,17 @@ def _settled(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
-def unpacked(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of `packed`. Raises UsageError: none, damaged, or of before there were digests."""
+def unpacked_with_digest(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of `packed_with_digest`. UsageError: it is unreadable, damaged or without digest."""
     try:
         with safe_open(path, framework="pt") as file:
-            stated = (file.metadata() or {}).get(ENTRY)
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            stated = (file.metadata() or {}).get(DIGEST_ENTRY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, ValueError) as cause:
         raise UsageError(f"{path} cannot be read ({cause}).") from cause
-    if stated != digest_of(found):
+    if stated != digest_of(tensors):
         raise UsageError(f"{path} {'carries no digest' if stated is None else 'is damaged: its digest differs'}.")
-    return found
+    return tensors
 
 
 def seal(folder: Path, name: str, about: Any) -> None:
@@ -79,23 +79,22 @@ def seal_value(path: Path, about: Any, files: Mapping[str, str] = MappingProxyTy
 def unsealed(path: Path, files: bool = True) -> Any:
     """Return what `seal` wrote to `path`; files: whether those beside it are checked too.
 
-    Raises UsageError: the file is missing or damaged, another file is missing or is not the one that was there, or all
-    of it is of before there were digests.
+    Raises UsageError: the file is missing, damaged or without digest, or another file is missing or differs.
     """
     try:
-        found = json.loads(read_regular(path))
-        body = {"about": found["about"], "files": dict(found["files"])}
-        whole = found["sha256"] == _body_digest(body)
+        content = json.loads(read_regular(path))
+        body = {"about": content["about"], "files": dict(content["files"])}
+        intact = content["sha256"] == _body_digest(body)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise UsageError(f"{path} is damaged, or of before there were digests ({type(cause).__name__})") from cause
-    if not whole:
+        raise UsageError(f"{path} is damaged, or older than digests ({type(cause).__name__})") from cause
+    if not intact:
         raise UsageError(f"{path} is damaged: its digest differs")
     for name, stated in body["files"].items() if files else ():
         try:
-            own = _file_digest(path.parent / Path(name).name)
+            computed = _file_digest(path.parent / Path(name).name)
         except OSError as cause:
             raise UsageError(f"{path.parent / Path(name).name} cannot be read ({cause.strerror})") from cause
-        if own != stated:
+        if computed != stated:
             raise UsageError(f"{path.parent / Path(name).name} is damaged: its digest differs")
     return body["about"]
 
@@ -105,8 +104,8 @@ def _body_digest(body: Mapping[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""One seed makes one result: every random draw has a generator derived from what it is for.
+"""One seed, one result: every random draw has a generator derived from its purpose.
 
-A generator depends on (master seed, secret, role, indices) and on nothing else, so adding a client, a victim or an
-attack moves no other draw.
+A generator depends only on (master seed, secret, role, indices), so adding a client, a victim or an attack changes no
+other draw.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 TWISTER = 624
 """Words of 32 bits that are the state of torch's CPU generator."""
 PLACE = 24
-"""Byte at which they begin in `Generator.get_state()`, each in 64 bits, after the seed and two counters."""
+"""Byte in `Generator.get_state()` where these words begin, each in 64 bits, after the seed and two counters."""
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Derives seeds and generators from one master seed, and a secret in hex if there is one: then nobody else can."""
+    """Derives seeds and generators from one master seed and, if `salt` is set, a secret in hex."""
 
     master: int
     salt: str = ""
@@ -30,17 +30,17 @@ class Seeds:
         return int.from_bytes(hashlib.sha256(self._text(role, *index)).digest()[:8], "big") >> 1
 
     def token(self, role: str, *index: int | str) -> str:
-        """Return a name of 16 characters for `role` and `index` that tells nothing of them."""
+        """Return a name of 16 hex digits for `role` and `index` that does not reveal them."""
         return f"{self.seed('token', role, *index):016x}"
 
     def generator(self, role: str, *index: int | str) -> torch.Generator:
         """Return a fresh CPU generator for `role` and `index`. Draws are made on CPU on every device.
 
-        With a secret, all of its state is drawn from it: of a seed torch keeps 32 bits, which one core tries in an
-        hour against published noise, and whoever knows the noise takes it off.
+        With a secret, the whole state is drawn from it: torch keeps 32 bits of a seed, which one core can try in an
+        hour against published noise, and known noise can be subtracted.
         """
-        made = torch.Generator().manual_seed(self.seed(role, *index))
-        return made.set_state(_filled(made.get_state(), self._text(role, *index))) if self.salt else made
+        generator = torch.Generator().manual_seed(self.seed(role, *index))
+        return generator.set_state(_filled(generator.get_state(), self._text(role, *index))) if self.salt else generator
 
     def _text(self, role: str, *index: int | str) -> bytes:
         return "/".join([str(self.master), *filter(None, [self.salt]), role, *map(str, index)]).encode()

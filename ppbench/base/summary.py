@@ -1,4 +1,4 @@
-"""What a list of plugins says of each: the first line of its docstring."""
+"""One-line summaries of plugins for lists: the first line of the docstring."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from importlib import util
 from pathlib import Path
 
 from ppbench.base.errors import PluginError, one_line
-from ppbench.base.guard import told
+from ppbench.base.guard import error_text
 from ppbench.base.registry import Plugin
 
 
 def summary(plugin: Plugin) -> str:
-    """Return the first line of the plugin's docstring, read from source ("" if not found), or why it is broken.
+    """Return the first line of the plugin's docstring, read from source ("" if there is none), or why it is broken.
 
-    Ours are not imported for it; others are, for nothing else tells.
+    Only third-party plugins are imported for it, to find out whether they are broken.
     """
     try:
         if not plugin.ours:
@@ -26,7 +26,7 @@ def summary(plugin: Plugin) -> str:
     except PluginError as error:
         return f"broken: {error}"
     except Exception as cause:  # noqa: BLE001 - parents of a broken package may raise anything; shown in the list
-        return f"broken: {told(cause)}" if plugin.ours else ""
+        return f"broken: {error_text(cause)}" if plugin.ours else ""
     attribute = plugin.target.partition(":")[2]
     header = re.search(rf"^(?:class|def) {re.escape(attribute)}\b(?:.*\n)*?.*:[ \t]*(?:#.*)?\n\s*", text, re.MULTILINE)
     quoted = None if header is None else re.compile(r"[rR]?(\"\"\"|''')(.*?)(?:\1|\n)").match(text, header.end())

@@ -1,4 +1,4 @@
-"""Where in a TOML file a value stands: the parser of the standard library tells the line of a wrong form only."""
+"""Line numbers of values in a TOML file; the parser of the standard library reports them for syntax errors only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-LARGEST = 1_000_000
-"""Bytes of a file that people write: a larger one is something else."""
+LARGEST_TOML = 1_000_000
+"""Most bytes of a hand-written file; a larger one is something else."""
 
 Loc = tuple[str | int, ...]
 _HEADER = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
@@ -28,34 +28,34 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A TOML file: where it is, its text, and what the parser made of it."""
+class TomlFile:
+    """A TOML file: its path, its text and its parsed content."""
 
     path: Path
     text: str
     raw: dict[str, Any]
 
     def error(self, loc: Loc, message: str) -> UsageError:
-        """Return the error about the value at `loc` (keys and indices from the top): file, line, key, what is wrong."""
+        """Return the error about the value at `loc` (keys and indices from the top): file, line, key, `message`."""
         return UsageError(f"{self.place(loc)}: {message}")
 
     @contextmanager
     def at(self, loc: Loc) -> Iterator[None]:
-        """Say of a UsageError in the body that the value at `loc` is wrong."""
+        """Add the place of the value at `loc` to a UsageError in the body."""
         try:
             yield
         except UsageError as cause:
             raise self.error(loc, str(cause)) from cause
 
     def place(self, loc: Loc) -> str:
-        """Return where the value at `loc` stands: "FILE, line 12, key defense.2"."""
-        known = self._known(loc)
-        line = next((self._lines[known[:n]] for n in range(len(known), 0, -1) if known[:n] in self._lines), 1)
-        named = [str(part + 1) if isinstance(part, int) else str(part) for part in known or loc]
-        return f"{self.path}, line {line}" + (f", key {'.'.join(named)}" if named else "")
+        """Return the place of the value at `loc`: "FILE, line 12, key defense.2"."""
+        existing = self._known(loc)
+        line = next((self._lines[existing[:n]] for n in range(len(existing), 0, -1) if existing[:n] in self._lines), 1)
+        keys = [str(part + 1) if isinstance(part, int) else str(part) for part in existing or loc]
+        return f"{self.path}, line {line}" + (f", key {'.'.join(keys)}" if keys else "")
 
     def _known(self, loc: Loc) -> Loc:
-        """Return the part of `loc` that the file has: a checker adds names of its own behind it."""
+        """Return the part of `loc` that is in the file: validators append names of their own."""
         value: Any = self.raw
         for n, part in enumerate(loc):
             inside = part in value if isinstance(value, dict) else isinstance(part, int) and isinstance(value, list)
@@ -67,8 +67,8 @@ class Source:
 
     @cached_property
     def _lines(self) -> dict[Loc, int]:
-        """The line of every table and key, from 1. Keys within inline tables and arrays have that of their holder."""
-        found: dict[Loc, int] = {}
+        """The line of every table and key, from 1. Keys within inline tables and arrays are not listed."""
+        lines: dict[Loc, int] = {}
         count = Counter[str]()
         table: Loc = ()
         for number, line in enumerate(self.text.splitlines(), start=1):
@@ -77,30 +77,30 @@ class Source:
                 if header[1] == "[[":
                     count[header[2]] += 1
                 table = _indexed(names, count)
-                found.setdefault(table, number)
+                lines.setdefault(table, number)
             elif key := _KEY.match(line):
                 place = (*table, *(part.strip("\"' ") for part in key[1].split(".")))
                 for n in range(len(table) + 1, len(place) + 1):
-                    found.setdefault(place[:n], number)
-        return found
+                    lines.setdefault(place[:n], number)
+        return lines
 
 
 def _indexed(names: list[str], count: Counter[str]) -> Loc:
     place: list[str | int] = []
     for n, name in enumerate(names, start=1):
         place.append(name)
-        if (seen := count[".".join(names[:n])]) > 0:
-            place.append(seen - 1)
+        if (number := count[".".join(names[:n])]) > 0:
+            place.append(number - 1)
     return tuple(place)
 
 
-def source_of(path: Path, what: str) -> Source:
-    """Return a TOML file; UsageError: it cannot be read as `what` ("suite"), is too large for one, or no TOML."""
+def toml_file(path: Path, what: str) -> TomlFile:
+    """Return a parsed TOML file; UsageError: it cannot be read, is too large for a `what` ("suite"), or is no TOML."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path} has more than {LARGEST:,} bytes, so it is no {what}; give a TOML file of one.")
+        if path.stat().st_size > LARGEST_TOML:
+            raise UsageError(f"{path} has more than {LARGEST_TOML:,} bytes, so it is no {what}; give a TOML file.")
         text = path.read_text(encoding="utf-8")
-        return Source(path, text, tomllib.loads(text))
+        return TomlFile(path, text, tomllib.loads(text))
     except OSError as cause:
         raise UsageError(
             f"{path} cannot be read as a {what} ({cause.strerror}); give a file that you may read."

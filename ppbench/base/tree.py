@@ -1,6 +1,6 @@
-"""Trees of tensors: what states and messages are made of, and how they are copied, counted and kept on disk.
+"""Trees of tensors, of which states and messages are made: copying, counting and storing them.
 
-A tree is a tensor, a tuple, list or dict of trees, or a registered `node`; decoding only ever builds such classes.
+A tree is a tensor, a tuple, list or dict of trees, or a registered `node`; decoding builds nothing else.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def tree_map(function: Callable[[Tensor], Any], tree: T) -> T:
 
 
 def _mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """As torch's pytree does it, in a quarter of the time: a round of a small network maps some hundred tensors."""
+    """Map as torch's pytree does, in a quarter of the time: a round of a small network maps some hundred tensors."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -90,41 +90,41 @@ def _mapped(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
 
 
 def _refilled(tree: dict[Any, Any], values: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dict of the kind of `tree`, an OrderedDict of `state_dict` say, with other values."""
-    made = copy.copy(tree)
-    made.update(values)
-    return made
+    """Return a copy of `tree`, which may be a subclass of dict such as OrderedDict, with other values."""
+    copied = copy.copy(tree)
+    copied.update(values)
+    return copied
 
 
 def leaves(tree: Tree) -> list[Tensor]:
     """Return the tensors of `tree`, in order."""
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
+    tensors: list[Tensor] = []
+    _collect(tree, tensors)
+    return tensors
 
 
 def filled(tree: T, values: Iterable[Tensor]) -> T:
     """Return `tree` with other tensors, as `leaves` orders them."""
-    left = iter(values)
-    return tree_map(lambda _: next(left), tree)
+    remaining = iter(values)
+    return tree_map(lambda _: next(remaining), tree)
 
 
-def _collect(tree: Tree, found: list[Tensor]) -> None:
+def _collect(tree: Tree, tensors: list[Tensor]) -> None:
     if isinstance(tree, Tensor):
-        found.append(tree)
+        tensors.append(tree)
     elif isinstance(tree, dict):
         for value in tree.values():
-            _collect(value, found)
+            _collect(value, tensors)
     elif isinstance(tree, tuple | list):
         for value in tree:
-            _collect(value, found)
+            _collect(value, tensors)
     else:
         for name in _FIELDS.get(type(tree), ()):
-            _collect(getattr(tree, name), found)
+            _collect(getattr(tree, name), tensors)
 
 
 def structure(tree: Tree) -> object:
-    """Return what trees share that differ in values alone, hashable: kinds, keys, shapes and dtypes."""
+    """Return the kinds, keys, shapes and dtypes of a tree, hashable; equal for trees that differ in values alone."""
     if isinstance(tree, Tensor):
         return tree.shape, tree.dtype
     if isinstance(tree, dict):
@@ -139,12 +139,12 @@ def structure(tree: Tree) -> object:
 
 def finite(tree: Tree) -> bool:
     """Return whether every number of `tree` is finite."""
-    # A sum is not finite where an entry is not: one pass. Where it is only too large, each entry is looked at.
+    # If an entry is not finite, neither is the sum: one pass. A sum that only overflows needs a check of each entry.
     return all(math.isfinite(leaf.sum().item()) or bool(leaf.isfinite().all()) for leaf in leaves(tree))
 
 
 def nbytes(tree: Tree) -> int:
-    """Return the size of the tree's tensors in bytes as they would travel (dtype included, no framing)."""
+    """Return the size of the tree's tensors in bytes, without framing."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
@@ -204,14 +204,14 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
 
 def save(tree: Tree, path: Path) -> None:
     """Write `tree` to the safetensors file `path`, its structure as metadata."""
-    tensors, about = _flat(tree)
-    save_file(tensors, path, metadata=about)
+    tensors, metadata = _flat(tree)
+    save_file(tensors, path, metadata=metadata)
 
 
 def packed(tree: Tree) -> bytes:
-    """Return what `save` writes."""
-    tensors, about = _flat(tree)
-    return bytes_of(tensors, metadata=about)
+    """Return the bytes that `save` writes."""
+    tensors, metadata = _flat(tree)
+    return bytes_of(tensors, metadata=metadata)
 
 
 def _flat(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -220,8 +220,8 @@ def _flat(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
     return store or {"empty": torch.zeros(0)}, {"tree": json.dumps(structure)}
 
 
-def hashed(digest: Hash, *tensors: Tensor) -> None:
-    """Have a digest take in tensors: types, shapes and values, little-endian."""
+def update_digest(digest: Hash, *tensors: Tensor) -> None:
+    """Update a digest with tensors: types, shapes and values, little-endian."""
     for tensor in tensors:
         array = tensor.detach().cpu().contiguous().numpy()
         little = array.dtype.newbyteorder("<")
@@ -230,7 +230,7 @@ def hashed(digest: Hash, *tensors: Tensor) -> None:
 
 
 def load(path: Path) -> Tree:
-    """Read what `save` wrote. Raises UsageError: the file is not one of ours."""
+    """Return the tree in a file of `save`. Raises UsageError: the file is no such file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -239,22 +239,22 @@ def load(path: Path) -> Tree:
         # Clones are aligned as fresh tensors are: kernels round differently off the 64-byte grid.
         return decode(structure, {name: value.clone() for name, value in load_file(path).items()})
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, AttributeError, RecursionError) as cause:
-        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it to have it made again.") from cause
+        raise UsageError(f"{path} is not a saved ppbench state ({cause}); delete it, and it is made again.") from cause
 
 
-HEADER = 1 << 24
-"""Bytes of names and structure that a stranger's tree may have: as Python's objects they take twenty times as many."""
+LARGEST_HEADER = 1 << 24
+"""Most bytes of names and structure in an untrusted tree: as Python objects they take twenty times as many."""
 
 
 def unpacked(data: bytes) -> Tree:
-    """Read the bytes of what `save` wrote. Raises UsageError: they are something else."""
+    """Return the tree in the bytes of `packed`. Raises UsageError: they are something else."""
     from safetensors import SafetensorError
     from safetensors.torch import load as tensors_of
 
     try:
-        if (size := int.from_bytes(data[:8], "little")) > HEADER:
-            raise UsageError(f"their header has {size:,} bytes, more than {HEADER:,}")
-        tensors = tensors_of(data)  # before the header is read here: it is one then
+        if (size := int.from_bytes(data[:8], "little")) > LARGEST_HEADER:
+            raise UsageError(f"their header has {size:,} bytes, more than {LARGEST_HEADER:,}")
+        tensors = tensors_of(data)  # first, because this checks the header
         return decode(json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["tree"]), tensors)
     except (SafetensorError, TypeError, KeyError, ValueError, AttributeError, RecursionError, IndexError) as cause:
         raise UsageError(f"they are no saved ppbench state ({type(cause).__name__})") from cause

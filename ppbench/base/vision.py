@@ -1,7 +1,7 @@
-"""The one door to torchvision and lpips: they are imported on first use, and made importable where they are not.
+"""Imports of torchvision and lpips: on first use, and with a workaround for a torchvision that cannot be imported.
 
-The torchvision of PyPI is built for CUDA: on a CPU-only torch importing it ends in "operator torchvision::nms does not
-exist". Declaring the missing schemas lets the import through; calling the operators still fails, as it should.
+The torchvision of PyPI is built for CUDA: on a CPU-only torch its import fails with "operator torchvision::nms does not
+exist". With the missing schemas declared the import succeeds; calling the operators still fails, as it should.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def torchvision() -> ModuleType:
 
 
 def importable(call: Callable[[], T]) -> T:
-    """Return what `call` returns, which may import torchvision by itself; called again where that failed."""
+    """Return what `call` returns; call it again with the workaround if its import of torchvision failed."""
     try:
         return call()
     except RuntimeError as cause:
@@ -54,7 +54,7 @@ def lpips() -> ModuleType:
 
 
 def _declare_missing() -> None:
-    import torch  # who fails for the lack of a schema has imported it; a list of plugins must not
+    import torch  # already imported where a schema is missing; listing plugins must not import it
 
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in _SCHEMAS:

@@ -1,4 +1,4 @@
-"""Files of named tensors, read without running anything that lies in them."""
+"""Files of named tensors, read without running code in them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ppbench.base.errors import UsageError, because
 
 
 def named_tensors(path: Path) -> Mapping[str, Any]:
-    """Return what a .safetensors file or a torch checkpoint holds by name, tensors alone (UsageError: it cannot)."""
+    """Return the named tensors of a .safetensors file or a torch checkpoint (UsageError: it cannot be read as one)."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        with warnings.catch_warnings():  # torch asks to be told of files of other makes
+        with warnings.catch_warnings():  # torch warns about files of other libraries
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as cause:  # torch's own words advise to run what lies in the file
+    except UnpicklingError as cause:  # torch's own message advises to run the code in the file
         raise UsageError(
             f"{path} is no file of weights that can be read (it holds other things than tensors)."
         ) from cause

@@ -1,4 +1,4 @@
-"""`ppbench compare` and `ppbench baseline accept`: has a defense got worse than the accepted results?"""
+"""`ppbench compare` and `ppbench baseline accept`: is a defense worse than the accepted results?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compare(
     github: GitHub = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON and nothing else.")] = False,
 ) -> None:
-    """Compare NEW with BASELINE, victim by victim: does a defense leak more, or cost more accuracy, than it did?
+    """Compare NEW with BASELINE, victim by victim: does a defense leak more, or cost more accuracy, than before?
 
     Exit code 0: no regression found; 1: regression; 2: input that cannot be used; 3: a control changed or failed,
     rows cannot be compared, or nothing could have been found (too few victims, no row judged); 4: rows of BASELINE are
@@ -60,7 +60,7 @@ def compare(
 
 
 def _summarize(text: str) -> None:
-    """Append to the summary of the job that runs in GitHub Actions, if one does."""
+    """Append `text` to the summary of the GitHub Actions job, if there is one."""
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return
@@ -85,10 +85,10 @@ def accept(
     folder: Annotated[Path, typer.Argument(metavar="BASELINE", help="The baseline to move, or a folder to be made.")],
     reason: Annotated[str, typer.Option(help="Why the baseline moves; kept in BASELINE/accepted.jsonl.")],
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep cells that NEW lacks, of the same suite: a seed at a time.")
+        bool, typer.Option("--keep", help="Keep cells that NEW lacks, of the same suite, as for one seed at a time.")
     ] = False,
 ) -> None:
-    """Make the results in NEW the baseline: verified, without images, whole or not at all, with a reason that is kept.
+    """Make the results in NEW the baseline: verified, without images, completely or not at all, with a recorded reason.
 
     Exit code 2: NEW has problems (see `ppbench verify`), failed cells, or controls that do not hold; or no reason was
     given.

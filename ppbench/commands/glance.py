@@ -1,4 +1,4 @@
-"""The answer in the terminal: a line, how far it can be relied on, a row a setting as far as the width allows."""
+"""The answer in the terminal: the headline, its reliability, and a table with one row per setting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ppbench.report.page.overview import Overview
 from ppbench.report.page.standing import Setting
 from ppbench.report.worst import Measured
 
-WIDTH = 120  # of what is not a terminal
+PLAIN_WIDTH = 120  # columns where standard output is no terminal
 
 
-def console(width: int = WIDTH) -> Console:
-    """Return the console that reports are printed to; what is no terminal is `width` wide."""
-    found = Console()
-    return found if found.is_terminal else Console(width=width)
+def console(width: int = PLAIN_WIDTH) -> Console:
+    """Return the console for reports; `width` columns wide if it is no terminal."""
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=width)
 
 
 def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
-    """Return an empty table without frame, whose columns do not wrap but for those named, which are never cut."""
+    """Return an empty table without frame; only columns in `wrapped` wrap, all others are cut."""
     table = Table(title=title, title_style="", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in names:
         table.add_column(name, no_wrap=name not in wrapped, overflow="fold" if name in wrapped else "ellipsis")
@@ -34,7 +34,7 @@ def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterabl
 
 
 def say_answer(to: Console, answer: Answer) -> None:
-    """Print what was found in a line, and how far it can be relied on."""
+    """Print the headline and its reliability."""
     style = {"error": "bold red", "good": "bold green", "warning": "bold yellow"}.get(answer.headline.tone, "bold")
     to.print(f"[{style}]{escape(answer.headline.words)}[/]", highlight=False)
     bad = {"failed": "bold red", "unknown": "yellow"}.get(answer.trust.state, "dim")
@@ -44,11 +44,11 @@ def say_answer(to: Console, answer: Answer) -> None:
 
 
 NARROW, WIDE = 100, 130
-"""Columns of a terminal below which a table has the first figures alone, and from which on it has all."""
+"""Widths of a terminal: below the first a table has only the first figures, from the second on it has all."""
 
 
 def glance(overview: Overview, width: int) -> Table:
-    """Return a row a setting, or of several defenses a row each; what it is and the verdict wrap, and are never cut."""
+    """Return a table with one row per setting, or for several defenses one row each, that fits `width`."""
     single = len(overview.compared) == 1
     columns: list[tuple[str, Callable[[Setting], str]]] = [
         ("accuracy", _accuracy),
@@ -94,8 +94,8 @@ def _leaked(v: Setting) -> str:
     return modality.brief(v.metric.value) + ("" if blind is None else f" (blind {blind:.0f})")
 
 
-def _share(found: Measured | None, name: str) -> str:
-    share = value(found, name)
+def _share(record: Measured | None, name: str) -> str:
+    share = value(record, name)
     return "-" if share is None else f"{share:.0%}"
 
 

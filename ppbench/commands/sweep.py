@@ -1,4 +1,4 @@
-"""`ppbench sweep`: the cells of a suite that are not there yet."""
+"""`ppbench sweep`: compute the missing cells of a suite."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Annotated
 import typer
 
 from ppbench.base.errors import UsageError, shown
-from ppbench.commands.evaluate import TF32
+from ppbench.commands.evaluate import TF32_HELP
 
-Suite = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
+SuiteArgument = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
-Kind = Annotated[
+Engine = Annotated[
     str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; needs the extra `ray`).")
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Cells at the same time; by default one a core, and what a cluster has room for.")
+    int | None, typer.Option(help="Cells at the same time; by default one per core, or as many as fit a cluster.")
 ]
-Address = Annotated[str | None, typer.Option(help="Of a running Ray cluster, as auto or HOST:6379.")]
-ONLY = "defense=spn,dp; also control, attack, kind, threat, stage, batch, model, seed. Repeatable. Controls stay."
-Only = Annotated[list[str] | None, typer.Option(help=ONLY)]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster, as auto or HOST:6379.")]
+ONLY_HELP = "defense=spn,dp; also control, attack, kind, threat, stage, batch, model, seed. Repeatable. Controls stay."
+Only = Annotated[list[str] | None, typer.Option(help=ONLY_HELP)]
 Added = Annotated[list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")]
 Place = Annotated[
-    str | None, typer.Option(help="Where the suite's data lie here, as parquet:FOLDER; told apart by content.")
+    str | None, typer.Option(help="Where the suite's data are here, as parquet:FOLDER; checked by content.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
-Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=TF32)]
-Weights = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=TF32_HELP)]
+WeightsOption = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
-ISOLATE = (
+SWEEP_ISOLATE_HELP = (
     "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
-    "can, on victims that a secret in OUT/salt takes part in drawing; default: where a suite has any."
+    "can, on victims that a secret in OUT/salt takes part in drawing; by default where a suite has any."
 )
-Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=ISOLATE)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be computed, and compute nothing.")]
+Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=SWEEP_ISOLATE_HELP)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be computed, and compute nothing.")]
 
 
 def sweep(
-    suite: Suite,
+    suite: SuiteArgument,
     preset: Preset = "",
-    engine: Kind = "local",
+    engine: Engine = "local",
     workers: Workers = None,
     address: Address = None,
     only: Only = None,
@@ -48,37 +48,37 @@ def sweep(
     dataset: Place = None,
     device: Device = "auto",
     tf32: Tf32 = False,
-    weights: Weights = None,
+    weights: WeightsOption = None,
     out: Out = None,
     isolate: Isolate = None,
     dry_run: DryRun = False,
     full: Annotated[bool, typer.Option("--full", help="Print all sentences and controls.")] = False,
 ) -> None:
-    """Compute every cell of a suite that is not there yet, and write its leaderboard.
+    """Compute the missing cells of a suite, and write its leaderboard.
 
     Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
     that cannot be used; 3: a control failed or did not run, trust nothing.
     """
     from ppbench.base.bars import Bars
     from ppbench.commands.terminal import planned_report, swept_report
-    from ppbench.records.origin import typed
+    from ppbench.records.origin import typed_command
     from ppbench.report.completeness import exit_of
     from ppbench.run.options import resolve_device
     from ppbench.run.suite import load_suite
-    from ppbench.run.sweep import default_out, plan
+    from ppbench.run.sweep import default_out, plan_sweep
     from ppbench.run.sweep import sweep as run
 
     where = resolve_device(device)
-    asked = load_suite(
+    loaded = load_suite(
         suite, preset, add=add or (), dataset=dataset, device=where, tf32=tf32, weights=weights, isolate=isolate
     )
     chosen = filters(only or [])
     if dry_run:
-        planned_report(plan(asked, out or default_out(asked), chosen))
+        planned_report(plan_sweep(loaded, out or default_out(loaded), chosen))
         return
     with Bars() as bars:
         swept = run(
-            asked,
+            loaded,
             out=out,
             engine=engine,
             workers=workers,
@@ -86,7 +86,7 @@ def sweep(
             only=chosen,
             device=where,
             progress=bars,
-            command=typed(),
+            command=typed_command(),
         )
     swept_report(swept, full)
     if code := exit_of(swept.records, swept.reliable):
@@ -94,12 +94,12 @@ def sweep(
 
 
 def filters(words: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return key=a,b words as {key: (a, b)}. Raises UsageError where one has another form."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return words key=a,b as {key: (a, b)}. Raises UsageError where one has another form."""
+    chosen: dict[str, tuple[str, ...]] = {}
     for word in words:
         key, equals, values = word.partition("=")
-        told = tuple(value.strip() for value in values.split(",") if value.strip())
-        if not equals or not key.strip() or not told:
+        parts = tuple(value.strip() for value in values.split(",") if value.strip())
+        if not equals or not key.strip() or not parts:
             raise UsageError(f"Option --only {shown(word)} cannot be used; give key=value, as defense=spn,dp.")
-        found[key.strip()] = (*found.get(key.strip(), ()), *told)
-    return found
+        chosen[key.strip()] = (*chosen.get(key.strip(), ()), *parts)
+    return chosen

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: of an evaluation its tables, of a sweep a line a defense; controls, verdict."""
+"""Reports in the terminal: tables of an evaluation, one line per defense of a sweep; controls, verdict."""
 
 from __future__ import annotations
 
@@ -13,32 +13,40 @@ from rich.table import Table
 
 from ppbench.base.errors import count_of
 from ppbench.commands.glance import console, glance, plain_table, say_answer
-from ppbench.metrics.modalities import IMAGE, NEAR, modality_of
+from ppbench.federation.threats import recorded_threat
+from ppbench.metrics.modalities import CLOSE_ROW, IMAGE, modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 from ppbench.report.completeness import failures
-from ppbench.report.controls import CONTROLS, unread, value
+from ppbench.report.controls import CONTROLS, nothing_to_read, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.page.table import ranks_of
 from ppbench.report.page.trust import Trust
-from ppbench.report.verdict.lines import Row, audits, extraction_metric_of, held, lines, probed
+from ppbench.report.verdict.lines import (
+    SettingRow,
+    audit_rows,
+    extraction_metric_of,
+    model_rows,
+    probe_text,
+    upload_rows,
+)
 from ppbench.report.worst import Measured, attack_of, worst_of
 
 if TYPE_CHECKING:
     from ppbench.run.cells import Cell
     from ppbench.run.evaluation import Evaluation
-    from ppbench.run.sweep import Planned, Swept
+    from ppbench.run.sweep import SweepPlan, SweepResult
 
-HELD = {"init": "initial", "iterate": "trained on", "final": "delivered"}
-Column = tuple[str, Callable[[Row], str]]
-"""A title, and what stands below it in a row."""
+MODEL_NAMES = {"init": "initial", "iterate": "trained on", "final": "delivered"}
+TableColumn = tuple[str, Callable[[SettingRow], str]]
+"""A title, and the function that returns a row's field."""
 
 
 def report(result: Evaluation, full: bool = False) -> None:
-    """Print the answer in three lines and a row a setting; full: with all tables, sentences and controls."""
+    """Print the answer, with one row per setting; full: with all tables, sentences and controls."""
     to = console()
     say_answer(to, result.answer)
     for overview in result.answer.tables:
@@ -46,14 +54,14 @@ def report(result: Evaluation, full: bool = False) -> None:
     if full:
         for table in tables(result.records):
             to.print(table)
-        if said := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
-            to.print(escape(said), highlight=False)
+        if costs := cost_sentence(result.config.defense, result.records, partial(time_of, result.out)):
+            to.print(escape(costs), highlight=False)
         say_verdict(to, result.answer.trust, (*result.verdict, *result.left_out))
     say_unfinished(to, result.records)
-    found = len(result.records) - result.computed
+    finished = len(result.records) - result.computed
     more = "" if full else "; --full prints all tables and sentences"
     where = result.out / "leaderboard.html"
-    to.print(f"{len(result.records)} cells ({found} found finished) in {escape(str(where))}{more}", highlight=False)
+    to.print(f"{len(result.records)} cells ({finished} found finished) in {escape(str(where))}{more}", highlight=False)
 
 
 def say_unfinished(to: Console, records: Sequence[Record]) -> None:
@@ -62,15 +70,15 @@ def say_unfinished(to: Console, records: Sequence[Record]) -> None:
         to.print(f"[red]failed, {count_of(count, 'cell')}:[/] {escape(reason)}", highlight=False)
     idle: dict[str, set[str]] = {}
     for record in records:
-        if unread(record):
+        if nothing_to_read(record):
             idle.setdefault(record.config.defense.id, set()).add(record.config.attack.id)
     for defense, attacks in idle.items():
-        words = f"not applicable to {defense}, as nothing is sent that they read: {', '.join(sorted(attacks))}"
+        words = f"not applicable to {defense}, as nothing that they read is sent: {', '.join(sorted(attacks))}"
         to.print(escape(words), style="dim", highlight=False)
 
 
 def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
-    """Print what each control says, and what was found where they hold."""
+    """Print each control, and the sentences where they hold."""
     for check in trust.checks:
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
@@ -79,12 +87,12 @@ def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """Return the final tables: what uploads give away, what models give away to who holds them, what audits find."""
-    made = ((lines, _uploads), (held, _models), (audits, _audits))
+    """Return the final tables: on uploads, on models, on audits."""
+    made = ((upload_rows, _uploads), (model_rows, _models), (audit_rows, _audits))
     return [table(rows) for rows_of, table in made if (rows := rows_of(records))]
 
 
-def _filled(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+def _filled(title: str, columns: Sequence[TableColumn], rows: Iterable[SettingRow]) -> Table:
     columns = [("defense", lambda row: f"{escape(row.key.defense)}\n{escape(row.control)}"), *columns]
     table = plain_table([name for name, _ in columns], title)
     for row in rows:
@@ -92,13 +100,13 @@ def _filled(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table
     return table
 
 
-def _uploads(rows: Sequence[Row]) -> Table:
+def _uploads(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 90 columns: a value, and its 95 % interval below it."""
     kinds = [modality_of(row.rebuilt.worst.config) for row in rows if row.rebuilt.worst is not None]
     kind = next((kind for kind in kinds if not kind.decibels), IMAGE)
     name, form = kind.headline, kind.form
     what = kind.figure if kind.decibels else f"{kind.figure} of {kind.noun}"
-    columns: list[Column] = [
+    columns: list[TableColumn] = [
         ("stage", lambda row: row.key.stage),
         ("batch", lambda row: str(row.key.batch)),
         (_utility_name(rows), _utility),
@@ -109,8 +117,8 @@ def _uploads(rows: Sequence[Row]) -> Table:
         ("tracing\n(chance)", _traced),
         ("in batch\n(50%)", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
     ]
-    if any(probed(row, rows) for row in rows):
-        columns.insert(0, ("probe", lambda row: probed(row, rows).removeprefix("probe ").replace(", ", "\n")))
+    if any(probe_text(row, rows) for row in rows):
+        columns.insert(0, ("probe", lambda row: probe_text(row, rows).removeprefix("probe ").replace(", ", "\n")))
     if len({row.key.threat for row in rows}) > 1:
         columns.insert(0, ("to", lambda row: row.key.threat))
     smallest = min(row.key.batch for row in rows)
@@ -118,15 +126,15 @@ def _uploads(rows: Sequence[Row]) -> Table:
     return _filled(f"What uploads give away ({what}; 95 % intervals below)", columns, shown)
 
 
-def _models(rows: Sequence[Row]) -> Table:
+def _models(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 110 columns: a value, its 95 % interval, and under the worst case the attack."""
     metric = extraction_metric_of([r for row in rows if (r := row.outputs.worst) is not None])
     threats = len({row.key.threat for row in rows}) > 1
 
-    def model(row: Row) -> str:
-        return HELD[row.key.stage] + (f"\n{row.key.threat.partition('/')[0]}" if threats else "")
+    def model(row: SettingRow) -> str:
+        return MODEL_NAMES[row.key.stage] + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
 
-    columns: list[Column] = [("model", model), (_utility_name(rows), _utility)]
+    columns: list[TableColumn] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):
         columns += [
             ("ASR\nplain", lambda row: _entry(row.members.plain, "asr", ".1%")),
@@ -141,14 +149,14 @@ def _models(rows: Sequence[Row]) -> Table:
         ]
         if metric == "agreement":
             columns.append(("error", lambda row: _entry(row.outputs.worst, "output_error", ".1%")))
-    return _filled("What a model gives away to who holds it (95 % intervals below)", columns, rows)
+    return _filled("What a model gives away to its holder (95 % intervals below)", columns, rows)
 
 
-def _audits(rows: Sequence[Row]) -> Table:
+def _audits(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
     rate, epsilon = "canary_tpr_at_1pct_fpr", "epsilon_lower"
-    columns: list[Column] = [
-        ("to", lambda row: row.key.threat.partition("/")[0]),
+    columns: list[TableColumn] = [
+        ("to", lambda row: recorded_threat(row.key.threat).short),
         ("AUC\naverage", lambda row: _by(row.top("auc"), "auc", ".2f")),
         ("AUC\ncanaries", lambda row: _by(row.top("canary_auc"), "canary_auc", ".2f")),
         ("TPR at 1%\ncanaries", lambda row: _entry(row.top("canary_auc"), rate, ".0%")),
@@ -160,11 +168,11 @@ def _audits(rows: Sequence[Row]) -> Table:
     return _filled("What audits find: trainings with canaries (95 % intervals below)", columns, rows)
 
 
-def _utility_name(rows: Sequence[Row]) -> str:
+def _utility_name(rows: Sequence[SettingRow]) -> str:
     return "MSE" if any(r.utility.accuracy is None and r.utility.mse is not None for r in rows) else "accuracy"
 
 
-def _utility(row: Row) -> str:
+def _utility(row: SettingRow) -> str:
     if row.utility.accuracy is not None:
         return f"{row.utility.accuracy:.1%}{' (collapsed)' if row.utility.is_collapsed else ''}"
     return row.status if row.utility.mse is None else f"{row.utility.mse:.3g}"
@@ -174,8 +182,8 @@ def _by(record: Measured | None, name: str, form: str) -> str:
     return _entry(record, name, form) + (f"\n{escape(attack_of(record))}" if record is not None else "")
 
 
-def _traced(row: Row) -> str:
-    """Return the share of images traced to their owner, beside it what chance gives: few owners are soon guessed."""
+def _traced(row: SettingRow) -> str:
+    """Return the share of images traced to their owner, with the level of chance."""
     top = row.top("tracing_accuracy")
     metric = None if top is None else top.metric("tracing_accuracy")
     share, _, ends = _entry(top, "tracing_accuracy", ".0%").partition("\n")
@@ -190,13 +198,13 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
         return f"{metric.value:{form}}"
     if form.endswith("%") and metric.value >= 10:  # a relative error of many times the size
         return f"{metric.value:.3g}x\n{metric.low:.3g}-{metric.high:.3g}x"
-    fine = name == "output_error" and metric.value < NEAR
+    fine = name == "output_error" and metric.value < CLOSE_ROW
     ends = ".0%" if form.endswith("%") and not fine else form
     return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 
 
 def as_json(result: Evaluation) -> dict[str, Any]:
-    """Return the result for programs: verdict, controls and the cells' metrics. JSON, so plain dicts."""
+    """Return the result in types that JSON has: verdict, controls and the cells' metrics."""
     ranks = ranks_of(result.answer.boards)
 
     def cell(record: Record) -> dict[str, Any]:
@@ -230,7 +238,7 @@ def as_json(result: Evaluation) -> dict[str, Any]:
         **result.answer.as_dict(),
         "reliable": result.reliable,
         "verdict": list(result.verdict),
-        "verdicts": [found.as_dict() for found in result.verdicts],
+        "verdicts": [one.as_dict() for one in result.verdicts],
         "data": list(result.notes),
         "computed": result.computed,
         "out": str(result.out),
@@ -239,45 +247,48 @@ def as_json(result: Evaluation) -> dict[str, Any]:
 
 
 # -- of a sweep ------------------------------------------------------------------------------------------------------
-def planned_report(planned: Planned) -> None:
+def planned_report(planned: SweepPlan) -> None:
     """Print which cells a sweep would compute, and where they go."""
-    asked = [cell for one in planned.asked for cell in one.cells]
+    planned_cells = [cell for one in planned.cells for cell in one.cells]
     missing = {cell.id for one in planned.todo for cell in one.cells}
     names = ("defense", "control values", "attacks", "cells", "missing")
     table = plain_table(names, wrapped=("control values",))
     by: dict[str, list[Cell]] = defaultdict(list)
-    for cell in asked:
+    for cell in planned_cells:
         by[cell.config.defense.id].append(cell)
     for name, some in by.items():
         controls = sorted({c.config.defense.control.value for c in some if c.config.defense.control is not None})
         lacking = sum(cell.id in missing for cell in some)
-        told = ", ".join(f"{v:g}" for v in controls)
-        table.add_row(name, told, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
+        values = ", ".join(f"{v:g}" for v in controls)
+        table.add_row(name, values, str(len({c.config.attack.id for c in some})), str(len(some)), str(lacking))
     to = console()
     to.print(f"{escape(planned.suite.name)} ({planned.suite.digest}): {escape(planned.suite.title)}")
     to.print(table)
-    verb = f"{len(missing)} of {len(asked)} cells are missing and would be computed, from {planned.trainings} trainings"
-    to.print(f"{verb}; results go to {escape(str(planned.store.out))}.", highlight=False)
+    to.print(
+        f"{len(missing)} of {len(planned_cells)} cells are missing and would be computed, from {planned.trainings} "
+        f"trainings; results go to {escape(str(planned.store.out))}.",
+        highlight=False,
+    )
 
 
-def swept_report(swept: Swept, full: bool = False) -> None:
-    """Print the answer, a row a defense, what failed, and where the board is; full: all sentences and controls."""
+def swept_report(swept: SweepResult, full: bool = False) -> None:
+    """Print the answer, one row per defense, failures, and where the board is; full: all sentences and controls."""
     to = console()
     say_answer(to, swept.answer)
     for overview in swept.answer.tables:
         to.print(glance(overview, to.width))
     if full:
-        to.print(defenses(swept.records))
+        to.print(defense_table(swept.records))
         say_verdict(to, swept.answer.trust, swept.verdict)
     say_unfinished(to, swept.records)
-    cells, found = len(swept.records), len(swept.records) - swept.computed
-    told = f"{cells} cells ({found} found finished, {len(swept.failed)} failed)"
+    cells, finished = len(swept.records), len(swept.records) - swept.computed
+    summary = f"{cells} cells ({finished} found finished, {len(swept.failed)} failed)"
     where = swept.out / "leaderboard.html"
-    to.print(f"{escape(swept.suite.name)}: {told} in {escape(str(where))}", highlight=False)
+    to.print(f"{escape(swept.suite.name)}: {summary} in {escape(str(where))}", highlight=False)
 
 
-def defenses(records: Sequence[Record]) -> Table:
-    """Return a table with the most that any cell of a defense gave away, over its grid and all attacks."""
+def defense_table(records: Sequence[Record]) -> Table:
+    """Return a table with each defense's largest leaks over its grid and all attacks."""
     table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():
         ends = sorted(r.utility.accuracy for r in some if r.utility.accuracy is not None)

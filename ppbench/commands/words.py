@@ -1,4 +1,4 @@
-"""What no word of a command line may be, whatever it is for: asked once, before any of them is looked at."""
+"""Checks of all words of a command line, before any of them is parsed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ppbench.base.errors import UsageError, shown
 
 LONGEST = 20_000
-"""Characters of a word: lists of names and numbers are shorter, and so are the names of files."""
+"""Largest number of characters of a word: lists of names and numbers, and names of files, are shorter."""
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse words that are empty, no UTF-8, or longer than `LONGEST` (UsageError, with the word before it).
+    """Raise UsageError for words that are empty, no UTF-8, or longer than `LONGEST`, with the word before.
 
-    An empty one is mostly a variable that is not set: as a folder it would be the present one, as a list everything.
+    An empty word is mostly an unset variable: as a folder it would be the current one, as a list everything.
     """
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Centralized training: clients hand their examples to the server. No defense at all, the upper bound of accuracy."""
+"""Centralized training: clients send their examples to the server. No defense; the upper bound of accuracy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.fedpc.parameters import CENTRAL
+from ppbench.defenses.fedpc.parameters import CAO2022_FEDERATION
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.optim import Layout
@@ -25,7 +25,7 @@ CAO2022 = paper("cao2022")
 
 @node
 class Examples:
-    """Client to server. x: [N, *shape] and y: [N, C] float32, all that the client has."""
+    """Client to server. x: [N, *shape] and y: [N, C] float32, all examples of the client."""
 
     x: Tensor
     y: Tensor
@@ -33,12 +33,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class Central(Defense):
-    """Trains on the pool of all clients' examples, which travel in every round; the optimizer's state persists."""
+    """Trains on the pool of all clients' examples, sent in every round; the optimizer's state persists."""
 
     name: ClassVar[str] = "central"
     paper: ClassVar[str] = CAO2022.citation
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("central")
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": CENTRAL}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": CAO2022_FEDERATION}
     epsilon_reason: ClassVar[str] = "clients hand their examples to the server"
 
     def init_server(self, ctx: Context, params: Params) -> Server:
@@ -47,11 +47,11 @@ class Central(Defense):
         return Server(params, base.opt, base.counts, ctx.plan.local.opt.init(Layout.of(params).pack(params)))
 
     def batches(self, ctx: Context, data: Data) -> Batch:
-        """Return all of `data` as one batch: what is handed over."""
+        """Return all of `data` as one batch, the upload."""
         return all_at_once(data)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
-        """Return what the server holds, who trains alone."""
+        """Return the copies of one training, the server's."""
         return plan.local.copies
 
     def compute(self, plan: Plan, job: Job) -> Examples:
@@ -63,11 +63,11 @@ class Central(Defense):
         return result
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Return the server's state after training on the pool; ProtocolError for an upload that is no examples."""
-        right = ctx.plan.spec.shape, (ctx.plan.spec.classes,)
+        """Return the server's state after training on the pool (ProtocolError: an upload has no such examples)."""
+        shapes = ctx.plan.spec.shape, (ctx.plan.spec.classes,)
         for client, upload in uploads.items():
-            if not isinstance(upload, Examples) or (upload.x.shape[1:], upload.y.shape[1:]) != right:
-                raise ProtocolError(f"Client {client} sent no examples of shapes {right[0]} and {right[1]}.")
+            if not isinstance(upload, Examples) or (upload.x.shape[1:], upload.y.shape[1:]) != shapes:
+                raise ProtocolError(f"Client {client} sent no examples of shapes {shapes[0]} and {shapes[1]}.")
             if len(upload.x) != len(upload.y):
                 raise ProtocolError(f"Client {client} sent {len(upload.x)} examples with {len(upload.y)} labels.")
         pool = Data(torch.cat([u.x for u in uploads.values()]), torch.cat([u.y for u in uploads.values()]))
@@ -87,14 +87,14 @@ class Central(Defense):
         return Server(layout.unpack(flat), server.opt, server.counts, state)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the exact gradient of each victim's examples: who was handed them computes it. None to a client."""
-        shared, found = Shared(view.plan), dict[Slot, Evidence]()
-        if view.threat.startswith("client/"):
+        """Return the exact gradient of each victim's examples, which the adversary has; none for a client's view."""
+        shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
+        if not view.threat.sees_uploads:
             return []
         for exchange in view.exchanges():
-            if isinstance(exchange.answer, Examples) and exchange.slot not in found:
-                params, simulate = exchange.asked.params, shared.at(exchange.asked.params)
+            if isinstance(exchange.answer, Examples) and exchange.slot not in by_slot:
+                params, simulate = exchange.request.params, shared.at(exchange.request.params)
                 with torch.no_grad():
                     observed = simulate(exchange.answer.x[None], exchange.answer.y[None])
-                found[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params, channel="examples")
-        return list(found.values())
+                by_slot[exchange.slot] = Evidence((exchange.slot,), observed, simulate, params, channel="examples")
+        return list(by_slot.values())

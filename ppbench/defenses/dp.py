@@ -1,7 +1,7 @@
-"""DP as the SPN paper runs it: noise on the batch gradient, without clipping.
+"""DP as in the SPN paper: noise on the batch gradient, without clipping.
 
-What sigma means, here and in PPDL, is said by the three functions below: the scale of the noise on each entry of ONE
-batch gradient, at every local step and in what is attacked.
+The three functions below define sigma, here and in PPDL: the scale of the noise on each entry of ONE batch gradient, at
+every local step and in an attacked gradient.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class DP(Defense):
     epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on one gradient; of a sum of local steps only where there is one step."""
+        """Return the law of the noise on one gradient; None for local steps."""
         return law_on_gradients(plan, self.sigma, self.law)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
-        """As its base, and the noise of a step."""
+        """As the base class, and the noise of a step."""
         return super().copies(plan, clients, examples) + clients
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:

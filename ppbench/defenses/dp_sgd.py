@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.dp import unit_noise
-from ppbench.federation.bounds import LARGE, Positive, between
+from ppbench.federation.bounds import LARGEST_NUMBER, Positive, between
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Data, Noise, Plan, poisson
 from ppbench.nets.net import HeldSpec
@@ -25,7 +25,7 @@ from ppbench.nets.net import HeldSpec
 class DPSGD(Defense):
     """DP-SGD on each client's own examples (Abadi et al. 2016): gradients clipped to `clip`, noise in units of it."""
 
-    noise_multiplier: Annotated[float, between(1e-12, LARGE, zero=True)] = 0.5
+    noise_multiplier: Annotated[float, between(1e-12, LARGEST_NUMBER, zero=True)] = 0.5
     clip: Positive = 1.0
 
     name: ClassVar[str] = "dp_sgd"
@@ -38,7 +38,7 @@ class DPSGD(Defense):
     epsilon_reason: ClassVar[str] = "noise_multiplier is 0"
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse a network in which no example has a gradient of its own."""
+        """As the base class; also refuse a network without per-example gradients."""
         super().check(plan)
         if plan.net.mixes:
             running = "norm.eval()" if isinstance(plan.spec, HeldSpec) else "--set model.norms=running"
@@ -70,7 +70,7 @@ class DPSGD(Defense):
         return poisson(data, self.steps(ctx.plan, count), rate, ctx.generator)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
-        """As its base, the noise of a step, and gradients of the examples of half a batch: samples differ in size."""
+        """As the base class, plus a step's noise and gradients of half a batch of examples: sample sizes vary."""
         return super().copies(plan, clients, examples) + clients * (1 + min(plan.local.batch, examples) // 2)
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
@@ -78,7 +78,7 @@ class DPSGD(Defense):
         return unit_noise(ctx, params, steps)
 
     def clipped_sum(self, plan: Plan, params: Params, batch: Batch) -> Params:
-        """Return the sum over the batch of gradients scaled down to L2 norm <= clip; weight 0 leaves one out."""
+        """Return the sum over the batch of gradients clipped to L2 norm `clip`; examples of weight 0 are left out."""
 
         def loss(p: Params, x: Tensor, y: Tensor) -> Tensor:
             return plan.example_loss(plan.net(p, x[None]), y[None])[0]
@@ -102,7 +102,7 @@ class DPSGD(Defense):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.rdp import RdpAccountant
 
-        # It warns of every order whose series does not converge, and leaves it out: the others still bound epsilon.
+        # It warns of every order whose series does not converge, and skips it: the others still bound epsilon.
         logging.getLogger("absl").setLevel(logging.ERROR)
         orders = [1 + x / 4 for x in range(1, 40)] + list(range(11, 65)) + [80, 96, 128, 192, 256, 384, 512]
         accountant = RdpAccountant(orders)

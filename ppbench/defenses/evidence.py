@@ -1,4 +1,4 @@
-"""Uploads whose masks colluders take off: what several defenses make evidence of."""
+"""Colluders' unmasking of uploads, for the evidence of several defenses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ppbench.federation.view import Exchange, View
 def others_masks(
     view: View, exchange: Exchange, among: Sequence[int], keys_of: Callable[[Tree], Tree], purpose: str, words: int
 ) -> Tensor | None:
-    """Return the sum [words] int64 of the colluders' masks: what a client's masked upload lacks to be bare.
+    """Return the sum [words] int64 of the other clients' masks; added to a client's masked upload it unmasks it.
 
-    None where `view` lacks the keys (`keys_of` a client's state) of one of `among`, whose masks cancel with it.
+    None if `view` lacks the keys (`keys_of` a client's state) of one of `among`, the clients whose masks cancel.
     """
     total, session = torch.zeros(words, dtype=torch.int64), view.session(exchange)
     others = [client for client in among if client != exchange.slot.client]

@@ -1,4 +1,4 @@
-"""Uploads that carry no data at all: the control that no attack may break."""
+"""Uploads that do not depend on data: the control that no attack may break."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from ppbench.base.tree import Params, Tree
 from ppbench.defenses.dp import unit_noise
 from ppbench.federation.bounds import Positive
-from ppbench.federation.contract import Context, Defense, Job, at
+from ppbench.federation.contract import Context, Defense, Job, step_inputs
 from ppbench.federation.plan import Plan
 
 
@@ -35,5 +35,5 @@ class FullNoise(Defense):
         return unit_noise(ctx, params, 1)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return noise; the batches are not looked at."""
-        return {name: self.sigma * value for name, value in at(job, 0)[2].items()}
+        """Return noise, whatever the batches are."""
+        return {name: self.sigma * value for name, value in step_inputs(job, 0)[2].items()}

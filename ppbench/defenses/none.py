@@ -1,4 +1,4 @@
-"""No defense: FedAvg or FedSGD as they are."""
+"""No defense: plain FedAvg or FedSGD."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PPDL: each client uploads only the largest entries of its update (Shokri and Shmatikov 2015).
 
-Sigma is that of `dp`: the scale of noise on one batch gradient. The SPN paper's Table 11 can come from no other: on
-MNIST "PPDL-0.3, DP-0.1" has 97.75 % beside 97.57 % of "DP-0.1", and both have 94.66 % at .5.
+Sigma is that of `dp`: the scale of noise on one batch gradient. The SPN paper's Table 11 allows no other meaning: on
+MNIST "PPDL-0.3, DP-0.1" has 97.75 % and "DP-0.1" 97.57 %, and both have 94.66 % at 0.5.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAN2020 = paper("fan2020")
 
 @node
 class Indexed:
-    """Kept entries by place. index: [k] int32 (as uint32 on a network); value: [k] float32."""
+    """Sent entries by index. index: [k] int32 (as uint32 on a network); value: [k] float32."""
 
     index: Tensor
     value: Tensor
@@ -35,7 +35,7 @@ class Indexed:
 
 @node
 class Bitmap:
-    """Kept entries by a bit each. bits: [ceil(P/8)] uint8, lowest bit first; value: [k] float32, in order of place."""
+    """Sent entries by bitmap. bits: [ceil(P/8)] uint8, lowest bit first; value: [k] float32, in order of index."""
 
     bits: Tensor
     value: Tensor
@@ -53,7 +53,7 @@ def unpack_bits(bits: Tensor, count: int) -> Tensor:
 
 
 def cut_precision(cut: float) -> float:
-    """Return 1 - v, with v the variance of a standard normal variable known to lie within -cut..cut: from 1 to 0."""
+    """Return 1 - v, in [0, 1], with v the variance of a standard normal variable truncated to -cut..cut."""
     if cut < 1e-6:
         return 1.0
     density = math.exp(-(cut**2) / 2) / math.sqrt(2 * math.pi)
@@ -62,11 +62,11 @@ def cut_precision(cut: float) -> float:
 
 @dataclass(frozen=True)
 class PPDL(Defense):
-    """Uploads the round(theta P) largest entries (paper: theta .05 and .30) of an update under Gaussian noise.
+    """Uploads the round(theta P) largest entries (paper: theta 0.05 and 0.30) of an update with Gaussian noise.
 
-    noise_on: "gradients": sigma is on each entry of every batch gradient, as in `dp`, and the largest entries of the
-        noisy update are sent. "upload": on sent entries, chosen before, in units of the upload (a weight change in
-        training, where it is far more; a gradient in a probe).
+    noise_on: "gradients": noise on each entry of every batch gradient, as in `dp`, before the largest entries of the
+        noisy update are chosen. "upload": noise on the sent entries only, in units of the upload (a weight change in
+        training, where it is far more noise; a gradient in a probe).
     """
 
     theta: Fraction = 0.3
@@ -85,32 +85,32 @@ class PPDL(Defense):
     epsilon_reason: ClassVar[str] = "which entries are sent depends on the data, and the sent ones are not clipped"
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the noise on an entry before the largest are chosen, or on a sent one; see `noise_on`.
+        """Return the noise on an entry before the choice, or on a sent entry; see `noise_on`.
 
-        Chosen entries are no sample of the first law. Yet the density of a message under it is the product of the law's
-        at the sent values and, for each unsent entry, of the probability to be below the least of them: so this law is
-        right for sent entries, and `precision` says what the others add.
+        Chosen entries are no sample of the first law. Yet the density of a message is the product of the law's density
+        at the sent values and, for each unsent entry, the probability to be below the smallest of them: so this law is
+        correct for sent entries, and `precision` gives the information in the others.
         """
         if self.noise_on == "gradients":
             return law_on_gradients(plan, self.sigma)
         return Noise("gaussian", self.sigma) if self.sigma else None
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
-        """As its base, and the noise of a step, where it is on gradients."""
+        """As the base class, and the noise of a step if it is on gradients."""
         noisy = self.sigma > 0 and self.noise_on == "gradients"
         return super().copies(plan, clients, examples) + clients * noisy
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
-        """Return noise of scale 1 for every local step, where it is on gradients."""
+        """Return noise of scale 1 for every local step if it is on gradients, else ()."""
         return unit_noise(ctx, params, steps) if self.sigma and self.noise_on == "gradients" else ()
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
-        """Return the batch gradient, plus sigma times noise where it is on gradients."""
+        """Return the batch gradient, plus sigma times noise if it is on gradients."""
         clean = super().local_gradient(plan, params, batch, own, ())
         return with_noise(clean, self.sigma, noise) if noise else clean
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        """Encode the kept entries in whichever form is smaller: 8 bytes an entry, or 4 and a bit a parameter."""
+        """Encode the largest entries in the smaller form: 8 bytes per entry, or 4 plus one bit per parameter."""
         flat = Layout.of(result).pack(result)
         kept = max(1, round(self.theta * len(flat)))
         index = flat.abs().topk(kept).indices.sort().values
@@ -122,17 +122,17 @@ class PPDL(Defense):
         return Bitmap(pack_bits(torch.zeros_like(flat, dtype=torch.bool).index_fill(0, index, True)), value)
 
     def support(self, upload: Tree, like: Params) -> Params:
-        """Return 1.0 where an entry was sent and 0.0 elsewhere, shaped as `like`: public, from the message alone."""
+        """Return 1.0 for sent entries and 0.0 for others, shaped as `like`: public, from the message alone."""
         layout = Layout.of(like)
         return layout.unpack(self._mask(upload, len(layout.pack(like))).float())
 
     def precision(self, plan: Plan, upload: Tree, like: Params) -> Params:
-        """Return what each entry tells of the clean one, relative to an entry under the noise alone, shaped as `like`.
+        """Return the precision of each entry as an observation of the clean one, relative to a noisy sent entry.
 
-        1 where it was sent. An unsent one was below the least sent value, which is exact knowledge under noise s on
-        gradients: -log P(|g + n| < t) is flat at g = 0 but for its curvature, (1 - v / s^2) / s^2, with v the variance
-        of the noise cut off at t. That is a noisy observation of 0 with precision 1 - v / s^2. Without noise, or where
-        it came after the choice, an unsent entry counts 0.
+        Shaped as `like`; 1 for sent entries. An unsent entry was below the smallest sent value t. Under noise s on
+        gradients, -log P(|g + n| < t) is flat at g = 0 except for its curvature, (1 - v / s^2) / s^2, with v the
+        variance of the noise truncated at t: a noisy observation of 0 with precision 1 - v / s^2. Without noise, or
+        with noise after the choice, an unsent entry has precision 0.
         """
         sent, law = self.support(upload, like), self.noise(plan)
         if law is None or self.noise_on == "upload":
@@ -141,7 +141,7 @@ class PPDL(Defense):
         return {name: mask + unsent * (1 - mask) for name, mask in sent.items()}
 
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return the upload as parameters, zero where nothing was sent; ValueError for wrong places or values."""
+        """Return the upload as parameters, unsent entries 0 (ValueError: wrong indices or number of values)."""
         layout = Layout.of(like)
         total = len(layout.pack(like))
         mask = self._mask(upload, total)

@@ -1,4 +1,4 @@
-"""Secure aggregation and nothing else: FedAvg whose clients mask their updates by keys that pairs of them share."""
+"""Secure aggregation alone: FedAvg whose clients mask their updates by pairwise keys."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Layout
 from ppbench.federation.secagg import PairedDefense
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 
-PURPOSE = "update"
+UPDATE_MASKS = "update"
 
 
 @dataclass(frozen=True)
 class SecureAggregation(PairedDefense):
-    """Clients send N_k / N times their update in fixed point plus masks of pairs; the server reads the sum of all.
+    """Clients send N_k / N times their update in fixed point plus pairwise masks; the server reads the sum of all.
 
-    Without dropouts, so without the shares of keys that Bonawitz et al. recover them by. fraction_bits: 40 hold values
-    below 4e6 to 5e-13.
+    No client drops out, so keys are not secret-shared as in Bonawitz et al. fraction_bits: 40 represent values below
+    4e6 to 5e-13.
     """
 
     fraction_bits: Bits = 40
@@ -47,10 +48,10 @@ class SecureAggregation(PairedDefense):
     def upload(self, ctx: Context, me: secagg.Keys, result: Params) -> Tree:
         """Return N_k / N times the update in fixed point, masked, int64 (Overflow)."""
         share = int(me.counts[ctx.party]) / int(me.counts.sum())
-        return Update(secagg.hide(me, ctx, PURPOSE, result, self.fraction_bits, share))
+        return Update(secagg.hide(me, ctx, UPDATE_MASKS, result, self.fraction_bits, share))
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Sum in the ring, where the masks cancel, and step on the mean (ProtocolError: not all, or other forms)."""
+        """Sum in the ring, where masks cancel, and step on the mean (ProtocolError: a missing or malformed upload)."""
         secagg.need_everybody(server, uploads)
         like = {name: value.shape for name, value in server.params.items()}
         for client, upload in uploads.items():
@@ -59,36 +60,36 @@ class SecureAggregation(PairedDefense):
         return self.stepped(ctx, server, self.total([upload.params for upload in uploads.values()]))
 
     def total(self, uploads: Sequence[Params]) -> Params:
-        """Return the N_k-weighted mean of updates, float64, from all masked ones."""
+        """Return the N_k-weighted mean update, float64, from all masked uploads."""
         return secagg.sum_of_masked(uploads, self.fraction_bits)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the mean of each whole cohort (server), or client 0's own (colluders); a listener is given none."""
+        """Return evidence of each whole cohort's mean (server) or of client 0's update (colluders); others get none."""
         first: dict[object, Exchange] = {}
         for exchange in view.exchanges():
             first.setdefault(exchange.slot, exchange)
-        asked, shared = list(first.values()), Shared(view.plan)
-        if colludes(view.threat):
-            bare = [(e, self._bare(view, e)) for e in asked if e.slot.client == TARGET]
+        uploads, shared = list(first.values()), Shared(view.plan)
+        if view.threat.colludes:
+            bare = [(e, self._bare(view, e)) for e in uploads if e.slot.client == TARGET]
             return [
-                Evidence((e.slot,), update, shared.at(e.asked.params), e.asked.params)
+                Evidence((e.slot,), update, shared.at(e.request.params), e.request.params)
                 for e, update in bare
                 if update is not None
             ]
-        found = []
-        for unit in cohorts(asked, view.plan.clients):
+        pieces = []
+        for unit in cohorts(uploads, view.plan.clients):
             server = view.state_at(unit[0])
             if server is not None:
                 divisor = as_gradient(view.plan, unit[0].round)
                 mean = self.total([e.answer.params for e in unit])
-                found.append(cohort_evidence(shared, {n: v / divisor for n, v in mean.items()}, unit, server))
-        return found
+                pieces.append(cohort_evidence(shared, {n: v / divisor for n, v in mean.items()}, unit, server))
+        return pieces
 
     def _bare(self, view: View, exchange: Exchange) -> Params | None:
-        """Return the update of one upload less its masks, which those have who share keys with its sender."""
+        """Return the unmasked update of one upload, by the keys of all other clients; None if the view lacks some."""
         layout = Layout.of(exchange.answer.params)
         flat, everybody = layout.pack(exchange.answer.params), range(view.plan.clients)
-        masks = others_masks(view, exchange, everybody, lambda state: state, PURPOSE, len(flat))
+        masks = others_masks(view, exchange, everybody, lambda state: state, UPDATE_MASKS, len(flat))
         server = view.state_at(exchange)
         if masks is None or server is None:
             return None

@@ -12,8 +12,8 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
-from ppbench.federation.bounds import Held, NonNegative, Positive
-from ppbench.federation.contract import Claim, Context, Defense, Job, Server, at
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
+from ppbench.federation.contract import Claim, Context, Defense, Job, Server, step_inputs
 from ppbench.federation.messages import Hello
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Batch, Data, Plan
@@ -23,7 +23,7 @@ FAN2020 = paper("fan2020")
 
 @node
 class Secret:
-    """What never leaves the client. head: weight [K, D], bias [K]; code: [C, K] of -1 and +1; opt: optimizer state."""
+    """A client's secrets. head: weight [K, D], bias [K]; code: [C, K] of -1 and +1; opt: optimizer state."""
 
     head: Params
     code: Tensor
@@ -35,13 +35,13 @@ class SPN(Defense):
     """Adds alpha2 times a polarization loss of a secret linear head; only the public part is uploaded.
 
     Loss of a batch (Eq. 4, 5, 18): mean of CE(u, y) + alpha2 sum_k max(1 - v_k t_yk, 0), with v the secret head's
-    output on the features and t the client's secret code of the class, of `bits` bits. Secret head, initially
+    output on the features and t the client's secret code of the class, of `bits` bits. The secret head, initially
     U(-head_scale, head_scale), and its optimizer's state persist at the client; the server takes the unweighted mean
-    (Alg. 1-3). phi_tap: the secret head sees the last linear layer's input, or what convolutions hand to the first one.
+    (Alg. 1-3). phi_tap: the secret head's input: the last linear layer's input, or the convolutions' flat output.
     """
 
     alpha2: NonNegative = 0.1
-    bits: Held = 64
+    bits: InMemoryCount = 64
     head_scale: Positive = 0.3
     phi_tap: Literal["head", "conv_flat"] = "head"
 
@@ -55,7 +55,7 @@ class SPN(Defense):
     claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("spn")
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse a loss that is no cross-entropy."""
+        """As the base class; also refuse another loss than cross-entropy."""
         super().check(plan)
         self.require(plan.loss == "cross_entropy", "alpha2", "used with loss 'cross_entropy' (Eq. 4)")
 
@@ -82,10 +82,10 @@ class SPN(Defense):
         return (batch.w * total).sum() / batch.w.sum().clamp(min=1e-12)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return (public update, new secret): one gradient of the public part, or start minus end of joint training."""
+        """Return (public update, new secret): the public part's gradient, or start minus end of joint training."""
         secret, opt = job.own, plan.local.opt
 
-        def both(public: Params, head: Params, batch: Batch) -> tuple[Params, Params]:
+        def gradients_of(public: Params, head: Params, batch: Batch) -> tuple[Params, Params]:
             joint = {**{f"p.{n}": v for n, v in public.items()}, **{f"s.{n}": v for n, v in head.items()}}
 
             def loss(q: Params) -> Tensor:
@@ -96,15 +96,15 @@ class SPN(Defense):
             return {n: g[f"p.{n}"] for n in public}, {n: g[f"s.{n}"] for n in head}
 
         if plan.local.upload == "gradient":
-            return both(job.start, secret.head, at(job, 0)[0])[0], secret
+            return gradients_of(job.start, secret.head, step_inputs(job, 0)[0])[0], secret
         layout, inner = Layout.of(job.start), Layout.of(secret.head)
         start = flat = layout.pack(job.start)
-        mine, state, kept = inner.pack(secret.head), opt.init(flat), secret.opt
+        secret_flat, state, secret_state = inner.pack(secret.head), opt.init(flat), secret.opt
         for t in range(job.batches.x.shape[0]):
-            g, h = both(layout.unpack(flat), inner.unpack(mine), at(job, t)[0])
+            g, h = gradients_of(layout.unpack(flat), inner.unpack(secret_flat), step_inputs(job, t)[0])
             flat, state = opt.step(flat, layout.pack(g), state, job.lr)
-            mine, kept = opt.step(mine, inner.pack(h), kept, job.lr)
-        return layout.unpack(start - flat), Secret(inner.unpack(mine), secret.code, kept)
+            secret_flat, secret_state = opt.step(secret_flat, inner.pack(h), secret_state, job.lr)
+        return layout.unpack(start - flat), Secret(inner.unpack(secret_flat), secret.code, secret_state)
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Keep the secret, upload the public part."""

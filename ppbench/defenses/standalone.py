@@ -1,4 +1,4 @@
-"""Standalone training: every client trains a model of its own and nothing is sent, the lower bound of accuracy."""
+"""Standalone training: every client trains its own model and nothing is sent; the lower bound of accuracy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ppbench.federation.plan import Data, Plan
 
 @node
 class Tick:
-    """Server to client: a round begins. Carries nothing; where each trains alone it is a clock, and no message."""
+    """Server to client: a round begins. It has no content: a clock tick."""
 
 
 @node
 class Own:
-    """A client's state. params: its model; opt: its optimizer's state, which nothing resets."""
+    """A client's state. params: its model; opt: its optimizer's state, which is never reset."""
 
     params: Params
     opt: Tree
@@ -29,10 +29,10 @@ class Own:
 
 @dataclass(frozen=True)
 class Standalone(Defense):
-    """Each client trains on its own examples alone, from the public initial weights, as long as the others do.
+    """Each client trains on its own examples alone, from the public initial weights.
 
-    Its accuracy is the mean of all clients' models on the test part (Fan et al. 2020, Figures 7 and 28). A round is the
-    plan's local part of one, or one batch where clients upload gradients.
+    Accuracy is the mean of all clients' models on the test part (Fan et al. 2020, Figures 7 and 28). A round is the
+    plan's local training, or one batch if clients upload gradients.
     """
 
     name: ClassVar[str] = "standalone"
@@ -44,17 +44,17 @@ class Standalone(Defense):
         return Own(params, ctx.plan.local.opt.init(Layout.of(params).pack(params)))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Ask nobody anything."""
+        """Exchange nothing."""
         yield from ()
         return server
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Let each client train for a round; nobody answers."""
+        """Let each client train for a round; no client answers."""
         yield Step(server, dict.fromkeys(cohort, Tick()))
         return server
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
-        """Return the server's state, and what begins a round."""
+        """Return the server's state, and the tick that begins a round."""
         return server, Tick()
 
     def deliver(self, ctx: Context, server: Server) -> Tree:
@@ -66,7 +66,7 @@ class Standalone(Defense):
         return [Model(me.params) for me in clients]
 
     def prepare(self, ctx: Context, me: Own, message: Tree, data: Data) -> Job | None:
-        """Return the inputs of `compute`, from the client's own weights on."""
+        """Return the inputs of `compute`, with the client's own weights."""
         return super().prepare(ctx, me, Model(me.params), data) if isinstance(message, Tick) else None
 
     def compute(self, plan: Plan, job: Job) -> Own:
@@ -75,7 +75,7 @@ class Standalone(Defense):
         return Own(Layout.of(job.start).unpack(flat), opt)
 
     def reply(self, ctx: Context, me: Own, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Keep the new model and answer nothing (Overflow: it has diverged)."""
+        """Return the new state and no answer (Overflow: the model has diverged)."""
         if not finite(result):
             raise Overflow(f"Client {ctx.party}'s own model is not finite after local training.")
         return result, None

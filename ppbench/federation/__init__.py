@@ -1,1 +1,1 @@
-"""Training: the Defense contract, the Wire, rounds, local training."""
+"""Federated training: the Defense contract, the wire, rounds and local training."""

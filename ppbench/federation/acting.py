@@ -1,9 +1,9 @@
-"""A server that acts: before a round it puts weights of its own in the place of the model's, and sees what comes.
+"""An active server: before a round it replaces the model's weights by crafted ones.
 
-The clients' code, the defense's server code and all secrets are as ever; only the weights that the round begins with
-are chosen, of the agreed architecture. Where one client gets others than the rest (model inconsistency, Pasquini et
-al., CCS 2022), the defense's own round runs once for each version, from equal draws: so masks, sessions and secrets are
-those of one round. Each client is sent the message of its version, and every version is told all answers.
+The clients' code, the defense's server code and all secrets are unchanged; only the weights at the begin of the round
+are crafted, of the agreed architecture. If one client gets other weights than the rest (model inconsistency, Pasquini
+et al., CCS 2022), the defense's own round runs once for each version, from equal draws, so masks, sessions and secrets
+are those of one round. Each client receives the message of its version; both versions receive all answers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ppbench.federation.plan import Data, Plan
 
 @dataclass(frozen=True)
 class Before:
-    """What a server has when it decides what to send; nobody's data, and no client's secret.
+    """What an active server knows before a round: no client's data, and no client's secret.
 
-    plan: of the round to come, whose `local.batch` bounds the examples of a gradient; server: its whole state; cohort:
-    who takes part; target: the client that it is after, None for all of them; public: examples that no client holds.
+    plan: of the next round, whose `local.batch` bounds the examples of a gradient; server: its whole state; cohort: the
+    clients of the round; target: the attacked client, None for all; public: examples that no client has.
     """
 
     plan: Plan
@@ -38,7 +38,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Sent:
-    """Weights to send. params: to the target, or to all; others: to all but the target; None for the same."""
+    """Crafted weights. params: for the target, or for all; others: for all but the target, None for the same."""
 
     params: Params
     others: Params | None = None
@@ -49,47 +49,47 @@ Craft = Callable[[Before, torch.Generator], Sent]
 
 @dataclass(frozen=True)
 class Acting:
-    """How a server acts: `craft` (`Attack.crafted`), and what goes into its `Before`."""
+    """How an active server acts: `craft` (`Attack.crafted`), and the fields of its `Before`."""
 
     craft: Craft
     target: int | None = None
     public: Data | None = None
 
 
-def acted(drive: Drive, cohort: Sequence[int], acting: Acting, generator: torch.Generator) -> Round:
-    """Return the round of `drive` as a server begins it that acts; the states kept are those of the target's version.
+def acting_round(drive: Drive, cohort: Sequence[int], acting: Acting, generator: torch.Generator) -> Round:
+    """Return a round of `drive` that begins with crafted weights; the recorded states are of the target's version.
 
     UsageError: weights of another architecture, or not finite.
     """
     server = drive.parties.server
     before = Before(drive.plan, drive.defense, server, tuple(cohort), acting.target, acting.public)
-    sent = acting.craft(before, generator)
-    chosen = replace(server, params=agreed(sent.params, server.params))
+    crafted = acting.craft(before, generator)
+    chosen = replace(server, params=matching_params(crafted.params, server.params))
     drive.parties.server = chosen
-    if sent.others is None or acting.target is None:
+    if crafted.others is None or acting.target is None:
         return drive.begin(cohort)
-    drive.parties.server = replace(server, params=agreed(sent.others, server.params))
-    rest = drive.unkept(cohort)
+    drive.parties.server = replace(server, params=matching_params(crafted.others, server.params))
+    rest = drive.unrecorded(cohort)
     drive.parties.server = chosen
     return _inconsistent(drive.begin(cohort), rest, acting.target)
 
 
-def _inconsistent(mine: Round, rest: Round, target: int) -> Round:
-    """Return `mine`, whose messages to all but the target are those of `rest`; both are told all answers."""
+def _inconsistent(target_round: Round, other_round: Round, target: int) -> Round:
+    """Merge two rounds: the target gets the messages of the first, all others of the second; both get all answers."""
     answers: Mapping[int, Tree] | None = None
     while True:
         try:
-            asked = mine.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
+            step = target_round.send(answers)  # type: ignore[arg-type]  # None starts a coroutine
         except StopIteration as stop:
             server: Server = stop.value
             return server
-        others = rest.send(answers)  # type: ignore[arg-type]
-        out = {client: asked.out[client] if client == target else others.out[client] for client in asked.out}
-        answers = yield Step(asked.server, out)
+        other_step = other_round.send(answers)  # type: ignore[arg-type]
+        out = {client: step.out[client] if client == target else other_step.out[client] for client in step.out}
+        answers = yield Step(step.server, out)
 
 
-def agreed(params: Params, like: Params) -> Params:
-    """Return weights in the dtype and on the device of the model's; UsageError unless names and shapes are its."""
+def matching_params(params: Params, like: Params) -> Params:
+    """Return `params` in the dtypes and on the device of `like`; UsageError: other names or shapes, or not finite."""
     if {n: p.shape for n, p in params.items()} != {n: p.shape for n, p in like.items()}:
         raise UsageError("A server that acts must send weights of the agreed architecture: equal names and shapes.")
     if not finite(params):

@@ -1,4 +1,4 @@
-"""A client whose update is a direction: its loss is linear in the weights, all else is the defense's own code."""
+"""A canary client, whose update is a given direction: its loss is linear in the weights; the defense's code runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ppbench.federation.plan import Plan
 class Straight(Plan):
     """The plan with the inner product of weights and `direction` as every example's loss.
 
-    The gradient is the direction, of every example and at all weights, so that what a defense does to gradients and
-    updates (clipping, noise, sparsity, local steps) is done to it too.
+    The gradient of every example at all weights is the direction, so a defense's treatment of gradients and updates
+    (clipping, noise, sparsity, local steps) applies to it too.
     """
 
     direction: Params = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""What encryption a round takes, in counts: a defense states it, `run/ciphers.py` times one of each operation."""
+"""The encryption of a round, in counts that a defense states; `run/ciphers.py` times one of each operation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Scheme = Literal["paillier", "mife", "mcfe"]
+CipherScheme = Literal["paillier", "mife", "mcfe"]
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Ciphering:
             et al. 2018).
         bits: of Paillier's modulus, or of the group's order.
         slots: numbers in one ciphertext.  size: bytes of one ciphertext.
-        clients, threshold: how many encrypt, and how many must decrypt (0 where a key of the server's does).
+        clients, threshold: how many encrypt, and how many must decrypt (0 if the server's key decrypts).
         values: numbers that a client encrypts.
     """
 
-    scheme: Scheme
+    scheme: CipherScheme
     bits: int
     slots: int
     size: int
@@ -31,7 +31,7 @@ class Ciphering:
     values: int
 
     def blocks(self, values: int) -> int:
-        """Return in how many ciphertexts `values` numbers travel."""
+        """Return the number of ciphertexts for `values` numbers."""
         return -(-values // self.slots)
 
     def nbytes(self, values: int) -> int:
@@ -39,17 +39,17 @@ class Ciphering:
         return self.blocks(values) * self.size
 
 
-SLOT = 64
+SLOT_BITS = 64
 """Bits of a number in a packed Paillier ciphertext."""
-POINT = 32
+POINT_BYTES = 32
 """Bytes of an element of the group of functional encryption, a point of Curve25519."""
 
 
 def paillier(bits: int, clients: int, threshold: int, values: int) -> Ciphering:
-    """Return threshold Paillier: a ciphertext is a number modulo n^2, and holds as many slots as n has room for."""
-    return Ciphering("paillier", bits, (bits - 1) // SLOT, 2 * bits // 8, clients, threshold, values)
+    """Return threshold Paillier: a ciphertext is a number modulo n^2 with as many slots as fit into n."""
+    return Ciphering("paillier", bits, (bits - 1) // SLOT_BITS, 2 * bits // 8, clients, threshold, values)
 
 
-def functional(scheme: Scheme, clients: int, values: int) -> Ciphering:
-    """Return functional encryption number by number: three points each, (r, r a, x + u + r W a); with labels one."""
-    return Ciphering(scheme, 8 * POINT, 1, (1 if scheme == "mcfe" else 3) * POINT, clients, 0, values)
+def functional(scheme: CipherScheme, clients: int, values: int) -> Ciphering:
+    """Return functional encryption of each number: three points, (r, r a, x + u + r W a); with labels ("mcfe") one."""
+    return Ciphering(scheme, 8 * POINT_BYTES, 1, (1 if scheme == "mcfe" else 3) * POINT_BYTES, clients, 0, values)

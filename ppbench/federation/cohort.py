@@ -1,4 +1,4 @@
-"""Whole cohorts, of which the server reads a sum: what several protocols make evidence of."""
+"""Evidence of whole cohorts, of which the server reads only a sum; several protocols use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]
 
 
 def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
-    """Return evidence about a cohort (one upload a client) from the N_k-weighted `mean` of its gradients."""
+    """Return evidence about a cohort (one upload per client) from the N_k-weighted `mean` of its gradients."""
     counts = server.counts[[e.slot.client for e in unit]].double()
     shares = tuple((counts / counts.sum()).tolist())
     equal = max(shares) - min(shares) < 1e-12

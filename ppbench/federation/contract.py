@@ -1,7 +1,7 @@
 """The contract of a defense. Every default is FedAvg: a defense overrides what differs.
 
 Parties hold the state. The server's part of a round is a coroutine that yields `Step`s and receives clients' answers. A
-client's is `prepare` (decode, settle all noise), `compute` (pure tensors, mapped over clients), `reply` (keep, encode).
+client's part is `prepare` (decode, draw all noise), `compute` (pure tensors, mapped over clients), `reply` (encode).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppbench.federation.ciphering import Ciphering
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.draws import at_step
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import Hello, Join, Model, Update, count_of
+from ppbench.federation.messages import Hello, Join, Model, Update, checked_count
 from ppbench.federation.optim import Layout
 from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Batch, Data, Noise, Plan, all_at_once, shuffled
@@ -41,7 +41,7 @@ class Server:
 
 @node
 class Job:
-    """Inputs of `compute`. start: what was decoded; own, noise: trees; batches, noise: [T, ...], the local steps."""
+    """Inputs of `compute`. start: decoded weights; own: the client's tree; batches, noise: [T, ...], by local step."""
 
     start: Tree
     batches: Batch
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """What the server yields: what it knows now, and what it sends to whom."""
+    """One step of the server's coroutine. server: its state; out: messages by client."""
 
     server: Server
     out: Mapping[int, Tree]
@@ -68,14 +68,14 @@ class Defense:
     Class attributes a defense sets:
         name: as on the command line.  version: raise it when results may change.
         control: the field that is the x-axis of its trade-off.  grids: values of it, "quick" and "paper".
-        paper: citation.  claimed: numbers that it prints.  epsilon_reason: why no epsilon can be given.
-        setting: by preset, fields of `EvaluateConfig` that an evaluation takes where its user says nothing: the loss,
-            network and federation that the paper's protocol needs. Controls run in the same.
-        masked: whether clients train on a model that is not the one delivered; then membership is also asked on it.
-        roles: the parts that clients play in a round, where not all send the same; victims are asked about in each.
-        kin: the defense whose attacks know this one too, by what `noise` and `clipping` say; "" for none.
-        sends: what clients send: an "update", or "weights"; then a probe is one local step, for a gradient is not sent.
-        mappable: whether `compute` may run under vmap over clients; False for one that draws.
+        paper: citation.  claimed: numbers that it prints.  epsilon_reason: why there is no epsilon.
+        setting: by preset, defaults of fields of `EvaluateConfig`: the loss, network and federation of the paper's
+            protocol. Controls run in the same setting.
+        masked: whether clients train another model than the delivered one; then membership is tested on both.
+        roles: the roles of clients in a round, if not all send the same; victims are attacked in each role.
+        kin: the defense whose attacks also apply to this one, through `noise` and `clipping`; "" for none.
+        sends: what clients send, an "update" or "weights"; with "weights" a probe is one local step.
+        mappable: whether `compute` may run under vmap over clients; False if it draws.
     """
 
     name: ClassVar[str]
@@ -94,16 +94,16 @@ class Defense:
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
-        """Refuse, before anything runs, a parameter out of the bounds in its annotation, or a plan (UsageError)."""
+        """Raise UsageError, before anything runs, for a parameter out of bounds or a plan that does not fit."""
         self.check_bounds()
 
     def check_bounds(self) -> None:
-        """Refuse a parameter out of the bounds in its annotation (UsageError); asked where there is no plan yet."""
+        """Raise UsageError for a parameter out of the bounds in its annotation; needs no plan."""
         for name, bound in bounds_of(type(self)).items():  # type: ignore[arg-type]  # a class is hashable
             self.require(bound.holds(getattr(self, name)), name, bound.right)
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
-        """Refuse, before anything runs, clients' numbers of examples that the defense cannot work with (UsageError)."""
+        """Raise UsageError, before anything runs, for clients' numbers of examples that the defense cannot use."""
 
     def require(self, condition: bool, field: str, right: str) -> None:
         """Raise UsageError unless `condition`: `field` of this defense must be `right`."""
@@ -112,34 +112,34 @@ class Defense:
             raise UsageError(f"Defense {self.name!r}: {field}={shown(value)} cannot be used; it must be {right}.")
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
-        """Return (epsilon, delta) of an example of a client with so many, of all that it sends in all rounds, or None.
+        """Return (epsilon, delta) of an example for all that its client, with `examples`, sends in all rounds, or None.
 
-        Attacks on what a client sends are held against it: a guarantee of the released model alone is none of this.
+        Attacks on uploads are compared with it, so a guarantee of the released model alone does not count.
         """
         return None
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why `guarantee` gives None, a clause; `server` is the state after the run, None before it."""
+        """Return why `guarantee` is None, as a clause; `server` is the state after the run, None before it."""
         return self.epsilon_reason
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on each coordinate of an upload, taken for a gradient, or None; it is public."""
+        """Return the public law of the noise on each coordinate of an upload, in units of a gradient, or None."""
         return None
 
     def clipping(self, plan: Plan) -> float | None:
-        """Return the L2 norm to which gradients are clipped, of examples or of a whole upload, or None; public."""
+        """Return the public L2 norm to which gradients (of examples or of an upload) are clipped, or None."""
         return None
 
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
-        """Return how many local steps a client with `count` examples takes at least, in the local part of a round."""
+        """Return the least number of local steps of a client with `count` examples in one round."""
         return epochs * -(-count // batch)
 
     def copies(self, plan: Plan, clients: int, examples: int) -> int:
-        """Return how many arrays of the model's size `clients` of `examples` each hold in a step at once, at least."""
+        """Return the least number of model-sized arrays that `clients` clients of `examples` each hold in one step."""
         return clients * plan.local.copies
 
     def ciphering(self, plan: Plan) -> Ciphering | None:
-        """Return what a round encrypts, in counts of a scheme that is simulated here and timed apart; None: nothing."""
+        """Return the encryption of one round, which is simulated here and timed separately; None: no encryption."""
         return None
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -149,17 +149,17 @@ class Defense:
         return Server(params, ctx.plan.server_opt.init(flat), torch.zeros(ctx.plan.clients, dtype=torch.int64), ())
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Run once before the first round. Default: each client tells its number of examples."""
+        """Run once before the first round. Default: each client sends its number of examples."""
         answers = yield Step(server, dict.fromkeys(cohort, Hello()))
         counts = server.counts.clone()
         for client, answer in answers.items():
             if not isinstance(answer, Join):
                 raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Join.")
-            counts[client] = count_of(client, answer.count)
+            counts[client] = checked_count(client, answer.count)
         return Server(server.params, server.opt, counts, server.own)
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Run one round: broadcast, collect, aggregate; once for all, or client by client in round robin."""
+        """Run one round (broadcast, collect, aggregate): for all clients at once, or for one after another."""
         groups = [[c] for c in cohort] if ctx.plan.schedule == "round_robin" else [list(cohort)]
         for group in groups:
             server, message = self.broadcast(ctx, server)
@@ -188,7 +188,7 @@ class Defense:
         return self.stepped(ctx, server, layout.unpack(mean))
 
     def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
-        """Return the update that the server makes of `client`'s upload; its evidence too. Default: `decode`."""
+        """Return the update that the server decodes from `client`'s upload, also for evidence. Default: `decode`."""
         return self.decode(upload, server.params)
 
     def stepped(self, ctx: Context, server: Server, update: Params) -> Server:
@@ -199,7 +199,7 @@ class Defense:
         return Server(layout.unpack(flat), opt, server.counts, server.own)
 
     def deliver(self, ctx: Context, server: Server) -> Tree:
-        """Return the message that hands the final model to a client."""
+        """Return the message that delivers the final model to a client."""
         return Model(server.params)
 
     def predict(self, plan: Plan, message: Tree, x: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Defense:
         return plan.net(message.params, x)
 
     def own_models(self, clients: Sequence[Tree]) -> list[Tree]:
-        """Return what `predict` takes of each client, by its state, where all keep models of their own; else none."""
+        """Return each client's own model, as `predict` takes it, from the clients' states; empty if they have none."""
         return []
 
     # -- a client ------------------------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ class Defense:
         return shuffled(data, local, ctx.generator)
 
     def draw(self, ctx: Context, params: Params, steps: int) -> Tree:
-        """Return the noise of a round, a tree with leading axis `steps`, or of `draws.noise`. Default: none."""
+        """Return the noise of a round: a tree with leading axis `steps`, or made by `draws.noise`. Default: none."""
         return ()
 
     def prepare(self, ctx: Context, me: Tree, message: Tree, data: Data) -> Job | None:
-        """Return the inputs of `compute`, or None when `message` asks for no computation."""
+        """Return the inputs of `compute`, or None if `message` needs no computation."""
         if not isinstance(message, Model):
             return None
         batches = self.batches(ctx, data)
@@ -236,31 +236,31 @@ class Defense:
         return Job(message.params, batches, lr, me, noise)
 
     def compute(self, plan: Plan, job: Job) -> Tree:
-        """Return what the client computes, out of place: one gradient, or start minus end of local training."""
+        """Return one gradient, or start minus end of local training; changes nothing in place."""
         if plan.local.upload == "gradient":
-            return self.local_gradient(plan, job.start, *at(job, 0))
+            return self.local_gradient(plan, job.start, *step_inputs(job, 0))
         layout = Layout.of(job.start)
         start = layout.pack(job.start)
         end, _ = self.descended(plan, job, plan.local.opt.init(start))
         return layout.unpack(start - end)
 
     def descended(self, plan: Plan, job: Job, state: Tree) -> tuple[Tensor, Tree]:
-        """Return the flat weights [P] and the optimizer's state after the job's local steps, from `state` on."""
+        """Return the flat weights [P] and the optimizer's state after the job's local steps; `state`: before them."""
         layout = Layout.of(job.start)
         flat = layout.pack(job.start)
         for t in range(job.batches.x.shape[0]):
-            step = self.local_gradient(plan, layout.unpack(flat), *at(job, t))
+            step = self.local_gradient(plan, layout.unpack(flat), *step_inputs(job, t))
             flat, state = plan.local.opt.step(flat, layout.pack(step), state, job.lr)
         return flat, state
 
     def local_gradient(self, plan: Plan, params: Params, batch: Batch, own: Tree, noise: Tree) -> Params:
-        """Return the gradient that one local step takes, on a batch without the axis T."""
+        """Return the gradient of one local step, on a batch without the axis T."""
         return gradient(lambda p: plan.objective(p, batch.x, batch.y, batch.w), params)
 
     def omniscient(self, plan: Plan, server: Server, result: Tree) -> Tree:
-        """Return what a client computed, changed by the server's secrets; nothing is sent for it. Default: unchanged.
+        """Return a client's `result`, changed by the server's secrets without any message. Default: unchanged.
 
-        For a simulation of what no protocol allows: it is in no message, no state, no view and no count of bytes.
+        It simulates what no protocol allows: nothing of it is in a message, a state, a view or a count of bytes.
         """
         return result
 
@@ -271,32 +271,32 @@ class Defense:
         return me, self.upload(ctx, me, result)
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        """Encode what `compute` returned: sparsify, pack, mask."""
+        """Return the message that encodes the `result` of `compute`: sparsify, pack, mask."""
         return Update(result)
 
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return the upload as parameters shaped as `like`: public, used by the server and by attackers."""
+        """Return the upload as parameters shaped as `like`: public, for the server and for attackers."""
         return upload.params  # type: ignore[no-any-return]
 
     # -- the adversary -------------------------------------------------------------------------------------------
     @property
     def sums(self) -> bool:
-        """Whether the server can read only sums over the cohort; then victims are probed by whole cohorts."""
+        """Whether the server can read only sums over the cohort; then whole cohorts are probed."""
         return False
 
     def role_of(self, uploads: Sequence[Tree]) -> str:
-        """Return which of `roles` a client played that sent `uploads` in the observed rounds."""
+        """Return the role, one of `roles`, of a client that sent `uploads` in the observed rounds."""
         return self.roles[0]
 
     def played(self, plan: Plan, server: Server) -> Tensor | None:
-        """Return how many rounds each client played each of `roles`, int64 [roles, N]; None where all do the same."""
+        """Return the number of rounds of each client in each of `roles`, int64 [roles, N]; None with a single role."""
         return None
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what `view` says about each victim to an attacker who takes the uploads for undefended ones."""
+        """Return the evidence about each victim in `view` for an attacker that takes uploads for undefended ones."""
         return plain_evidence(view)
 
 
-def at(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
-    """Return batch, own and noise of local step `t`."""
+def step_inputs(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
+    """Return the batch, the client's tree and the noise of local step `t`."""
     return tree_map(lambda leaf: leaf[t], job.batches), job.own, at_step(job.noise, t)

@@ -1,8 +1,8 @@
-"""Noise of a round of local steps, drawn a step at a time: the very numbers that one call for all steps would give.
+"""Noise of a round of local steps, drawn step by step: exactly the numbers that one call for all steps would give.
 
-A client's noise for all steps is steps times as large as its model, and under vmap all clients' would be there at once.
-So what is kept of a large parameter is where the client's generator stood at each step, and a step's numbers are drawn
-from there when it comes. That is a pure function of the states, so it passes vmap: outside of it, a client at a time.
+A client's noise for all steps is steps times as large as its model, and under vmap all clients' noise would be in
+memory at once. So for a large parameter only the states of the client's generator at each step are stored, and each
+step draws from its state. That is a pure function of the states, so it works under vmap (client by client outside).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Generator, Tensor
 from ppbench.base.tree import Tree, node, tree_map
 
 Law = Literal["gaussian", "laplace"]
-FEW = 4096
-"""Numbers a step below which a parameter's are drawn at once: the state of a generator takes 5,056 bytes."""
-BLOCK = 16
-"""Normal numbers that torch makes together, of as many uniform ones; the last of an odd count are made anew."""
-SKIPPED = 2**22
-"""Numbers that are passed over at a time."""
+EAGER_NUMBERS = 4096
+"""Numbers per step below which a parameter's noise is drawn at once: a generator's state takes 5,056 bytes."""
+NORMAL_BLOCK = 16
+"""torch makes normal numbers in blocks of this size, of as many uniform ones; it redraws the last of an odd count."""
+SKIPPED_AT_ONCE = 2**22
+"""Numbers that are skipped at a time."""
 
 
-@node
-class Later:
+@node(name="ppbench.federation.draws.Later")
+class DeferredNoise:
     """Noise of one parameter that is not drawn yet.
 
-    states: [steps, S] uint8, the generator's where the numbers of each step begin. last: [steps, 16] float32, the last
-    numbers of all, where torch makes these anew, else [steps, 0]. steps, shape, law: see `noise`.
+    states: [steps, S] uint8, the generator's state before the numbers of each step. last: [steps, 16] float32, the last
+    numbers of all if torch redraws these, else [steps, 0]. steps, shape, law: see `noise`.
     """
 
     states: Tensor
@@ -41,26 +41,25 @@ class Later:
     law: Law
 
     def at(self, t: int) -> Tensor:
-        """Return the noise of step `t` [*shape], float32, where `states` lie."""
+        """Return the noise of step `t` [*shape], float32, on the device of `states`."""
         count = math.prod(self.shape)
-        piece = Piece(self.law, t * count, count, self.steps * count)
-        return _drawn(self.states[t], self.last[t], piece).view(self.shape)
+        piece = DrawRange(self.law, t * count, count, self.steps * count)
+        return _draw(self.states[t], self.last[t], piece).view(self.shape)
 
 
 def noise(generator: Generator, steps: int, shape: tuple[int, ...], law: Law = "gaussian") -> Tree:
-    """Return noise of scale 1 for `steps` local steps, float32 [steps, *shape], or what gives it step by step.
+    """Return noise of scale 1 for `steps` local steps, float32 [steps, *shape], or a `DeferredNoise` of it.
 
-    To be read by `at_step`, as `contract.at` does. The numbers, and where the generator stands afterwards, are those of
-    one draw of all.
+    Read it by `at_step`. The numbers, and the generator's state afterwards, are those of one draw of all steps.
     """
     count = math.prod(shape)
-    if count < FEW or not replayed(law):
-        return whole(generator, (steps, *shape), law)
-    return Later(*_passed(generator, steps, count, law), steps, tuple(shape), law)
+    if count < EAGER_NUMBERS or not draws_by_steps(law):
+        return drawn_at_once(generator, (steps, *shape), law)
+    return DeferredNoise(*_skip_all(generator, steps, count, law), steps, tuple(shape), law)
 
 
-def whole(generator: Generator, shape: tuple[int, ...], law: Law) -> Tensor:
-    """Return noise of scale 1, float32, drawn at once: standard normal, or Laplace's, by its inverse distribution."""
+def drawn_at_once(generator: Generator, shape: tuple[int, ...], law: Law) -> Tensor:
+    """Return noise of scale 1, float32 [*shape], drawn at once: standard normal, or Laplace by its inverse CDF."""
     if law == "gaussian":
         return torch.randn(shape, generator=generator, dtype=torch.float32)
     u = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
@@ -68,15 +67,15 @@ def whole(generator: Generator, shape: tuple[int, ...], law: Law) -> Tensor:
 
 
 def at_step(tree: Tree, t: int) -> Tree:
-    """Return the noise of local step `t`, of a tree with leading axis steps, or a dict of such and of `Later`."""
+    """Return the noise of local step `t` from a tree with leading axis steps, `DeferredNoise`, or a dict of these."""
     if isinstance(tree, dict):
         return {name: at_step(value, t) for name, value in tree.items()}
-    return tree.at(t) if isinstance(tree, Later) else tree_map(lambda leaf: leaf[t], tree)
+    return tree.at(t) if isinstance(tree, DeferredNoise) else tree_map(lambda leaf: leaf[t], tree)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Numbers `first` to `first + count` of `total` that are drawn by one call."""
+class DrawRange:
+    """The numbers `first` to `first + count` of the `total` of one draw."""
 
     law: Law
     first: int
@@ -84,79 +83,81 @@ class Piece:
     total: int
 
     def drawn(self, state: Tensor, last: Tensor) -> Tensor:
-        """Return them, float32 [count], of a step's `Later.states` and `Later.last`."""
-        generator = _at(state)
+        """Return the numbers, float32 [count], from a step's entries of `DeferredNoise.states` and `.last`."""
+        generator = _generator_at(state)
         if self.law == "laplace":
-            return whole(generator, (self.count,), "laplace").to(state.device)
-        lead, anew = self.first % BLOCK, self.total - len(last)
-        size = -(-(lead + self.count) // BLOCK) * BLOCK
-        found = whole(generator, (size,), "gaussian")[lead : lead + self.count]
-        begin, end = max(self.first, anew), self.first + self.count
+            return drawn_at_once(generator, (self.count,), "laplace").to(state.device)
+        lead, redrawn_from = self.first % NORMAL_BLOCK, self.total - len(last)
+        size = -(-(lead + self.count) // NORMAL_BLOCK) * NORMAL_BLOCK
+        numbers = drawn_at_once(generator, (size,), "gaussian")[lead : lead + self.count]
+        begin, end = max(self.first, redrawn_from), self.first + self.count
         if begin < end:
-            found[begin - self.first :] = last[begin - anew : end - anew].cpu()
-        return found.to(state.device)
+            numbers[begin - self.first :] = last[begin - redrawn_from : end - redrawn_from].cpu()
+        return numbers.to(state.device)
 
 
-def _at(state: Tensor) -> Generator:
-    """Return a generator that stands where one did."""
+def _generator_at(state: Tensor) -> Generator:
+    """Return a generator in a stored state."""
     generator = Generator()
     generator.set_state(state.cpu().clone())  # torch 2.13 crashes on one that is part of another tensor
     return generator
 
 
-def _passed(generator: Generator, steps: int, count: int, law: Law) -> tuple[Tensor, Tensor]:
-    """Return `states` and `last` of a `Later`, and leave the generator where one draw of all numbers does."""
-    each, block = (2, 1) if law == "laplace" else (1, BLOCK)  # a float64 takes two of the generator's numbers
+def _skip_all(generator: Generator, steps: int, count: int, law: Law) -> tuple[Tensor, Tensor]:
+    """Return `states` and `last` of a `DeferredNoise`; leaves the generator as one draw of all numbers would."""
+    per_number, block = (
+        (2, 1) if law == "laplace" else (1, NORMAL_BLOCK)
+    )  # a float64 takes two of the generator's numbers
     begins = [t * count // block * block for t in range(steps)]
-    states, stood = [], 0
+    states, position = [], 0
     for begin in begins:
-        _skip(generator, each * (begin - stood))
+        _skip(generator, per_number * (begin - position))
         states.append(generator.get_state())
-        stood = begin
-    _skip(generator, each * (steps * count - stood))
-    anew = BLOCK if steps * count % block else 0
-    return torch.stack(states), whole(generator, (anew,), law).expand(steps, anew)
+        position = begin
+    _skip(generator, per_number * (steps * count - position))
+    redrawn = NORMAL_BLOCK if steps * count % block else 0
+    return torch.stack(states), drawn_at_once(generator, (redrawn,), law).expand(steps, redrawn)
 
 
 def _skip(generator: Generator, count: int) -> None:
-    """Pass over `count` numbers of the generator, in a fifth of the time in which normal ones are made of them."""
-    for begin in range(0, count, SKIPPED):
-        torch.empty(min(SKIPPED, count - begin), dtype=torch.uint8).random_(generator=generator)
+    """Skip `count` numbers of the generator, in a fifth of the time of drawing normal ones."""
+    for begin in range(0, count, SKIPPED_AT_ONCE):
+        torch.empty(min(SKIPPED_AT_ONCE, count - begin), dtype=torch.uint8).random_(generator=generator)
 
 
 @cache
-def replayed(law: Law) -> bool:
-    """Return whether this torch draws as we take it to: if another does not, noise is drawn at once, as ever."""
-    one, other, steps, count = Generator().manual_seed(0), Generator().manual_seed(0), 3, FEW + 5
-    right = whole(one, (steps, count), law)
-    later = Later(*_passed(other, steps, count, law), steps, (count,), law)
-    same = all(torch.equal(later.at(t), right[t]) for t in range(steps))
-    return same and torch.equal(one.get_state(), other.get_state())
+def draws_by_steps(law: Law) -> bool:
+    """Return whether drawing step by step gives the same numbers with this torch; if not, noise is drawn at once."""
+    at_once, by_steps, steps, count = Generator().manual_seed(0), Generator().manual_seed(0), 3, EAGER_NUMBERS + 5
+    expected = drawn_at_once(at_once, (steps, count), law)
+    later = DeferredNoise(*_skip_all(by_steps, steps, count, law), steps, (count,), law)
+    same = all(torch.equal(later.at(t), expected[t]) for t in range(steps))
+    return same and torch.equal(at_once.get_state(), by_steps.get_state())
 
 
-def _drawn(state: Tensor, last: Tensor, piece: Piece) -> Tensor:
-    found: Tensor = _Drawn.apply(state, last, piece)  # type: ignore[no-untyped-call]
-    return found
+def _draw(state: Tensor, last: Tensor, piece: DrawRange) -> Tensor:
+    numbers: Tensor = _Draw.apply(state, last, piece)  # type: ignore[no-untyped-call]
+    return numbers
 
 
-class _Drawn(torch.autograd.Function):
-    """A `Piece` of a client's noise, or, under vmap, of each client's."""
+class _Draw(torch.autograd.Function):
+    """A `DrawRange` of a client's noise, or, under vmap, of each client's."""
 
     @staticmethod
-    def forward(state: Tensor, last: Tensor, piece: Piece) -> Tensor:
+    def forward(state: Tensor, last: Tensor, piece: DrawRange) -> Tensor:
         return piece.drawn(state, last)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: numbers that are drawn have no derivative."""
+        """Save nothing: drawn numbers have no derivative."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, state: Tensor, last: Tensor, piece: Piece) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, state: Tensor, last: Tensor, piece: DrawRange) -> tuple[Tensor, int]:
         def of(leaf: Tensor, dim: int | None, client: int) -> Tensor:
             return leaf if dim is None else leaf.select(dim, client)
 
         rows = [
-            _drawn(of(state, in_dims[0], client), of(last, in_dims[1], client), piece)
+            _draw(of(state, in_dims[0], client), of(last, in_dims[1], client), piece)
             for client in range(info.batch_size)
         ]
         return torch.stack(rows), 0

@@ -1,4 +1,4 @@
-"""Runs one coroutine of a defense, and several federations side by side; clients one by one, or at once under vmap."""
+"""Runs a defense's coroutines, of several federations side by side; clients in a loop, or at once under vmap."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Backend = Literal["auto", "loop", "vmap"]
 K = TypeVar("K", bound=Hashable)
 
 
-def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop", "vmap"]:
-    """Return the backend that "auto" stands for: vmap for small steps or a GPU (benchmarks/bench_training.py)."""
+def chosen_backend(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop", "vmap"]:
+    """Return the backend; "auto" is vmap for small steps or on a GPU (benchmarks/bench_training.py), else the loop."""
     if backend != "auto":
         return backend
     values = plan.local.batch * torch.Size(plan.spec.shape).numel()
@@ -35,7 +35,7 @@ def choose(backend: Backend, device: torch.device, plan: Plan) -> Literal["loop"
 
 
 def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
-    """Return what each client computes, by client, or by run and client; equal on both backends, to float tolerance."""
+    """Return each client's result, by the key of its job; equal on both backends, to float tolerance."""
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     with torch.no_grad():
         if backend == "loop":
@@ -45,7 +45,7 @@ def client_map(backend: Literal["loop", "vmap"], defense: Defense, plan: Plan, j
         for client, job in jobs.items():
             groups[structure(job) if len(jobs) > 1 else None].append(client)
         for clients in groups.values():
-            results.update(_mapped(defense, plan, {c: jobs[c] for c in clients}))
+            results.update(_run_group(defense, plan, {c: jobs[c] for c in clients}))
         return {client: results[client] for client in jobs}
 
 
@@ -58,19 +58,19 @@ def channels_last(job: Job) -> Job:
     return Job(job.start, type(job.batches)(last, job.batches.y, job.batches.w), job.lr, job.own, job.noise)
 
 
-def _mapped(defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
-    """Run a group of jobs of one shape. What all share (a broadcast) is mapped once; a group of one takes the loop."""
+def _run_group(defense: Defense, plan: Plan, jobs: Mapping[K, Job]) -> dict[K, Tree]:
+    """Run jobs of equal shapes under vmap; inputs that all share (a broadcast) are not mapped, nor is a single job."""
     if len(jobs) == 1:
         return {client: defense.compute(plan, job) for client, job in jobs.items()}
     columns = list(zip(*(leaves(job) for job in jobs.values()), strict=True))
     first = next(iter(jobs.values()))
     shared = [all(leaf is column[0] for leaf in column) for column in columns]
-    inputs = [c[0] if same else torch.stack(list(c)) for c, same in zip(columns, shared, strict=True)]
+    inputs = [c[0] if is_shared else torch.stack(list(c)) for c, is_shared in zip(columns, shared, strict=True)]
 
     def one(*values: Tensor) -> Tree:
         return defense.compute(plan, filled(first, values))
 
-    out = vmap(one, in_dims=tuple(None if same else 0 for same in shared))(*inputs)
+    out = vmap(one, in_dims=tuple(None if is_shared else 0 for is_shared in shared))(*inputs)
     rows = [leaf.unbind() for leaf in leaves(out)]
     return {client: filled(out, [row[i] for row in rows]) for i, client in enumerate(jobs)}
 
@@ -88,7 +88,7 @@ class Parties:
 
 @dataclass(frozen=True)
 class Work:
-    """What some clients of one federation compute next: jobs by client, on their device."""
+    """The next computation of some clients of one federation. jobs: by client, on their device."""
 
     backend: Literal["loop", "vmap"]
     defense: Defense
@@ -97,11 +97,11 @@ class Work:
 
 
 Working = Generator[Work, Mapping[int, Tree], T]
-"""A part of a federation's run that hands out its clients' computations and is sent the results."""
+"""A part of a federation's run: it yields its clients' computations and receives the results."""
 
 
-def together(parts: Sequence[Working[T]]) -> list[T]:
-    """Run several parts side by side and return what each returns; what they hand out together is computed at once."""
+def run_together(parts: Sequence[Working[T]]) -> list[T]:
+    """Run several parts side by side and return their results; work that they yield together is computed at once."""
     waiting: dict[int, Work] = {}
     ended: dict[int, T] = {}
 
@@ -114,24 +114,24 @@ def together(parts: Sequence[Working[T]]) -> list[T]:
     for index in range(len(parts)):
         go_on(index, None)
     while waiting:
-        asked = dict(waiting)
+        work = dict(waiting)
         waiting.clear()
-        for index, results in computed(asked).items():
+        for index, results in compute_all(work).items():
             go_on(index, results)
     return [ended[index] for index in range(len(parts))]
 
 
-def computed(asked: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
-    """Return the results of each piece of work, by its key and client; mapped ones of one defense and plan at once."""
+def compute_all(work_by_key: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
+    """Return the results of each piece of work, by its key and client; one vmap for each defense and plan."""
     results: dict[int, dict[int, Tree]] = {}
     mapped: list[tuple[Work, dict[tuple[int, int], Job]]] = []
-    for key, work in asked.items():
+    for key, work in work_by_key.items():
         results[key] = {}
         if work.backend == "loop":
             results[key] = client_map("loop", work.defense, work.plan, work.jobs)
             continue
-        alike = (jobs for one, jobs in mapped if one.defense == work.defense and one.plan == work.plan)
-        jobs = next(alike, None)
+        matching = (jobs for other, jobs in mapped if other.defense == work.defense and other.plan == work.plan)
+        jobs = next(matching, None)
         if jobs is None:
             jobs = {}
             mapped.append((work, jobs))
@@ -142,19 +142,19 @@ def computed(asked: Mapping[int, Work]) -> dict[int, dict[int, Tree]]:
     return results
 
 
-def context(
+def party_context(
     seeds: Seeds, plan: Plan, session: str, round_: int, step: int, party: int, purpose: str = "step"
 ) -> Context:
-    """Return what a party has at hand in one step; its generator is its own, for this step and purpose alone."""
+    """Return the context of a party in one step, with a generator for this party, step and purpose alone."""
     draws = seeds.generator("party", purpose, session, round_, step, party)
     return Context(plan, round_, seeds.token("session", session, round_), party, draws)
 
 
 @dataclass
 class Drive:
-    """Runs one coroutine of a defense: delivers each step's messages and brings the answers back.
+    """Runs one coroutine of a defense: delivers each step's messages and returns the answers to it.
 
-    canaries: by client, the direction that is its gradient, whatever its data.
+    canaries: by client, a direction that replaces its gradient.
     """
 
     defense: Defense
@@ -174,26 +174,26 @@ class Drive:
 
     def context(self, party: int, step: int) -> Context:
         """Return the context of `party` in `step`."""
-        return context(self.seeds, self.plan, self.session, self.round, step, party)
+        return party_context(self.seeds, self.plan, self.session, self.round, step, party)
 
     def begin(self, cohort: Sequence[int]) -> Round:
-        """Return the coroutine of this round; with its states is kept what the server has now, its draws too."""
+        """Return the coroutine of this round; a transcript also records the server's state and draws before it."""
         if self.wire.keep:
             ctx, server = self.context(SERVER, 0), self.parties.server
             begun = Begun(server, ctx.generator.get_state(), ctx.session)
             self.states.append(StateRecord(self.probe, self.round, BEGUN, SERVER, begun))
-        return self.unkept(cohort)
+        return self.unrecorded(cohort)
 
-    def unkept(self, cohort: Sequence[int]) -> Round:
-        """Return the coroutine of this round, of which no transcript is kept."""
+    def unrecorded(self, cohort: Sequence[int]) -> Round:
+        """Return the coroutine of this round, without recording the state before it."""
         return self.defense.round(self.context(SERVER, 0), self.parties.server, cohort)
 
     def run(self, coroutine: Round) -> None:
-        """Drive `coroutine` to its end and keep the states that it leaves."""
-        together([self.working(coroutine)])
+        """Run `coroutine` to its end; the parties have their new states afterwards."""
+        run_together([self.working(coroutine)])
 
     def working(self, coroutine: Round) -> Working[None]:
-        """Drive `coroutine` to its end; what its clients compute is handed out."""
+        """Run `coroutine` to its end; yields its clients' work and receives the results."""
         replies: Mapping[int, Tree] | None = None
         while True:
             try:
@@ -209,28 +209,28 @@ class Drive:
     def _answers(self, server: Server, out: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
         received: dict[int, Tree] = {}
         for message in {id(m): m for m in out.values()}.values():
-            to = [client for client, m in out.items() if m is message]
-            copy = self.wire.post(self.probe, self.round, self.step, SERVER, to, message)
-            received.update(dict.fromkeys(to, copy))
+            receivers = [client for client, m in out.items() if m is message]
+            copy = self.wire.post(self.probe, self.round, self.step, SERVER, receivers, message)
+            received.update(dict.fromkeys(receivers, copy))
         chosen = self.backend if self.defense.mappable else "loop"
-        backend = choose(chosen, self.device, self.plan)
+        backend = chosen_backend(chosen, self.device, self.plan)
         # A loop needs one client's noise at a time, vmap everybody's.
         size = 1 if backend == "loop" else len(received)
         order = sorted(received)
         answers: dict[int, Tree] = {}
         for first in range(0, len(order), max(size, 1)):
-            some = {client: received[client] for client in order[first : first + size]}
-            answers.update((yield from self._some(backend, server, some)))
+            group = {client: received[client] for client in order[first : first + size]}
+            answers.update((yield from self._group_answers(backend, server, group)))
         return answers
 
     def _check_room(self, job: Job, clients: int) -> None:
-        """Refuse, by one job of several alike, what memory cannot hold of all (UsageError): batches and noise."""
+        """Raise UsageError if memory cannot hold the batches and noise of `clients` jobs like `job`."""
         copies = 1 if clients == 1 else 2 * clients  # each client's, and stacked for vmap
         what = f"What {clients} clients draw for a round at once, batches and noise,"
         right = "use fewer clients or local epochs, or --schedule round_robin"
         check_room(copies * nbytes((job.batches, job.noise)), what, right, memory_of(self.device))
 
-    def _some(
+    def _group_answers(
         self, backend: Literal["loop", "vmap"], server: Server, received: Mapping[int, Tree]
     ) -> Working[dict[int, Tree]]:
         defense, states = self.defense, self.parties.clients
@@ -240,13 +240,13 @@ class Drive:
             jobs[client] = job = defense.prepare(contexts[client], states[client], message, self.data[client])
             if job is not None and len(jobs) == 1:
                 self._check_room(job, len(received))
-        busy = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
-        odd = {c: Straight.of(self.plan, self.canaries[c]) for c in busy if c in self.canaries}
+        pending = {c: moved(job, self.device) for c, job in jobs.items() if job is not None}
+        canary_plans = {c: Straight.of(self.plan, self.canaries[c]) for c in pending if c in self.canaries}
         results: dict[int, Tree] = {}
-        for client, plan in odd.items():
-            results.update(client_map("loop", defense, plan, {client: busy.pop(client)}))
-        if busy:
-            results.update((yield Work(backend, defense, self.plan, busy)))
+        for client, plan in canary_plans.items():
+            results.update(client_map("loop", defense, plan, {client: pending.pop(client)}))
+        if pending:
+            results.update((yield Work(backend, defense, self.plan, pending)))
         results = {c: defense.omniscient(self.plan, server, result) for c, result in results.items()}
         answers: dict[int, Tree] = {}
         for client, message in received.items():

@@ -1,4 +1,4 @@
-"""What a View says about one victim's gradient: the observation, and a differentiable simulation of it."""
+"""Evidence about one victim's gradient in a View: the observation, and a differentiable simulation of it."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from ppbench.federation.wire import Slot
 Simulate = Callable[..., Params]
 Measure = Literal["squares", "absolute", "cosine", "tensors", "poisoned", "bounded", "hinge"]
 POWERS: Mapping[str, float] = {"tensors": 0.5, "poisoned": 0.0, "bounded": 0.0}
-"""Measures that compare tensor by tensor, and the power of the mean that they take; 0: the geometric one."""
+"""Measures that compare tensor by tensor, with the power of their mean; 0: the geometric mean."""
 DIRECTIONS = ("cosine", "hinge", *POWERS)
-"""Measures that a factor on a whole simulation does not change."""
-TINY = 1e-30
-FLOOR = 1e-4
-"""A tensor counts as explained at this 1 - cosine: one that is fitted much closer does not make up for another one."""
+"""Measures that are invariant to the scale of the whole simulation."""
+SMALLEST_SQUARE = 1e-30
+EXPLAINED_FLOOR = 1e-4
+"""1 - cosine at which a tensor counts as explained: a closer fit does not compensate for another tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mappable:
     """A `simulate` that runs under vmap over victims: it draws nothing and branches on no value.
 
-    params: all tensors that it holds; those of one `family` differ in nothing else.
-    alters: whether it does something to the gradient at `Evidence.params`; then no search may take that in its place.
+    params: all its tensors; simulations of one `family` differ in nothing else.
+    alters: whether it changes the gradient at `Evidence.params`; then no search may use that gradient instead.
     """
 
     params: Params
     alters: ClassVar[bool] = False
 
     def family(self) -> Hashable:
-        """Return what makes two such simulations the same but for `params`."""
+        """Return a key that is equal for simulations that differ only in `params`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation of `unit`: whose batches are mixed in it, one slot, or a cohort when only a sum is seen.
+    """One observation of `unit`, the slots whose batches are mixed in it: one, or a cohort if only a sum is visible.
 
     Attributes:
-        observed: the observed update, oriented as a gradient. channel: which message it comes from.
+        observed: the observed update, oriented as a gradient. channel: the kind of message it comes from.
         simulate: simulate(x [U, B, *shape], y [U, B, C], **nuisance) -> the same keys, in the dtype of x. Evidence
             that may be attacked in one batch shares this very object.
         params: the public weights at which `observed` is EXACTLY the gradient of `plan.objective` on the unit's equally
-            weighted examples, as far as the attacker believes; None where it is something else. Where `simulate` has
-            an attribute `alters` that is true, what it does to that gradient comes on top.
-        weight: precision of each entry (0 hides it), or of a tensor's entries alike (no axes); None for equal.
-        noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, a sample.
+            weighted examples, as far as the attacker believes; None if it is something else. If `simulate.alters` is
+            true, that gradient is also changed by `simulate`.
+        weight: precision of each entry (0 hides it), or one number for a tensor (no axes); None for equal weights.
+        noise: the public law of noise on `observed`. nuisance: names and shapes of unknown secrets, per sample.
         measure: how a simulation is compared: "squares" and "absolute" sum weighted differences; "cosine" is 1 - cosine
-            over all entries (unknown scale); "tensors" is a mean of `floor` + 1 - cosine of each tensor (unknown
-            scales) by the power 1/2, "poisoned" the geometric one (those that can be explained decide; rough to search
-            on networks with kinks), "bounded" that of entries brought into -1..1 by `bounded` (some are poisoned, or
-            signs alone known); "hinge", where only signs o are observed, the mean over a tensor's entries of
+            over all entries (unknown scale); "tensors" is the power mean (1/2) of `floor` + 1 - cosine of each tensor
+            (unknown scales), "poisoned" the geometric mean (tensors that can be explained decide; rough to search on
+            networks with kinks), "bounded" the same of entries mapped into -1..1 by `softsign` (some are poisoned, or
+            only signs known); "hinge", if only signs o are observed, the mean over a tensor's entries of
             relu(-s o / mean|s|), averaged over the tensors.
-        floor: at which 1 - cosine a tensor counts as explained, where they are compared one by one.
+        floor: 1 - cosine at which a tensor counts as explained, for measures that compare tensor by tensor.
     """
 
     unit: tuple[Slot, ...]
@@ -72,18 +72,18 @@ class Evidence:
     nuisance: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channel: str = "update"
     measure: Measure = "squares"
-    floor: float = FLOOR
+    floor: float = EXPLAINED_FLOOR
 
     @property
     def device(self) -> torch.device:
-        """Where it lies, and a guess at it: `observed`, `params`, `weight` and what `simulate` holds."""
+        """The device of all its tensors and of guesses at it."""
         return next(iter(self.observed.values())).device
 
     @property
     def compared(self) -> Evidence:
-        """The same, as cheap as its measure allows: of directions, a factor on one slot's whole simulation is left out.
+        """Equivalent evidence with a cheaper simulation: scale-invariant measures of one slot omit a common factor.
 
-        It is what `simulate` may have as `unscaled`: what a client clips, by whatever norm.
+        `simulate.unscaled`, if there is one, is the simulation without the factor, for instance before clipping.
         """
         plain: Simulate | None = getattr(self.simulate, "unscaled", None)
         if plain is None or len(self.unit) > 1 or self.measure not in DIRECTIONS:
@@ -91,7 +91,7 @@ class Evidence:
         return replace(self, simulate=plain)
 
     def discrepancy(self, simulated: Params) -> Tensor:
-        """Return how far `simulated` is from `observed` by `measure` (scalar); 0 where it explains it."""
+        """Return the distance of `simulated` from `observed` by `measure` (scalar); 0 for an exact explanation."""
         if self.measure == "cosine":
             return self._cosine(simulated)
         if self.measure in POWERS:
@@ -100,8 +100,8 @@ class Evidence:
             return self._hinge(simulated)
         total = next(iter(simulated.values())).new_zeros(())
         for name, value in simulated.items():
-            apart = value - self.observed[name].to(value.dtype)
-            part = apart**2 if self.measure == "squares" else apart.abs()
+            difference = value - self.observed[name].to(value.dtype)
+            part = difference**2 if self.measure == "squares" else difference.abs()
             total = total + (part if self.weight is None else part * self.weight[name].to(value.dtype)).sum()
         return total
 
@@ -113,7 +113,7 @@ class Evidence:
 
         s = flat(simulated)
         o = flat({name: self.observed[name].to(s.dtype) for name in simulated})
-        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=TINY)
+        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=SMALLEST_SQUARE)
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:
@@ -123,7 +123,7 @@ class Evidence:
             o = self.observed[name].to(s.dtype)
             w = torch.ones_like(o) if self.weight is None else self.weight[name].to(s.dtype).expand_as(o)
             if self.measure == "bounded":
-                s, o = (bounded((side * (w > 0)).reshape(1, -1))[0].view_as(side) for side in (s, o))
+                s, o = (softsign((side * (w > 0)).reshape(1, -1))[0].view_as(side) for side in (s, o))
             a, b = inverse_root((w * s * s).sum()), inverse_root((w * o * o).sum())
             seen = (b != 0).to(s.dtype)
             across = (a == 0) | (b == 0)
@@ -137,13 +137,13 @@ class Evidence:
         parts = []
         for name, s in simulated.items():
             against = torch.relu(-s * self.observed[name].to(s.dtype)).mean()
-            parts.append(against / s.abs().mean().clamp(min=TINY))
+            parts.append(against / s.abs().mean().clamp(min=SMALLEST_SQUARE))
         return torch.stack(parts).mean()
 
     def scale(self) -> Tensor:
-        """Return, on the CPU, the discrepancy of an all-zero simulation, which a relative mismatch is relative to.
+        """Return the discrepancy of an all-zero simulation, the unit of relative mismatches; on the CPU.
 
-        Cosine and hinge are relative by themselves: 1, or 0 where nothing was observed.
+        Scale-invariant measures are already relative: 1, or 0 if all observed entries are 0.
         """
         if self.measure in DIRECTIONS:
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
@@ -151,15 +151,15 @@ class Evidence:
 
 
 def inverse_root(size: Tensor) -> Tensor:
-    """Return 1 / sqrt(size); 0 for nothing: such a gradient has no direction, and moves nothing."""
-    return torch.where(size == 0, 0.0, size.clamp(min=TINY).rsqrt())
+    """Return 1 / sqrt(size), but 0 for 0: a zero gradient has no direction."""
+    return torch.where(size == 0, 0.0, size.clamp(min=SMALLEST_SQUARE).rsqrt())
 
 
-def bounded(rows: Tensor, middle: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return v / (|v| + c) of rows [S, n], and its slope; c is the median size of a row's entries that are not 0.
+def softsign(rows: Tensor, middle: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return v / (|v| + c) of rows [S, n], and its slope; c is the median size of a row's nonzero entries.
 
-    No entry counts for much more than another then, whatever was put in its place; c is taken for a constant. Hidden
-    entries must be 0, or they have a say in c. middle: c [S, 1] where it is known.
+    It limits the influence of each entry. c is treated as a constant in the slope. Hidden entries must be 0, or they
+    influence c. middle: c [S, 1] if it is already known.
     """
     if middle is None:
         size = rows.detach().abs()
@@ -187,12 +187,12 @@ class PlainGradient(Mappable):
 
 
 def simulation(plan: Plan, params: Params) -> PlainGradient:
-    """Return the undefended client's computation at `params` as a function of a guessed batch."""
+    """Return the simulation of an undefended client at `params`."""
     return PlainGradient(params, plan)
 
 
 class Shared:
-    """Simulations by weights (`make`): victims at equal weights share one object, which attacks take in one batch."""
+    """Simulations by weights, from `make`: victims with equal weights share one object, so attacks can batch them."""
 
     def __init__(self, plan: Plan, make: Callable[[Plan, Params], Simulate] = simulation) -> None:
         self.plan, self.make = plan, make
@@ -200,7 +200,7 @@ class Shared:
         self.known: dict[tuple[int, tuple[float, ...]], Simulate] = {}
 
     def same(self, params: Params) -> Params:
-        """Return the first weights that were asked about and equal `params`: one object, which attacks go by."""
+        """Return the first weights seen that equal `params`: one object for all victims."""
         for model in self.models:
             if all(torch.equal(model[name], value) for name, value in params.items()):
                 return model
@@ -208,32 +208,32 @@ class Shared:
         return params
 
     def at(self, params: Params, shares: tuple[float, ...] = ()) -> Simulate:
-        """Return the simulation of the gradient at `params`; of the mean over a unit's slots weighted by `shares`."""
+        """Return the simulation of the gradient at `params`; with `shares`, of the weighted mean over slots."""
         model = self.same(params)
         if (id(model), shares) not in self.known:
-            one = self.make(self.plan, model)
-            self.known[id(model), shares] = _weighted(one, shares) if shares else one
+            simulate = self.make(self.plan, model)
+            self.known[id(model), shares] = _weighted_mean(simulate, shares) if shares else simulate
         return self.known[id(model), shares]
 
 
-def _weighted(one: Simulate, shares: tuple[float, ...]) -> Simulate:
+def _weighted_mean(simulate_slot: Simulate, shares: tuple[float, ...]) -> Simulate:
     def simulate(x: Tensor, y: Tensor) -> Params:
-        parts = [one(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
+        parts = [simulate_slot(x[i : i + 1], y[i : i + 1]) for i in range(len(shares))]
         return {n: sum((w * p[n] for w, p in zip(shares, parts, strict=True)), torch.zeros(())) for n in parts[0]}
 
     return simulate
 
 
 def as_gradient(plan: Plan, round_: int) -> float:
-    """Return what an update of round `round_` is divided by to be taken for one gradient: 1, or rate times epochs."""
+    """Return the divisor that turns an update of round `round_` into a gradient: 1, or rate times epochs."""
     return 1.0 if plan.local.upload == "gradient" else plan.local.opt.rate(round_) * plan.local.epochs
 
 
 def at_truth(evidence: Evidence, x: Tensor, y: Tensor) -> float:
     """Return the discrepancy at a batch x [U, B, *shape], y [U, B, C] relative to an all-zero simulation's.
 
-    The scorer gives the true batch: about 0 where the evidence is exact; else the noise floor, or the share of an
-    unknown mechanism. Attacks, which have no truth, give a guess of their own.
+    The scorer passes the true batch: the result is about 0 if the evidence is exact, else the share of noise or of an
+    unknown mechanism. Attacks, which do not know the truth, pass a guess.
     """
     simulated = tree_map(lambda t: t.detach(), evidence.simulate(x.double(), y.double()))
     return float(evidence.discrepancy(simulated) / evidence.scale().clamp(min=1e-300))

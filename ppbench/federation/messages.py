@@ -1,4 +1,4 @@
-"""Messages that most protocols share. A defense may define its own with `@node`; every leaf has its network dtype."""
+"""Messages that most protocols share. A defense may define its own with `@node`; leaves have the dtype that is sent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, node
 
-MOST = 2**40
-"""Examples of one client, at most: sums over clients stay far from the end of int64."""
+MAX_EXAMPLES = 2**40
+"""Largest number of examples of one client: sums over clients stay far from the end of int64."""
 
 
 @node
 class Hello:
-    """Server to client at set-up: who takes part? Carries nothing."""
+    """Server to client at set-up: an empty request to join."""
 
 
 @node
@@ -24,9 +24,9 @@ class Join:
     count: Tensor
 
 
-def count_of(client: int, count: Tensor) -> Tensor:
-    """Return a told number of examples, int64 scalar from 1 to `MOST` (ProtocolError: others turn updates round)."""
-    if count.dtype != torch.int64 or count.dim() or not 1 <= int(count) <= MOST:
+def checked_count(client: int, count: Tensor) -> Tensor:
+    """Return a client's number of examples, int64 scalar from 1 to `MAX_EXAMPLES` (ProtocolError: any other)."""
+    if count.dtype != torch.int64 or count.dim() or not 1 <= int(count) <= MAX_EXAMPLES:
         raise ProtocolError(f"Client {client} told {count.tolist()} examples, not one int64 from 1 to 2^40.")
     return count
 

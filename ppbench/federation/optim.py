@@ -1,6 +1,6 @@
-"""Optimizers as pure functions on one flat parameter vector: a handful of kernels whatever the number of layers.
+"""Optimizers as pure functions on one flat parameter vector: few kernels, however many layers.
 
-`torch.optim` neither maps over clients nor differentiates, and its state cannot travel with a client.
+`torch.optim` does not map over clients, is not differentiable, and its state cannot be part of a client's state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Opt:
-    """SGD (with momentum) or Adam (eps 1e-8), as torch has them; `rate` is times `decay` from each of `decay_at`."""
+    """SGD (with momentum) or Adam (eps 1e-8), as in torch; from each round in `decay_at` on, times `decay`."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: float = 1.0

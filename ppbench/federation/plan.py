@@ -18,7 +18,7 @@ from ppbench.nets.net import Net, NetSpec, build
 
 @node
 class Data:
-    """One party's examples, in storage of their own (never a slice of the data set).
+    """One party's examples, in separate storage (never a slice of the data set).
 
     x: [N, *shape] float32 in the data's range; y: [N, C] float32, one-hot, or [N, 1] numbers, or [N, 1, H, W] masks.
     """
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Noise:
-    """A public law of noise. std: of one coordinate of the upload; `tensors`: of parameters that have another one."""
+    """A public law of noise. std: of one coordinate of the upload; tensors: (parameter, std) if it differs."""
 
     law: Literal["gaussian", "laplace"]
     std: float
@@ -51,10 +51,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client does in a round.
+    """A client's local training in a round.
 
     upload: "gradient" (FedSGD: the gradient of one batch) or "delta" (FedAvg: start minus end of local epochs). batch:
-    examples a batch. opt: the local optimizer; its state is fresh each round.
+    examples per batch. opt: the local optimizer; its state is new each round.
     """
 
     upload: Literal["gradient", "delta"] = "delta"
@@ -64,15 +64,15 @@ class Local:
 
     @property
     def copies(self) -> int:
-        """Arrays of the model's size in a step, at least: a gradient; else also it as a vector, weights, moments."""
+        """Least number of model-sized arrays in a step: a gradient; for "delta" also its vector, weights, moments."""
         return 1 if self.upload == "gradient" else 3 + (2 if self.opt.name == "adam" else int(self.opt.momentum > 0))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How table rows are encoded, which all who train on them must know: numbers first, one-hot groups behind them.
+    """The public encoding of table rows: numbers first, then one-hot groups.
 
-    numbers: features that are numbers, standardized.  categories: width of each one-hot group.
+    numbers: count of standardized numeric features.  categories: width of each one-hot group.
     """
 
     numbers: int
@@ -84,7 +84,7 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """Features of a row."""
+        """Number of features of a row."""
         return self.numbers + sum(self.categories)
 
     def split(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -93,7 +93,7 @@ class Columns:
         return numbers, groups
 
     def rounded(self, x: Tensor) -> Tensor:
-        """Return rows x [..., features] with each group's largest entry 1, the others 0, as valid rows have them."""
+        """Return rows x [..., features] with each group made one-hot: its largest entry 1, the others 0."""
         numbers, groups = self.split(x)
         return torch.cat([numbers, *(one_hot(g.argmax(-1), g.shape[-1]).to(x) for g in groups)], -1)
 
@@ -104,7 +104,7 @@ class Plan:
 
     server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
-    columns: of table rows; None where inputs are none, or it is not known how they are encoded.
+    columns: of table rows; None for other inputs, or if the encoding is unknown.
     """
 
     spec: NetSpec
@@ -118,11 +118,11 @@ class Plan:
 
     @property
     def net(self) -> Net:
-        """The network, built once a process."""
+        """The network, built once per process."""
         return build(self.spec)
 
     def example_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss [B] of logits [B, C] against y [B, C]: THE loss, the client's and the attacker's."""
+        """Return the loss [B] of logits [B, C] against y [B, C], for clients and attackers alike."""
         return LOSSES[self.loss](logits, y)
 
     def objective(self, params: Params, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -132,11 +132,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Context:
-    """All that a party has at hand beside its state: the plan, where we are, and its own randomness.
+    """All that a party has in one step besides its state.
 
-    round: 0 at set-up. session: another in every round and every fork (probes, observed rounds), or masks would be
-    those of the real round; derive them from it. It tells no more: nobody's code can know a probe by it, not by
-    remembering earlier ones either. party: client index, or SERVER. generator: draws for this party in this step only.
+    round: 0 at set-up. session: unique to each round and each fork (probes, observed rounds); masks must derive from
+    it, or a fork's would be those of the real round. It does not reveal whether a round is a probe, even compared with
+    earlier sessions. party: client index, or SERVER. generator: draws for this party in this step only.
     """
 
     plan: Plan
@@ -163,7 +163,7 @@ def gather(data: Data, index: Tensor, weight: Tensor) -> Batch:
 
 
 def shuffled(data: Data, local: Local, generator: torch.Generator) -> Batch:
-    """Return the batches of `local.epochs` shuffled epochs, the last padded with weight 0; or one random batch."""
+    """Return batches of `local.epochs` shuffled epochs, the last padded with weight 0; "gradient": a random batch."""
     count, size = len(data.x), min(local.batch, len(data.x))
     if local.upload == "gradient":
         return gather(data, torch.randperm(count, generator=generator)[None, :size], torch.ones(1, size))

@@ -1,8 +1,8 @@
-"""Pairwise secrets between clients, and what is made of them: masks that cancel in a sum, noise that two parties share.
+"""Pairwise secrets between clients: masks that cancel in a sum, and noise that two parties share.
 
 X25519 key agreement through the server; HKDF-SHA256 separates sessions, rounds and purposes; ChaCha20 expands. Sums of
-fixed-point numbers are taken modulo 2^64 (int64 wraps), so that masked values are uniform and leave no trace of their
-size. Keys are drawn from a party's generator, so that a benchmark can be repeated.
+fixed-point numbers are taken modulo 2^64 (int64 wraps), so masked values are uniform and do not reveal their size. Keys
+are drawn from a party's generator, so that a benchmark can be repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from ppbench.base.errors import Overflow, ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
-from ppbench.federation.messages import Hello, count_of
+from ppbench.federation.messages import Hello, checked_count
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Data, Plan
 
@@ -47,7 +47,7 @@ class Roster:
 class Keys:
     """A client's state. private: [32] uint8; shared: [N, 32] uint8 secrets with every neighbor; graph, counts: public.
 
-    Before the roster has come, all but `private` are empty.
+    All but `private` are empty before the roster arrives.
     """
 
     private: Tensor
@@ -74,8 +74,8 @@ def public_of(private: Tensor) -> Tensor:
     return _words(X25519PrivateKey.from_private_bytes(_bytes(private)).public_key().public_bytes_raw())
 
 
-def agreed(private: Tensor, public: Tensor, sender: str) -> Tensor:
-    """Return the secret [32] uint8 of one's private and another's public key (ProtocolError: a bad one of `sender`)."""
+def shared_secret(private: Tensor, public: Tensor, sender: str) -> Tensor:
+    """Return the secret [32] uint8 of a private and `sender`'s public key (ProtocolError: a bad public key)."""
     own = X25519PrivateKey.from_private_bytes(_bytes(private))
     try:
         return _words(own.exchange(X25519PublicKey.from_public_bytes(_bytes(public))))
@@ -83,8 +83,8 @@ def agreed(private: Tensor, public: Tensor, sender: str) -> Tensor:
         raise ProtocolError(f"{sender} sent a public key that gives no shared secret: {cause}.") from cause
 
 
-def expanded(secret: Tensor, info: str, words: int) -> Tensor:
-    """Return `words` uniform int64 of a shared secret [32] uint8, other ones for every `info`."""
+def expand_secret(secret: Tensor, info: str, words: int) -> Tensor:
+    """Return `words` uniform int64 from a shared secret [32] uint8, different for every `info`."""
     key = HKDF(SHA256(), 32, None, info.encode()).derive(_bytes(secret))
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     return torch.frombuffer(bytearray(cipher.update(bytes(8 * words))), dtype=torch.int64)
@@ -97,58 +97,58 @@ def new_keys(ctx: Context) -> Keys:
     return Keys(private, torch.zeros(0, 32, dtype=torch.uint8), torch.zeros(0, 0, dtype=torch.bool), none)
 
 
-def setup(
+def exchange_keys(
     ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
 ) -> Generator[Step, Mapping[int, Tree], Server]:
-    """Run set-up as the server: collect counts and public keys, then send everybody the roster (ProtocolError)."""
+    """Run set-up as the server: collect counts and public keys, then send the roster to all (ProtocolError)."""
     answers = yield Step(server, dict.fromkeys(cohort, Hello()))
-    counts, public = announced(cohort, answers)
+    counts, public = announced_keys(cohort, answers)
     server = Server(server.params, server.opt, counts, server.own)
     yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
     return server
 
 
-def announced(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
+def announced_keys(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
     """Return the cohort's numbers of examples [N] int64 and public keys [N, 32], by client (ProtocolError: not all)."""
     for client, answer in answers.items():
         if not isinstance(answer, Announce):
             raise ProtocolError(f"Client {client} answered set-up with {type(answer).__name__}, not Announce.")
         if (answer.public.dtype, answer.public.shape) != (torch.uint8, (32,)):
-            found = f"{answer.public.dtype} of shape {tuple(answer.public.shape)}"
-            raise ProtocolError(f"Client {client} sent a public key as {found}, not uint8 of shape (32,).")
+            actual = f"{answer.public.dtype} of shape {tuple(answer.public.shape)}"
+            raise ProtocolError(f"Client {client} sent a public key as {actual}, not uint8 of shape (32,).")
     missing = [client for client in cohort if client not in answers]
     if missing:
         raise ProtocolError(f"Client {missing[0]} did not answer set-up; masks need everybody's public key.")
-    counts = torch.stack([count_of(c, answers[c].count) for c in sorted(answers)])
+    counts = torch.stack([checked_count(c, answers[c].count) for c in sorted(answers)])
     return counts, torch.stack([answers[c].public for c in sorted(answers)])
 
 
 def announce(private: Tensor, count: int) -> Announce:
-    """Return a client's answer at set-up."""
+    """Return a client's set-up message."""
     return Announce(torch.tensor(count), public_of(private))
 
 
-def agree(me: Keys, party: int, roster: Roster) -> Keys:
-    """Return the client's state with a secret for each of its neighbors; ProtocolError for a bad key of one."""
+def with_secrets(me: Keys, party: int, roster: Roster) -> Keys:
+    """Return the client's state with a secret for each of its neighbors (ProtocolError: a bad public key)."""
     shared = torch.zeros(len(roster.public), 32, dtype=torch.uint8)
     for other in roster.graph[party].nonzero().flatten().tolist():
-        shared[other] = agreed(me.private, roster.public[other], f"Client {other}")
+        shared[other] = shared_secret(me.private, roster.public[other], f"Client {other}")
     return Keys(me.private, shared, roster.graph, roster.counts)
 
 
-def answered(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, Tree | None] | None:
-    """Return a client's new state and its answer to a message of set-up, or None for any other message."""
+def setup_answer(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, Tree | None] | None:
+    """Return a client's new state and its answer to a set-up message; None for any other message."""
     if isinstance(message, Hello):
         return me, announce(me.private, len(data.x))
     if isinstance(message, Roster):
-        return agree(me, ctx.party, message), None
+        return with_secrets(me, ctx.party, message), None
     return None
 
 
 def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
-    """Return `words` uniform int64 that `ctx.party` and `other` alone derive, others in every session and round."""
+    """Return `words` uniform int64 that only `ctx.party` and `other` can derive, new in every session and round."""
     low, high = sorted((ctx.party, other))
-    return expanded(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
+    return expand_secret(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
 
 
 def neighbors(me: Keys, party: int) -> list[int]:
@@ -156,7 +156,7 @@ def neighbors(me: Keys, party: int) -> list[int]:
     return [int(other) for other in me.graph[party].nonzero().flatten()]
 
 
-def complete(clients: int) -> Tensor:
+def complete_graph(clients: int) -> Tensor:
     """Return the complete graph of `clients` clients, bool [K, K]."""
     return ~torch.eye(clients, dtype=torch.bool)
 
@@ -168,28 +168,28 @@ def zero_sum(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
 
 
 def _alternating(party: int, shares: Iterable[tuple[int, Tensor]], total: Tensor) -> Tensor:
-    """Return the sum of what `party` shares with others: the lower of a pair adds it, the other subtracts it."""
+    """Return `total` plus the signed shares: the lower index of a pair adds its share, the other subtracts it."""
     for other, share in shares:
         total = total + share if party < other else total - share
     return total
 
 
-def unit(words: Tensor) -> Tensor:
+def to_unit(words: Tensor) -> Tensor:
     """Return uniform int64 `words` as float64 in (-1, 1), uniform on the odd multiples of 2^-53: exact, never 0."""
     return ((words >> 11) * 2 + 1).double() * 2.0**-53
 
 
 def pair_noise(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
-    """Return this client's noise [words], float64: uniform on (-1, 1) for every neighbor, opposite at its other end."""
-    shares = ((other, unit(stream(me, ctx, other, purpose, words))) for other in neighbors(me, ctx.party))
+    """Return this client's noise [words], float64: uniform on (-1, 1) per neighbor, which has the opposite sign."""
+    shares = ((other, to_unit(stream(me, ctx, other, purpose, words))) for other in neighbors(me, ctx.party))
     return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.float64))
 
 
 def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
     """Return `share` times `values` (float64) as fixed-point int64 with `bits` fractional bits.
 
-    Raises Overflow for a value that is not finite, or of 2^(62 - bits) and more: values, not their weighted parts, so
-    that where shares sum to 1, a sum is in range however many clients there are.
+    Raises Overflow for a value (not its share) that is not finite, or at least 2^(62 - bits): if shares sum to 1, a sum
+    is in range for any number of clients.
     """
     limit = 2.0 ** (62 - bits)
     if not bool((values.abs() < limit).all()):  # NaN fails too
@@ -214,12 +214,12 @@ def hide(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, share:
 
 
 def sum_of_masked(parts: Sequence[Params], bits: int) -> Params:
-    """Return the sum of what all clients have masked, float64: their masks cancel."""
+    """Return the sum of all clients' masked values, float64: the masks cancel."""
     return {name: from_ring(torch.stack([part[name] for part in parts]).sum(0), bits) for name in parts[0]}
 
 
 def need_everybody(server: Server, uploads: Mapping[int, Tree]) -> None:
-    """Refuse a cohort that is not whole (ProtocolError)."""
+    """Raise ProtocolError unless every client sent an upload."""
     if len(uploads) != len(server.counts):
         sent = f"{len(uploads)} of {len(server.counts)} clients sent an upload"
         raise ProtocolError(f"{sent}; masks cancel only in everybody's sum.")
@@ -227,17 +227,17 @@ def need_everybody(server: Server, uploads: Mapping[int, Tree]) -> None:
 
 @dataclass(frozen=True)
 class PairedDefense(Defense):
-    """A defense whose clients share keys with one another, `Keys` in the client's state; `paired` tells whether so."""
+    """A defense whose clients share keys with one another (if `paired`), as `Keys` in the client's state."""
 
     fewest: ClassVar[int] = 2  # clients that hide one another
 
     @property
     def paired(self) -> bool:
-        """Whether keys are agreed on: by default wherever the server reads nothing but sums."""
+        """Whether clients agree on keys: by default if the server can read only sums."""
         return self.sums
 
     def check(self, plan: Plan) -> None:
-        """As its base; with keys also refuse too few clients, and what is masked in clients that upload in turn."""
+        """As the base class; with keys also refuse too few clients, and clients that upload one after another."""
         super().check(plan)
         if self.paired and plan.clients < self.fewest:
             pairs = f"Defense {self.name!r} hides clients' uploads by keys that pairs of them share"
@@ -253,11 +253,15 @@ class PairedDefense(Defense):
         return new_keys(ctx) if self.paired else super().init_client(ctx, params)
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Collect numbers of examples; with keys, exchange public ones, everybody with everybody."""
-        return setup(ctx, server, cohort, complete(len(cohort))) if self.paired else super().setup(ctx, server, cohort)
+        """Collect numbers of examples; with keys, also exchange public keys between all clients."""
+        return (
+            exchange_keys(ctx, server, cohort, complete_graph(len(cohort)))
+            if self.paired
+            else super().setup(ctx, server, cohort)
+        )
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Announce a public key and agree on secrets at set-up; then answer as usual."""
-        if self.paired and (answer := answered(ctx, me, message, data)):
+        if self.paired and (answer := setup_answer(ctx, me, message, data)):
             return answer
         return super().reply(ctx, me, message, result, data)

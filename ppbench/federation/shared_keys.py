@@ -56,8 +56,8 @@ class KeyedDefense(Defense):
         """Send everybody the server's public key; collect theirs and their numbers of examples (ProtocolError)."""
         keys = keys_of(server.own)
         answers = yield Step(server, dict.fromkeys(cohort, Offer(secagg.public_of(keys.private))))
-        counts, public = secagg.announced(cohort, answers)
-        shared = torch.stack([secagg.agreed(keys.private, key, f"Client {c}") for c, key in enumerate(public)])
+        counts, public = secagg.announced_keys(cohort, answers)
+        shared = torch.stack([secagg.shared_secret(keys.private, key, f"Client {c}") for c, key in enumerate(public)])
         own = _with_keys(server.own, replace(keys, shared=shared.to(keys.private.device)))
         return replace(server, counts=counts, own=own)
 
@@ -66,18 +66,18 @@ class KeyedDefense(Defense):
         if not isinstance(message, Offer):
             return super().reply(ctx, me, message, result, data)
         keys = keys_of(me)
-        shared = secagg.agreed(keys.private, message.public, "The server").to(keys.private.device)
+        shared = secagg.shared_secret(keys.private, message.public, "The server").to(keys.private.device)
         return _with_keys(me, replace(keys, shared=shared)), secagg.announce(keys.private, len(data.x))
 
     def stream(self, ctx: Context, state: Tree, client: int, purpose: str, words: int) -> Tensor:
-        """Return uniform int64 [words], on CPU, that the server and `client` both derive in this round, nobody else.
+        """Return uniform int64 [words], on the CPU, that only the server and `client` can derive in this round.
 
         Their `argsort()` is a random order. Session, round and `purpose` are part of the derivation; the first words do
-        not depend on how many are asked for. `state` is the client's state, or the server's own (`Server.own`).
+        not depend on `words`. `state` is the client's state, or the server's own (`Server.own`).
         """
         shared = keys_of(state).shared
         key = shared if shared.dim() == 1 else shared[client]
-        return secagg.expanded(key, f"ppbench|server|{ctx.session}|{ctx.round}|{client}|{purpose}", words)
+        return secagg.expand_secret(key, f"ppbench|server|{ctx.session}|{ctx.round}|{client}|{purpose}", words)
 
 
 def keys_of(state: Tree) -> SharedKeys:

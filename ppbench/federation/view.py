@@ -1,4 +1,4 @@
-"""What ONE adversary may know, cut from a transcript by a threat model. Nothing here reaches a victim's data."""
+"""One adversary's view: the part of a transcript that its threat model allows. It never includes a victim's data."""
 
 from __future__ import annotations
 
@@ -14,38 +14,18 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ppbench.base import tree
-from ppbench.base.errors import UsageError, unknown
+from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Context, Data, Noise, Plan
+from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.wire import SERVER, Envelope, Slot
 from ppbench.nets.net import HeldSpec
 
-THREATS = {
-    "server/1": "the honest-but-curious server: every upload, its own state and broadcasts",
-    "client/1": "one curious client: the broadcasts that it received, its own state and data",
-    "eavesdropper/1": "a listener on links without encryption: every message, nobody's state",
-    "collusion/1": "the server and all clients but client 0: every upload, the states of all of them",
-    "server-active/1": "a server that sends any weights, others to each client: every upload, its own state",
-    "server-active/1/sybil": "the same server, and all clients but client 0 are its own: the states of all of them",
-}
-TARGET = 0
-"""The client that those who collude are after, and a server that acts where it can read nobody else."""
 
-
-def acts(threat: str) -> bool:
-    """Return whether the server of a threat model sends other weights than the model's."""
-    return threat.startswith("server-active/")
-
-
-def colludes(threat: str) -> bool:
-    """Return whether the server of a threat model has the states of all clients but the target."""
-    return threat.startswith("collusion/") or threat.endswith("/sybil")
-
-
-class Mechanism(Protocol):
-    """What everybody may ask of a defense: public, and all that a view needs of it (`contract.Defense` is one)."""
+class PublicDefense(Protocol):
+    """The public part of a defense, as a view needs it (`contract.Defense` has it)."""
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -60,7 +40,7 @@ class Mechanism(Protocol):
         """Return an upload as parameters shaped as `like`."""
 
     def decoded(self, ctx: Context, server: Any, client: int, upload: Tree) -> Params:
-        """Return the update that the server makes of one client's upload, with the secrets of its state."""
+        """Return the update that the server decodes from one client's upload, with the secrets of its state."""
 
     def noise(self, plan: Plan) -> Noise | None:
         """Return the public law of the noise on an upload."""
@@ -72,15 +52,15 @@ class Mechanism(Protocol):
         """Return logits as a client computes them from a delivered or broadcast message."""
 
     def role_of(self, uploads: Sequence[Tree]) -> str:
-        """Return which part a client played that sent `uploads`."""
+        """Return the role of a client that sent `uploads`."""
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what `view` says about each victim."""
+        """Return the evidence about each victim in `view`."""
 
 
 @dataclass(frozen=True)
 class StateRecord:
-    """A party's state as it was in one step (before that step's computation)."""
+    """A party's state in one step, before that step's computation."""
 
     probe: int
     round: int
@@ -91,9 +71,9 @@ class StateRecord:
 
 @tree.node
 class Begun:
-    """What the server has when a round begins.
+    """The server's side when a round begins.
 
-    server: its state, () where it is not kept. draws: its generator's state, uint8. session: as its context names it.
+    server: its state, () if not recorded. draws: its generator's state, uint8. session: its context's.
     """
 
     server: Tree
@@ -102,15 +82,15 @@ class Begun:
 
 
 BEGUN = -1
-"""The step under which a transcript keeps a round's `Begun`, before the first."""
+"""The step number of a round's `Begun` in a transcript, before the first step."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An upload with the message that it answers, the slot it came from, and when."""
+    """An upload `answer`, the message `request` that it answers, and its slot, round and step."""
 
     slot: Slot
-    asked: Tree
+    request: Tree
     answer: Tree
     round: int
     step: int
@@ -118,37 +98,51 @@ class Exchange:
 
 @dataclass(frozen=True)
 class View:
-    """One adversary's knowledge under `threat`, a key of `THREATS`. plan, defense: public.
+    """One adversary's knowledge. plan, defense: public.
 
     Attributes:
+        threat: whose, with the facts that it is cut by; made of a name, too (UsageError: an unknown one).
         party: whose view: SERVER, a client index, or None for an eavesdropper.
         mail: the messages that this party sent, received or overheard.
         states: its own states, and those of parties that collude with it.
-        data: its own batches by probe (a client's), in the observed rounds.
+        data: its own batches by probe (those of all clients in it, in their order), in the observed rounds.
         public: examples that no client holds, which every adversary may use; None where none were set apart.
         sessions: (probe, round, session) of a client's contexts, by which it derives its own masks again.
     """
 
-    threat: str
+    threat: ThreatModel
     party: int | None
     plan: Plan
-    defense: Mechanism
+    defense: PublicDefense
     mail: tuple[Envelope, ...]
     states: tuple[StateRecord, ...]
     data: tuple[tuple[int, Data], ...] = ()
     public: Data | None = None
     sessions: tuple[tuple[int, int, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", threat_model(self.threat))
+
+    def inside(self, client: int) -> bool:
+        """Return whether a client is this adversary, or one of those who collude."""
+        return client == self.party if self.threat.lone_client else self.threat.has(client)
+
     def exchanges(self) -> Iterator[Exchange]:
-        """Yield every upload to the server that can be read, with the message that it answers."""
-        asked: dict[tuple[int, int, int, int], Tree] = {}
-        for letter in self.mail:
-            if letter.sender == SERVER:
-                asked[letter.probe, letter.round, letter.step, letter.receiver] = letter.message
-        for letter in self.mail:
-            key = (letter.probe, letter.round, letter.step, letter.sender)
-            if letter.receiver == SERVER and letter.message is not None and asked.get(key) is not None:
-                yield Exchange(Slot(letter.probe, letter.sender), asked[key], letter.message, letter.round, letter.step)
+        """Yield every readable upload to the server, with the message that it answers."""
+        requests: dict[tuple[int, int, int, int], Tree] = {}
+        for envelope in self.mail:
+            if envelope.sender == SERVER:
+                requests[envelope.probe, envelope.round, envelope.step, envelope.receiver] = envelope.message
+        for envelope in self.mail:
+            key = (envelope.probe, envelope.round, envelope.step, envelope.sender)
+            if envelope.receiver == SERVER and envelope.message is not None and requests.get(key) is not None:
+                yield Exchange(
+                    Slot(envelope.probe, envelope.sender),
+                    requests[key],
+                    envelope.message,
+                    envelope.round,
+                    envelope.step,
+                )
 
     def state_at(self, exchange: Exchange, party: int | None = None) -> Tree | None:
         """Return the state of `party` (this one by default) in the step of `exchange`, or None if not known."""
@@ -156,12 +150,12 @@ class View:
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == key), None)
 
     def begun(self, probe: int, round_: int) -> Begun | None:
-        """Return what the server had when a round began, or None if this party does not know."""
+        """Return the server's side when a round began, or None if this party does not know it."""
         where = (probe, round_, BEGUN, SERVER)
         return next((s.state for s in self.states if (s.probe, s.round, s.step, s.party) == where), None)
 
     def session(self, exchange: Exchange) -> str:
-        """Return what masks of this exchange derive from; "" to a listener, who takes none off."""
+        """Return the session from which masks of this exchange derive; "" for an eavesdropper."""
         where = exchange.slot.probe, exchange.round
         if (begun := self.begun(*where)) is not None:
             return begun.session
@@ -172,7 +166,7 @@ class View:
         return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
     def parts(self) -> Tree:
-        """Return mail, states, own data and public examples as a tree, which files hold."""
+        """Return mail, states, own data and public examples as a tree that `tree.save` can write."""
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
         return [mail, states, [list(pair) for pair in self.data], self.public]
@@ -180,15 +174,15 @@ class View:
     def save(self, folder: Path) -> None:
         """Write the view to `folder` (created): tensors as safetensors, the rest as JSON.
 
-        UsageError: its network is known in this process alone, so that no file can name it.
+        UsageError: its network is an object of this process, which no file can name.
         """
         if isinstance(self.plan.spec, HeldSpec):
-            told = f"A view of the network {self.plan.spec.model!r}, which is held as an object, cannot be saved"
-            raise UsageError(f"{told}; name the network by its address, as MODULE:NAME.")
+            problem = f"A view of the network {self.plan.spec.model!r}, which is held as an object, cannot be saved"
+            raise UsageError(f"{problem}; name the network by its address, as MODULE:NAME.")
         folder.mkdir(parents=True, exist_ok=True)
         tree.save(self.parts(), folder / "view.safetensors")
         about = {
-            "threat": self.threat,
+            "threat": self.threat.name,
             "party": self.party,
             "plan": dataclasses.asdict(self.plan),
             "defense": {"name": self.defense.name, "parameters": dataclasses.asdict(self.defense)},
@@ -198,7 +192,7 @@ class View:
 
     @staticmethod
     def load(folder: Path, device: str = "cpu") -> View:
-        """Read what `save` wrote, its tensors onto `device`. Raises UsageError where `folder` holds no view."""
+        """Return the view that `save` wrote, tensors on `device` (UsageError: no view in `folder`)."""
         if not (folder / "view.json").is_file():
             raise UsageError(f"{folder} holds no saved view; expected view.json and view.safetensors in it.")
         about: dict[str, Any] = json.loads((folder / "view.json").read_text())
@@ -206,11 +200,11 @@ class View:
         plan = TypeAdapter(Plan).validate_python(about["plan"])
         mail, states, data, public = tree.moved(tree.load(folder / "view.safetensors"), torch.device(device))
         return View(
-            about["threat"],
+            threat_model(about["threat"]),
             about["party"],
             plan,
             defense,
-            tuple(Envelope(*letter) for letter in mail),
+            tuple(Envelope(*envelope) for envelope in mail),
             tuple(StateRecord(*record) for record in states),
             tuple((probe, own) for probe, own in data),
             public,
@@ -220,32 +214,37 @@ class View:
 
 @dataclass(frozen=True)
 class Transcript:
-    """All messages and states of the probed rounds. Stays with the harness; attacks get views of it."""
+    """All messages and states of the probed rounds. Attacks never get it, only views of it."""
 
     plan: Plan
-    defense: Mechanism
+    defense: PublicDefense
     mail: tuple[Envelope, ...]
     states: tuple[StateRecord, ...]
 
     def roles(self) -> dict[Slot, str]:
-        """Return which part each client played, by slot."""
+        """Return each client's role, by slot."""
         uploads: dict[Slot, list[Tree]] = {}
-        for letter in self.mail:
-            if letter.receiver == SERVER:
-                uploads.setdefault(Slot(letter.probe, letter.sender), []).append(letter.message)
+        for envelope in self.mail:
+            if envelope.receiver == SERVER:
+                uploads.setdefault(Slot(envelope.probe, envelope.sender), []).append(envelope.message)
         return {slot: self.defense.role_of(sent) for slot, sent in uploads.items()}
 
-    def view(self, threat: str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
-        """Return what `threat` may know (UsageError); of "client/1" with its index and its `own` batches by probe."""
-        if threat not in THREATS:
-            raise unknown("threat model", threat, THREATS)
-        if threat == "eavesdropper/1":
-            return View(threat, None, self.plan, self.defense, self.mail, ())
-        if colludes(threat):
-            states = tuple(s for s in self.states if s.party != TARGET)
-            return View(threat, SERVER, self.plan, self.defense, self.mail, states)
-        me = SERVER if threat.startswith("server") else (party or 0)
-        mail = tuple(e for e in self.mail if me in (e.sender, e.receiver))
-        states = tuple(s for s in self.states if s.party == me)
+    def view(self, threat: ThreatModel | str, party: int | None = None, own: tuple[tuple[int, Data], ...] = ()) -> View:
+        """Return what `threat` (or the one of this name) sees; UsageError: there is no such threat model.
+
+        party: which client it is, if it is one alone. own: the batches of the clients in it, by probe.
+        """
+        threat = threat_model(threat)
+        me = SERVER if threat.server else threat.client
+        me = party if threat.lone_client and party is not None else me
+
+        def inside(who: int) -> bool:
+            return who == me or (threat.has(who) and not threat.lone_client)
+
+        mail = self.mail if threat.overhears else tuple(e for e in self.mail if inside(e.sender) or inside(e.receiver))
+        states = tuple(s for s in self.states if inside(s.party))
         named = tuple((s.probe, s.round, s.state.session) for s in self.states if s.step == BEGUN)
-        return View(threat, me, self.plan, self.defense, mail, states, own if me != SERVER else (), sessions=named)
+        if me is None or (threat.server and threat.colludes):  # a listener has no masks; these two have `Begun` for it
+            named = ()
+        mine = own if me not in (None, SERVER) else ()
+        return View(threat, me, self.plan, self.defense, mail, states, mine, sessions=named)

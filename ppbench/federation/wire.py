@@ -1,4 +1,4 @@
-"""The only way by which anything passes from one party to another. Counts bytes; keeps what adversaries may see."""
+"""The wire: the only channel between parties. It counts bytes, and keeps messages for adversaries' views."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SERVER = -1
 
 
 class Slot(NamedTuple):
-    """One client in one probe: what a victim's batch is addressed by."""
+    """One client in one probe: the address of a victim's batch."""
 
     probe: int
     client: int
 
 
 def session_of(probe: int) -> str:
-    """Return the session that masks of a kept transcript derive from: of a probe, or (-1) of the observed round."""
+    """Return the session name of a probe, or (-1) of the observed round."""
     return f"probe-{probe}" if probe >= 0 else "observed"
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """One message as it travelled; None to who may not read it (an eavesdropper on an encrypted link).
+    """One message on the wire. message: None if its reader cannot decrypt it (an eavesdropper on an encrypted link).
 
     probe: -1 in the real run. round: 0 is set-up. sender, receiver: client index or SERVER.
     """

@@ -1,5 +1,5 @@
-"""The ledger: what an adversary saw, frozen and published; guesses of others scored against the truth that stays here.
+"""The ledger: views of adversaries, frozen and published, and others' guesses scored against the truth, kept here.
 
-`form` says what the files hold, `publish` writes them, `transcript` reads them, `guesses` reads answers, `score` scores
-them, `judge` decides whether a worst case moves, `book` keeps who moved it when. For users: docs/ledger.md.
+`form` defines the files, `publish` writes them, `transcript` reads them, `guesses` reads answers, `score` scores them,
+`judge` decides whether a worst case moves, `book` records who moved it when. For users: docs/ledger.md.
 """

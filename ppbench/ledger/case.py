@@ -1,4 +1,4 @@
-"""A submission as it is judged: opened from a folder to be handed in, or from an archive that was."""
+"""A submission under judgement: opened from a folder of results, or from a submitted archive."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, first_of, shown
 from ppbench.base.files import kind_of
-from ppbench.base.registry import KINDS, find
-from ppbench.ledger.rerun import SHARE
-from ppbench.ledger.submission import Submission, described, submission_of, suite_of
-from ppbench.records.archive import unpack
-from ppbench.records.salt import NAME, commitment, keep_salt, salt_of
+from ppbench.base.registry import GROUP_NOUNS, find
+from ppbench.ledger.rerun import RERUN_SHARE
+from ppbench.ledger.submission import Submission, describe_submission, submission_of, suite_of
+from ppbench.records.archive import unpack_archive
+from ppbench.records.salt import SALT_FILE, commitment, keep_salt, salt_of
 from ppbench.records.schema import Record
-from ppbench.records.store import Store, results
+from ppbench.records.store import Store, open_results
 from ppbench.run.schedule import Progress
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one check gave. ok: None where it was not made; sentence: what was found."""
+class CheckOutcome:
+    """The outcome of one check. ok: None if the check was not made; sentence: the finding."""
 
     name: str
     ok: bool | None
@@ -28,13 +28,13 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How cells are computed again. share: of them; seed: what they are drawn with, None: nobody knows before.
+class RerunTerms:
+    """How cells are recomputed. share: fraction of cells; seed: of their draw, None for a random one.
 
-    dataset, weights: where data and AlexNet's weights lie here; salt: a file with the secret of their draws.
+    dataset, weights: where data and AlexNet's weights lie here; salt: a file with the secret of the draws.
     """
 
-    share: float = SHARE
+    share: float = RERUN_SHARE
     seed: int | None = None
     dataset: str | None = None
     weights: str | None = None
@@ -44,63 +44,63 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A submission: its folder of results with the records that can be read, and what it says of itself.
+class SubmissionCase:
+    """A submission: its folder of results, its readable records, its own description.
 
-    home: where cells are computed again, which does not exist yet. salt: the secret of all draws, "" where none is.
+    home: folder for recomputed cells, which does not exist yet. salt: the secret of all draws, "" for none.
     """
 
     store: Store
     records: tuple[Record, ...]
     about: Submission
     home: Path
-    terms: Terms
+    terms: RerunTerms
     salt: str
 
     @property
     def defenses(self) -> list[str]:
-        """The defenses handed in."""
+        """The submitted defenses."""
         return [one.name for one in self.about.plugins if one.group == "defenses"]
 
     @property
     def attacks(self) -> list[str]:
-        """The attacks handed in."""
+        """The submitted attacks."""
         return [one.name for one in self.about.plugins if one.group == "attacks"]
 
 
-def of_folder(
-    folder: Path, scratch: Path, terms: Terms, paper: str = "", reference: str = "", licence: str = ""
-) -> Case:
-    """Return what would be handed in of a folder of results. scratch: an empty folder to compute in.
+def case_of_folder(
+    folder: Path, scratch: Path, terms: RerunTerms, paper: str = "", reference: str = "", licence: str = ""
+) -> SubmissionCase:
+    """Return a folder of results as a case. scratch: an empty folder to compute in.
 
-    Raises UsageError: it holds no records, those of several suites or of none, or nothing of another package.
+    Raises UsageError: no records, records of no suite or of several, or no plugin of another package.
     """
-    store = results(folder)
+    store = open_results(folder)
     if kind_of(folder) == "file":
         raise UsageError(f"{folder} is an archive; give the folder of results, or --check.")
     records, _ = store.readable()
     if not records:
         raise UsageError(f"{folder} holds no records that can be read; give the --out of a sweep.")
-    about = described(records, paper, reference, licence)
+    about = describe_submission(records, paper, reference, licence)
     return _case(store, records, about, scratch, terms, salt_of(folder, fresh=False))
 
 
-def of_archive(archive: Path, scratch: Path, terms: Terms) -> Case:
-    """Return what an archive hands in, unpacked into `scratch`, an empty folder.
+def case_of_archive(archive: Path, scratch: Path, terms: RerunTerms) -> SubmissionCase:
+    """Unpack a submitted archive into `scratch`, an empty folder, and return it as a case.
 
-    Raises UsageError: it is no submission, or damaged, or what it hands in is not installed here.
+    Raises UsageError: it is no submission, or damaged, or its plugins are not installed here.
     """
     if kind_of(archive) != "file":
         raise UsageError(f"{archive} is no file; give the archive that `ppbench submit` wrote.")
-    about = submission_of(results(archive).files)
+    about = submission_of(open_results(archive).files)
     for one in about.plugins:
         if find(one.group, one.name) is None:
             raise UsageError(
-                f"The {KINDS[one.group]} {shown(one.name)} is not installed here; install {one.package} in version "
-                f"{one.version}, with the code {one.code}."
+                f"The {GROUP_NOUNS[one.group]} {shown(one.name)} is not installed here; install {one.package} in "
+                f"version {one.version}, with the code {one.code}."
             )
     folder = scratch / "received"
-    if damaged := unpack(archive, folder):
+    if damaged := unpack_archive(archive, folder):
         raise UsageError(f"{archive} is damaged: {first_of(damaged)}.")
     store = Store(folder)
     records, _ = store.readable()
@@ -108,23 +108,26 @@ def of_archive(archive: Path, scratch: Path, terms: Terms) -> Case:
     return _case(store, records, about, scratch, terms, "")
 
 
-def _case(store: Store, records: list[Record], about: Submission, scratch: Path, terms: Terms, salt: str) -> Case:
-    """Return a case whose secret is at hand, if its cells have one (UsageError: it is not)."""
+def _case(
+    store: Store, records: list[Record], about: Submission, scratch: Path, terms: RerunTerms, salt: str
+) -> SubmissionCase:
+    """Return a case with the secret of its draws, if they have one (UsageError: it is missing)."""
     needed = {record.config.data.salt for record in records} - {""}
     if needed and terms.salt is not None:
         salt = _secret(terms.salt)
     if needed - {commitment(salt)}:
         raise UsageError(
-            f"The cells were drawn with a secret, which no archive holds; give its holder's OUT/{NAME}, as --salt FILE."
+            "The cells were drawn with a secret, which no archive holds; give its holder's "
+            f"OUT/{SALT_FILE}, as --salt FILE."
         )
     if needed and store.out.is_relative_to(scratch):
-        keep_salt(store.out, salt)  # victims are drawn again by who verifies, too
-    return Case(store, tuple(records), about, scratch / "again", terms, salt if needed else "")
+        keep_salt(store.out, salt)  # verification draws the victims again
+    return SubmissionCase(store, tuple(records), about, scratch / "again", terms, salt if needed else "")
 
 
 def _secret(path: Path) -> str:
-    """Return the secret in a file called as OUT/salt is, or in the folder of one."""
+    """Return the secret in a file named like OUT/salt, or in its folder."""
     folder = path if kind_of(path) == "folder" else path.parent
-    if kind_of(folder / NAME) != "file":
-        raise UsageError(f"There is no file {folder / NAME}; give the secret as the file of that name.")
+    if kind_of(folder / SALT_FILE) != "file":
+        raise UsageError(f"There is no file {folder / SALT_FILE}; give the secret as the file of that name.")
     return salt_of(folder, fresh=False)

@@ -1,8 +1,8 @@
-"""Somebody's answers to a transcript: NAME.json (`GuessAbout`) and NAME.safetensors, checked before anything is scored.
+"""A submitter's answers to a transcript: NAME.json (`GuessAbout`) and NAME.safetensors, checked before scoring.
 
-Tensors, one row a question in the transcript's order: x float32 [Q, U * B, *shape], in the data's range, not clipped;
-y int64 [Q, U * B]; confidence float64 [Q], smaller is surer; evaluations int64 [Q], gradients spent. What a kind of
-question does not ask may be missing.
+Tensors, one row per question in the transcript's order: x float32 [Q, U * B, *shape], in the data's range, not clipped;
+y int64 [Q, U * B]; confidence float64 [Q], smaller is surer; evaluations int64 [Q], gradients spent. Tensors that a
+kind of question does not need may be missing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.files import write_output
-from ppbench.base.tree import hashed
-from ppbench.ledger.form import GuessAbout, bounded, parsed, written
-from ppbench.ledger.transcript import Frozen
+from ppbench.base.tree import update_digest
+from ppbench.ledger.form import GuessAbout, parse_json, read_bounded, to_json
+from ppbench.ledger.transcript import FrozenView
 from ppbench.questions.base import question_of
 
 DTYPES = {"x": torch.float32, "y": torch.int64, "confidence": torch.float64, "evaluations": torch.int64}
-HEADER = 1 << 16
+HEADER_BYTES = 1 << 16
 """Bytes that a file may have beside its tensors."""
 
 
 def save_guesses(path: Path | str, about: GuessAbout, guesses: Sequence[Guess]) -> Path:
-    """Write an attack's guesses, one a question in order, as NAME.json and NAME.safetensors; return the JSON's path.
+    """Write an attack's guesses, one per question in order, as NAME.json and NAME.safetensors; return the JSON's path.
 
-    Raises UsageError: they do not all answer the same, or cannot be written.
+    Raises UsageError: only some guesses have x or y, or the files cannot be written.
     """
     tensors = {"evaluations": torch.tensor([guess.evaluations for guess in guesses])}
     for name in ("x", "y"):
@@ -47,61 +47,64 @@ def save_guesses(path: Path | str, about: GuessAbout, guesses: Sequence[Guess]) 
         tensors["confidence"] = torch.tensor([float(one) for one in sure if one is not None], dtype=torch.float64)
     target = Path(path).with_suffix(".json")
     write_output(target.with_suffix(".safetensors"), save(tensors))
-    write_output(target, written(about))
+    write_output(target, to_json(about))
     return target
 
 
-def read_guesses(path: Path | str, frozen: Frozen) -> tuple[GuessAbout, list[Guess], str]:
-    """Return what NAME.json says, the guesses, one a question, and the SHA-256 of them, hex.
+def read_guesses(path: Path | str, frozen: FrozenView) -> tuple[GuessAbout, list[Guess], str]:
+    """Return the content of NAME.json, the guesses, one per question, and their SHA-256 in hex.
 
-    Raises UsageError: anything in them is not as the transcript asks: form, names, shapes, types, values; or they
-    answer another transcript.
+    Raises UsageError: form, names, shapes, types or values do not fit the transcript, or they answer another one.
     """
-    told = Path(path) if Path(path).suffix == ".json" else Path(path).with_suffix(".json")
-    about, beside = parsed(GuessAbout, told), told.with_suffix(".safetensors")
+    json_path = Path(path) if Path(path).suffix == ".json" else Path(path).with_suffix(".json")
+    about, beside = parse_json(GuessAbout, json_path), json_path.with_suffix(".safetensors")
     if about.transcript != frozen.about.id:
-        raise UsageError(f"{told} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own.")
+        raise UsageError(
+            f"{json_path} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own."
+        )
     if about.kind not in frozen.about.kinds:
-        raise UsageError(f"{told} answers {shown(about.kind)}; asked is {' or '.join(frozen.about.kinds)}.")
-    data = bounded(beside, _most(frozen))
-    found = _tensors(data, beside)
+        raise UsageError(
+            f"{json_path} answers {shown(about.kind)}; the transcript asks for {' or '.join(frozen.about.kinds)}."
+        )
+    data = read_bounded(beside, _most(frozen))
+    tensors = _tensors(data, beside)
     count = len(frozen.challenges)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         _check(name, tensor, frozen, beside)
-    guesses = [_guess(found, place) for place in range(count)]
+    guesses = [_guess(tensors, place) for place in range(count)]
     question = question_of(about.kind)
     for place, (guess, challenge) in enumerate(zip(guesses, frozen.challenges, strict=True)):
         for fault in question.malformed(guess, challenge, frozen.view.plan):
             raise UsageError(f"{beside}, question {place}: {fault}.")
-    return about, guesses, digest_of(found)
+    return about, guesses, answers_digest(tensors)
 
 
-def digest_of(found: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of answers: what counts of them, x and y, whatever else stands in the file."""
+def answers_digest(tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of answers, of x and y alone."""
     digest = hashlib.sha256()
-    for name in sorted({"x", "y"} & set(found)):
+    for name in sorted({"x", "y"} & set(tensors)):
         digest.update(name.encode())
-        hashed(digest, found[name])
+        update_digest(digest, tensors[name])
     return digest.hexdigest()
 
 
-def _most(frozen: Frozen) -> int:
-    """Return the bytes of all answers that can be given, so that no more is ever read."""
+def _most(frozen: FrozenView) -> int:
+    """Return the largest size in bytes of a file of answers; no more is read."""
     images = sum(len(challenge.unit) * challenge.batch for challenge in frozen.challenges)
-    return HEADER + images * (4 * math.prod(frozen.view.plan.spec.shape) + 8) + 16 * len(frozen.challenges)
+    return HEADER_BYTES + images * (4 * math.prod(frozen.view.plan.spec.shape) + 8) + 16 * len(frozen.challenges)
 
 
 def _tensors(data: bytes, path: Path) -> dict[str, Tensor]:
     try:
-        found = load(data)
+        tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as cause:
         raise UsageError(f"{path} is no safetensors file ({because(cause)}); write one of x, y.") from cause
-    if odd := sorted(set(found) - set(DTYPES)):
+    if odd := sorted(set(tensors) - set(DTYPES)):
         raise UsageError(f"{path} holds a tensor {shown(odd[0])}; it may hold {', '.join(DTYPES)}.")
-    return found
+    return tensors
 
 
-def _check(name: str, tensor: Tensor, frozen: Frozen, path: Path) -> None:
+def _check(name: str, tensor: Tensor, frozen: FrozenView, path: Path) -> None:
     count = len(frozen.challenges)
     images = len(frozen.challenges[0].unit) * frozen.about.batch
     right = {"x": (count, images, *frozen.view.plan.spec.shape), "y": (count, images)}.get(name, (count,))
@@ -115,8 +118,8 @@ def _check(name: str, tensor: Tensor, frozen: Frozen, path: Path) -> None:
         raise UsageError(f"{path}: evaluations holds {int(tensor.min())}; counts are 0 or more.")
 
 
-def _guess(found: dict[str, Tensor], place: int) -> Guess:
-    x, y = (found[name][place] if name in found else None for name in ("x", "y"))
-    sure = float(found["confidence"][place]) if "confidence" in found else None
-    spent = int(found["evaluations"][place]) if "evaluations" in found else 0
+def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
+    x, y = (tensors[name][place] if name in tensors else None for name in ("x", "y"))
+    sure = float(tensors["confidence"][place]) if "confidence" in tensors else None
+    spent = int(tensors["evaluations"][place]) if "evaluations" in tensors else 0
     return Guess(x=x, y=y, confidence=sure, evaluations=spent)

@@ -1,13 +1,13 @@
-"""Whether a guess moves the worst case of a row: better than what stands, and than a blind guess, beyond its interval.
+"""Whether a guess moves the worst case of a row: it must be better than the worst case so far and than blind guesses.
 
-Each victim is compared with itself, by the rules of `ppbench compare`: the figure must gain, and more victims leak more
-than less, by an exact test of signs, since no bootstrap of a few victims can vouch for a p of a millionth. Who beats
-the blind guesses need not have seen anything: his answers must tell victims apart, too (`ledger.dealt`). Who may try
-often is right by chance at last; so the K-th submission to a transcript is judged at level ALPHA / (zeta(3/2) K^(3/2)):
-over all tries, however many there will be, a row moves without reason with probability ALPHA at most (a sum, so that
-tries may depend on one another). What can be concluded from a row's few victims therefore runs out, and then is said to
-have: N units tell no p below 2^-N. Scores that are told become a way to the truth; so of what did not move, a submitter
-hears that alone (Blum and Hardt 2015, the Ladder): see `Score.receipt`.
+Victims are compared pairwise, by the rules of `ppbench compare`: the figure must gain, and more victims must leak more
+than less, by an exact sign test, since no bootstrap of a few victims supports a p of a millionth. A blind attacker may
+beat the blind guesses, so its answers must also tell victims apart (`ledger.dealt`). Many tries succeed by chance; so
+the K-th submission to a transcript is judged at level LEDGER_ALPHA / (zeta(3/2) K^(3/2)): over all tries, however many,
+a row moves without reason with probability LEDGER_ALPHA at most (a union bound, so tries may depend on one another).
+The few victims of a row are therefore spent at some point, and this is reported: N units show no p below 2^-N.
+Published scores would reveal the truth; so a submission that did not move the row gets only this answer (Blum and Hardt
+2015, the Ladder): see `ScoredSubmission.receipt`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from scipy import stats
 
 from ppbench.questions.base import Rule, question_for
 from ppbench.records.schema import Record
-from ppbench.report.compare.samples import rules_for, sample_of, statistic
+from ppbench.report.compare.samples import resampled_statistic, rules_for, sample_of
 from ppbench.report.worst import Measured
 
-ALPHA = 0.05
+LEDGER_ALPHA = 0.05
 """Probability that a row ever moves without reason."""
 POWER = 1.5
 _WHOLE = float(stats.zipf(POWER).pmf(1)) ** -1  # zeta(3/2)
@@ -32,8 +32,8 @@ DECIDING = ("mean", "median", "decision")
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the worst case moves. tries: this one counted; level: at which it was judged; p: of the rule that shows
-    most, by its `metric`; before, after: that figure; reason: in a clause."""
+    """Whether the worst case moves. tries: including this one; level: of the test; p: the smallest of all rules, on its
+    `metric`; before, after: that figure; reason: a clause."""
 
     moved: bool
     tries: int
@@ -45,13 +45,13 @@ class Decision:
     reason: str
 
 
-def level_of(tries: int) -> float:
-    """Return the level at which the `tries`-th submission to a transcript is judged; they sum to ALPHA."""
-    return float(ALPHA / (_WHOLE * tries**POWER))
+def try_level(tries: int) -> float:
+    """Return the level at which the `tries`-th submission to a transcript is judged; they sum to LEDGER_ALPHA."""
+    return float(LEDGER_ALPHA / (_WHOLE * tries**POWER))
 
 
 def floor_of(record: Record) -> float:
-    """Return the least p that so many victims can show: by an exact one-sided test of signs, for each rule."""
+    """Return the smallest p that a record's victims can show, by exact one-sided sign tests over all rules."""
     rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
     return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
 
@@ -61,12 +61,12 @@ def decide(
 ) -> Decision:
     """Return whether `new` moves a row.
 
-    now: the worst case that stands, None for none. blind: what guesses that see nothing score on the same victims; ()
-    where the question knows the chance of a right answer instead. dealt: the p of answers that do not tell victims
-    apart (`ledger.dealt`), asked where all else would move the row; None: it is not asked.
+    now: the worst case so far, None for none. blind: records of blind guesses on the same victims; () if the question
+    knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
+    (`ledger.dealt`), called if all else would move the row; None: not tested.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
-    level = level_of(tries)
+    level = try_level(tries)
     best: Decision | None = None
     for rule in rules:
         against = [p_of(side, new, rule) for side in (now, *blind) if side is not None]
@@ -85,11 +85,11 @@ def decide(
 
 
 def p_of(side: Measured, new: Record, rule: Rule) -> float:
-    """Return the p of no gain of `new` over `side`: by an exact test of signs on units, of which equal ones do not
-    count; 1 where the figure does not gain. Victims count as `Question.judged` has them: what is exact is exact."""
+    """Return the p of no gain of `new` over `side`, by an exact sign test on units without ties; 1 without a gain of
+    the figure. Victims count by `Question.judged`."""
     sample = sample_of(side, new, rule)
     once = np.ones((1, len(sample.stratum)))
-    base, now = (float(statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
+    base, now = (float(resampled_statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
     old, own = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
     more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
     gains = less if rule.safer else more
@@ -98,17 +98,17 @@ def p_of(side: Measured, new: Record, rule: Rule) -> float:
 
 
 def _by_chance(new: Record) -> float:
-    """Return the p of so many right answers by chance, 1 where chance is not known."""
-    told = question_for(new).blind(new.victims, new.config)
-    if told is None:
+    """Return the p of so many right answers by chance, 1 if the chance is unknown."""
+    counts = question_for(new).blind(new.victims, new.config)
+    if counts is None:
         return 1.0
-    share, units, chance = told
+    share, units, chance = counts
     return float(stats.binom.sf(round(share * units) - 1, units, chance))
 
 
 def _figure(side: Measured, metric: str) -> float:
-    found = side.metric(metric)
-    return 0.0 if found is None or found.value is None else found.value
+    figure = side.metric(metric)
+    return 0.0 if figure is None or figure.value is None else figure.value
 
 
 def _reason(p: float, level: float, floor: float, stands: bool) -> str:
@@ -116,8 +116,8 @@ def _reason(p: float, level: float, floor: float, stands: bool) -> str:
         return f"better, victim by victim (p = {p:.2g}, judged at {level:.2g})"
     if floor > level:
         return (
-            f"so few victims tell no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
+            f"so few victims show no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
             "this transcript is spent; publish others"
         )
-    than = "than the worst case that stands, or than a blind guess" if stands else "than a blind guess"
+    than = "than the worst case so far, or than a blind guess" if stands else "than a blind guess"
     return f"not better {than} beyond chance (p = {p:.2g}, judged at {level:.2g})"

@@ -1,7 +1,7 @@
-"""The register: defenses and attacks of other packages, pinned, and what computing them again must give.
+"""The register: pinned defenses and attacks of other packages, with figures that a rerun must reproduce.
 
-leaderboards/register.toml has an entry for each. `.github/workflows/register.yml` installs every one as pinned, and
-computes its suite again, once a week.
+leaderboards/register.toml has an entry for each. `.github/workflows/register.yml` installs every one as pinned and
+recomputes its suite once a week.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.registry import KINDS, Group, find
-from ppbench.base.toml_lines import Loc, Source, source_of
-from ppbench.ledger.form import Word
-from ppbench.ledger.submission import Code, entry_of
+from ppbench.base.registry import GROUP_NOUNS, PluginGroup, find
+from ppbench.base.toml_lines import Loc, TomlFile, toml_file
+from ppbench.ledger.form import ShownWord
+from ppbench.ledger.submission import CodeDigest, entry_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.scores import Strict
 from ppbench.suites import shipped
 
-SCHEMA: Literal["ppbench.register/1"] = "ppbench.register/1"
-CLOSE = 1e-6
-"""Difference of a figure that no interval is known of."""
+REGISTER_SCHEMA: Literal["ppbench.register/1"] = "ppbench.register/1"
+FIGURE_TOLERANCE = 1e-6
+"""Tolerance of a figure without an interval."""
 _COMMIT = re.compile(r"git\+https://\S+@[0-9a-f]{40}")
 Argument = Annotated[str, Field(pattern=r"^[^-\s]\S*$", max_length=500)]
-GROUPS: tuple[tuple[Literal["defense", "attack"], Group], ...] = (("defense", "defenses"), ("attack", "attacks"))
+ENTRY_GROUPS: tuple[tuple[Literal["defense", "attack"], PluginGroup], ...] = (
+    ("defense", "defenses"),
+    ("attack", "attacks"),
+)
 
 
-class Figure(Strict):
+class RegisteredFigure(Strict):
     """A metric of one cell at random weights: of `attack` on `defense`, at `control` where it has a parameter."""
 
-    defense: Word
+    defense: ShownWord
     control: float | None = None
-    attack: Word
-    metric: Word
+    attack: ShownWord
+    metric: ShownWord
     value: float
 
     @property
@@ -47,44 +50,44 @@ class Figure(Strict):
         return f"{self.metric} of {self.attack} on {self.defense}{at}"
 
     def fits(self, config: CellConfig) -> bool:
-        """Return whether it is of a cell."""
+        """Return whether the figure belongs to a cell with this configuration."""
         control = None if config.defense.control is None else config.defense.control.value
         named = (config.defense.id, control, config.attack.id, config.stage)
         return named == (self.defense, self.control, self.attack, "init")
 
 
-class Entry(Strict):
-    """A plugin of somebody's package, pinned.
+class RegisterEntry(Strict):
+    """A pinned plugin of another package.
 
-    install: what pip installs: PACKAGE==VERSION, git+https://...@COMMIT, or a folder of the repository that the
+    install: argument of pip install: PACKAGE==VERSION, git+https://...@COMMIT, or a folder of the repository that the
     register lies in. code: digest of its source as installed. suite: a shipped one, or a TOML file of that repository.
     """
 
-    name: Word
+    name: ShownWord
     package: Argument
     version: Argument
     install: Argument
-    code: Code
+    code: CodeDigest
     paper: Annotated[str, Field(min_length=1, max_length=2000)]
     licence: Annotated[str, Field(min_length=1, max_length=100)]
     suite: Argument
-    figure: tuple[Figure, ...] = ()
+    figure: tuple[RegisteredFigure, ...] = ()
 
 
 class Register(Strict):
-    """The register as it is written. root: the repository that it lies in."""
+    """The register file."""
 
     schema_: Literal["ppbench.register/1"] = Field(alias="schema")
-    defense: tuple[Entry, ...] = ()
-    attack: tuple[Entry, ...] = ()
+    defense: tuple[RegisterEntry, ...] = ()
+    attack: tuple[RegisterEntry, ...] = ()
 
-    def entries(self) -> Iterator[tuple[Group, Entry]]:
+    def entries(self) -> Iterator[tuple[PluginGroup, RegisterEntry]]:
         """Yield all entries, each with the group of its plugin."""
-        for kind, group in GROUPS:
+        for kind, group in ENTRY_GROUPS:
             yield from ((group, entry) for entry in getattr(self, kind))
 
-    def named(self, name: str) -> tuple[Group, Entry]:
-        """Return the entry called so; UsageError: there is none."""
+    def named(self, name: str) -> tuple[PluginGroup, RegisterEntry]:
+        """Return the entry called `name` with its group; UsageError: there is none."""
         for group, entry in self.entries():
             if entry.name == name:
                 return group, entry
@@ -92,16 +95,16 @@ class Register(Strict):
 
 
 def load_register(path: Path) -> Register:
-    """Return a register; UsageError: anything in it is not as it must be, by file, line and key."""
-    source = source_of(path, "register")
+    """Return a register; UsageError: a fault in it, by file, line and key."""
+    source = toml_file(path, "register")
     try:
         register = Register.model_validate(source.raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{found}.") from error
+        instead = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{instead}.") from error
     names = Counter(entry.name for _, entry in register.entries())
-    for kind, _ in GROUPS:
+    for kind, _ in ENTRY_GROUPS:
         for place, entry in enumerate(getattr(register, kind)):
             _check(source, (kind, place), entry)
             if names[entry.name] > 1:
@@ -109,8 +112,8 @@ def load_register(path: Path) -> Register:
     return register
 
 
-def _check(source: Source, loc: Loc, entry: Entry) -> None:
-    """Refuse an entry that pins nothing or whose suite is not there (UsageError)."""
+def _check(source: TomlFile, loc: Loc, entry: RegisterEntry) -> None:
+    """Refuse an entry that pins nothing or whose suite does not exist (UsageError)."""
     root = source.path.resolve().parent.parent
     pinned = entry.install == f"{entry.package}=={entry.version}" or _COMMIT.fullmatch(entry.install)
     if not pinned and not (_inside(root, entry.install) and (root / entry.install).is_dir()):
@@ -124,26 +127,26 @@ def _inside(root: Path, name: str) -> bool:
     return (root / name).resolve().is_relative_to(root)
 
 
-def unlike(group: Group, entry: Entry) -> list[str]:
-    """Return how what is installed here differs from what is pinned, a sentence each."""
+def pin_faults(group: PluginGroup, entry: RegisterEntry) -> list[str]:
+    """Return the differences between the pinned and the installed plugin, a sentence each."""
     if find(group, entry.name) is None:
-        return [f"The {KINDS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
+        return [f"The {GROUP_NOUNS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
     here = entry_of(group, entry.name)
     pairs = (("package", entry.package, here.package), ("version", entry.version, here.version))
-    found = [*pairs, ("code", entry.code, here.code)]
-    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in found if one != two]
+    compared = [*pairs, ("code", entry.code, here.code)]
+    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in compared if one != two]
 
 
-def moved(entry: Entry, records: Sequence[Record]) -> list[str]:
-    """Return which figures of an entry lie outside the 95 % intervals that `records` give, a sentence each."""
-    found = []
+def moved_figures(entry: RegisterEntry, records: Sequence[Record]) -> list[str]:
+    """Return the figures of an entry outside the 95 % intervals of `records`, a sentence each."""
+    sentences = []
     for figure in entry.figure:
         metric = next((r.metric(figure.metric) for r in records if figure.fits(r.config)), None)
         if metric is None or metric.value is None:
-            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
+            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
             continue
         low, high = (metric.value if end is None else end for end in (metric.low, metric.high))
-        if not low - CLOSE <= figure.value <= high + CLOSE:
-            told = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
-            found.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {told}.")
-    return found
+        if not low - FIGURE_TOLERANCE <= figure.value <= high + FIGURE_TOLERANCE:
+            now = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
+            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {now}.")
+    return sentences

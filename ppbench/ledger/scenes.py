@@ -1,7 +1,7 @@
-"""What of a suite can be published: one evaluation a view, no two of which share a victim.
+"""The publishable views of a suite: one evaluation per view, no two of which share a victim.
 
-On a board all defenses are asked about the same victims, so that they compare one by one. Published side by side, what
-the undefended clients sent would answer for all others. So each view has victims of its own here, that no other has.
+On a board all defenses face the same victims, so that they can be compared one by one. Published side by side, the
+undefended uploads would give the answers to all others. So each view has victims of its own here.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import dataclasses
 from collections import Counter
 from dataclasses import replace
 
-from ppbench.adversary.victims import asked_units
-from ppbench.federation.view import acts
+from ppbench.adversary.victims import probed_units
 from ppbench.records.schema import Scalar
 from ppbench.report.controls import CONTROLS
-from ppbench.run.cells import Group, groups
+from ppbench.run.cells import CellGroup, groups
 from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.suite import Suite
 
 
-def separated(suite: Suite) -> Suite:
-    """Return a suite with an evaluation for each view that can be published, of the first seed alone.
+def separate_views(suite: Suite) -> Suite:
+    """Return a suite with one evaluation per publishable view, of the first seed alone.
 
-    Seeds share the data, and other seeds might draw the same victims. Views of servers that act are left out: nobody
-    can choose again what clients were sent. Controls are views like others.
+    Seeds share the data, and other seeds might draw the same victims. Views of servers that act are left out: a reader
+    cannot choose the sent weights again. Controls are views like others.
     """
     first = min(config.seed for config in suite.configs)
     places, seen, passed = dict[Experiment, str](), set[str](), Counter[str]()
@@ -42,10 +41,10 @@ def separated(suite: Suite) -> Suite:
     return replace(suite, places=places, alone=True)
 
 
-def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
-    """Return the evaluation of a group's view alone, None where it cannot be published."""
+def _alone(experiment: Experiment, group: CellGroup) -> EvaluateConfig | None:
+    """Return the evaluation of a group's view alone, None if it cannot be published."""
     config, point = experiment.config, experiment.points[group.point]
-    if group.records or acts(group.threat) or group.stage == "audit":
+    if group.records or group.threat.acts or group.stage == "audit":
         return None
     settings: dict[str, Scalar] = {name: value for name, value in config.settings.items() if "." in name}
     if point.defense.name == config.defense:
@@ -61,15 +60,15 @@ def _alone(experiment: Experiment, group: Group) -> EvaluateConfig | None:
             "settings": settings,
             "grid": "quick" if point.value is None else (point.value,),
             "stages": (group.stage,),
-            "threats": (group.threat,),
+            "threats": (group.threat.name,),
             "attack_batch": (group.batch,),
         }
     )
 
 
-def _taken(experiment: Experiment, group: Group) -> int:
-    """Return how many examples of each client a view's probes use."""
+def _taken(experiment: Experiment, group: CellGroup) -> int:
+    """Return the number of examples of each client that a view's probes use."""
     config, defense = experiment.config, experiment.points[group.point].defense
-    wanted, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
-    slots, _ = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    count, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
+    slots, _ = probed_units(range(config.clients), group.threat, count, sums=defense.sums, roles=roles)
     return (max(slot.probe for slot in slots) + 1) * group.batch

@@ -1,7 +1,7 @@
-"""Whether a transcript can be what it says: what is its maker's, looked at before anything large is made of it.
+"""Whether a transcript is consistent: its author's content, checked before anything large is made of it.
 
-Who makes one knows the format, and gives every change the digest that belongs to it. So what it says is compared with
-itself, with what this ppbench knows, and with what its file can hold; networks are counted before they are built.
+An author knows the format and can give every change its matching digest. So the content is compared with itself, with
+what this ppbench knows, and with the size of its files; networks are counted before they are built.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Kind
-from ppbench.adversary.reading import silent
+from ppbench.adversary.reading import is_silent
 from ppbench.base.blame import guard
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
-from ppbench.federation.view import THREATS, Mechanism, StateRecord, View, acts, colludes
+from ppbench.federation.threats import THREATS, threat_model
+from ppbench.federation.view import PublicDefense, StateRecord, View
 from ppbench.federation.wire import SERVER, Envelope
-from ppbench.ledger.form import TENSOR_BYTES, About
+from ppbench.ledger.form import TENSOR_BYTES, TranscriptInfo
 from ppbench.nets.net import parameters_of
-from ppbench.questions.base import Missing, question_of
+from ppbench.questions.base import MissingQuestion, question_of
 
 AXES = 4
-"""Of one input, at most."""
-BROKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
-"""What comes up where a view's parts are not what they stand for."""
+"""Most axes of one input."""
+VIEW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
+"""Errors of code that reads a view with wrong parts."""
 
 
-def faults(about: About, plan: Plan) -> Iterator[str]:
-    """Yield why a transcript cannot be what it says, a clause each; nothing is built yet."""
+def transcript_faults(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
+    """Yield the inconsistencies of a transcript, a clause each; nothing is built yet."""
     yield from _of_plan(about, plan)
     yield from _of_party(about, plan)
     yield from _of_questions(about, plan)
@@ -40,14 +41,14 @@ def faults(about: About, plan: Plan) -> Iterator[str]:
     if len(set(about.kinds)) != len(about.kinds):
         yield "it names a question twice"
     if len({(probe, round_) for probe, round_, _ in about.sessions}) != len(about.sessions):
-        yield "it tells two sessions of one round"
+        yield "it states two sessions of one round"
 
 
-def _of_plan(about: About, plan: Plan) -> Iterator[str]:
+def _of_plan(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
     spec, (low, high) = plan.spec, plan.data_range
-    said = about.model.id, tuple(about.model.shape), about.model.classes, about.federation.clients
-    if (spec.model, spec.shape, spec.classes, plan.clients) != said:
-        yield "its plan is of another federation than it tells of"
+    stated = about.model.id, tuple(about.model.shape), about.model.classes, about.federation.clients
+    if (spec.model, spec.shape, spec.classes, plan.clients) != stated:
+        yield "its plan describes another federation than its other fields"
     elif len(spec.shape) > AXES:
         yield f"its inputs have {len(spec.shape):,} axes"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -59,22 +60,22 @@ def _of_plan(about: About, plan: Plan) -> Iterator[str]:
         yield f"no file of answers could hold {images:,} inputs of shape {shown(spec.shape)}"
 
 
-def _of_party(about: About, plan: Plan) -> Iterator[str]:
-    threat, party = about.threat, about.party
-    if threat not in THREATS:
-        yield f"no threat model is called {shown(threat, 40)}"
-    elif acts(threat):
+def _of_party(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
+    threat, party = THREATS.get(about.threat), about.party
+    if threat is None:
+        yield f"no threat model is called {shown(about.threat, 40)}"
+    elif threat.acts:
         yield f"nobody can choose again what a server of {threat} sent"
-    elif threat.startswith("eavesdropper/"):
+    elif not threat.server and threat.client is None:
         right = party is None
         yield from () if right else ("a listener is no party",)
-    elif colludes(threat) or threat.startswith("server/"):
+    elif threat.server:
         yield from () if party == SERVER else (f"the server is party {SERVER}",)
     elif party is None or not 0 <= party < plan.clients:
         yield f"of {plan.clients} clients none is party {shown(party, 20)}"
 
 
-def _of_questions(about: About, plan: Plan) -> Iterator[str]:
+def _of_questions(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
     slots = [tuple(slot) for one in about.questions for slot in one.unit]
     if len({len(one.unit) for one in about.questions}) > 1:
         yield "its questions are about different numbers of clients"
@@ -88,14 +89,14 @@ def _of_questions(about: About, plan: Plan) -> Iterator[str]:
 
 def _of_kind(kind: Kind) -> Iterator[str]:
     question = question_of(kind)
-    if isinstance(question, Missing):
+    if isinstance(question, MissingQuestion):
         yield f"the question {shown(kind, 40)} is not installed here"
     elif question.source != "probe" or question.follows:
         yield f"the question {shown(kind, 40)} is not asked about uploads"
 
 
-def fitting(about: About, plan: Plan) -> Iterator[str]:
-    """Yield why the network cannot be that of a published view, a clause each; the last one builds it."""
+def network_faults(about: TranscriptInfo, plan: Plan) -> Iterator[str]:
+    """Yield the faults of the network of a published view, a clause each; the last check builds it."""
     count = parameters_of(plan.spec)
     if count is not None and 4 * count > TENSOR_BYTES:
         yield f"its network has {count:,} parameters, more than a view can hold"
@@ -105,23 +106,23 @@ def fitting(about: About, plan: Plan) -> Iterator[str]:
         yield f"its network has {plan.net.parameter_count:,} parameters here, and {about.model.parameters:,} there"
 
 
-def view_of(about: About, plan: Plan, defense: Mechanism, found: Any) -> View:
-    """Return the view that a tree holds; UsageError: it holds something else, in a clause."""
+def read_view(about: TranscriptInfo, plan: Plan, defense: PublicDefense, parts: Any) -> View:
+    """Return the view made of a tree's `parts`; UsageError, a clause: they are no view."""
     try:
-        mail, states, data, public = found
+        mail, states, data, public = parts
         letters = tuple(Envelope(*letter) for letter in mail)
         kept = tuple(StateRecord(*state) for state in states)
         own = tuple((probe, one) for probe, one in data)
-    except BROKEN as cause:
+    except VIEW_ERRORS as cause:
         raise UsageError("it is not made of mail, states and examples") from cause
-    view = View(about.threat, about.party, plan, defense, letters, kept, own, public, about.sessions)
+    view = View(threat_model(about.threat), about.party, plan, defense, letters, kept, own, public, about.sessions)
     for fault in (*_of_mail(view, about), *_of_examples(view)):
         raise UsageError(fault)
-    _look(view)
+    _check_evidence(view)
     return view
 
 
-def _of_mail(view: View, about: About) -> Iterator[str]:
+def _of_mail(view: View, about: TranscriptInfo) -> Iterator[str]:
     parties = range(SERVER, view.plan.clients)
     for one in view.mail:
         numbers = (one.probe, one.round, one.step, one.sender, one.receiver, one.nbytes)
@@ -135,7 +136,7 @@ def _of_mail(view: View, about: About) -> Iterator[str]:
     probes = {one.probe for one in view.mail if type(one.probe) is int}
     if absent := next((probe for one in about.questions for probe, _ in one.unit if probe not in probes), None):
         yield f"nothing was sent in probe {absent:,}, which is asked about"
-    elif silent(view):
+    elif is_silent(view):
         yield "nothing was sent"
 
 
@@ -148,17 +149,17 @@ def _of_examples(view: View) -> Iterator[str]:
             yield "its examples are none of this task"
 
 
-def _look(view: View) -> None:
-    """Ask the defense what the view says of the victims, as every attack does; UsageError: it cannot be told."""
+def _check_evidence(view: View) -> None:
+    """Compute the defense's evidence of the view, as every attack does; UsageError: that fails."""
     name, net = view.defense.name, view.plan.net
     shapes = {one: tuple(value.shape) for one, value in net.module.named_parameters()}
     try:
         with guard("defenses", name):
-            found = view.defense.evidence(view)
-        for one in found:
+            evidence = view.defense.evidence(view)
+        for one in evidence:
             for tensors in (one.observed, one.params or {}):
                 wrong = [n for n, value in tensors.items() if n in shapes and tuple(value.shape) != shapes[n]]
                 if wrong:
                     raise UsageError(f"{wrong[0]} has not the shape that it has in this network")
-    except BROKEN as cause:
+    except VIEW_ERRORS as cause:
         raise UsageError(f"{name} cannot read its messages: {because(cause, 80)}") from cause

@@ -1,1 +1,1 @@
-"""Scores: images, membership, tracing, CAP, and the intervals of all of them."""
+"""Metrics of images, membership, labels, tracing, segmentation and audits, with confidence intervals."""

@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from ONE training run (Steinke, Nasr and Jagielski, NeurIPS 2023, Theorem 5.2).
 
-m examples were in or out by fair coins; an auditor guessed on r of them which, and was right v times. Under (epsilon,
-delta)-DP right guesses are stochastically dominated by those of randomized response, v ~ Binomial(r, e^epsilon / (1 +
-e^epsilon)), up to a term in delta. r must be fixed before the guesses are scored.
+m examples are in or out of training by fair coins; an auditor guesses the membership of r of them, and v guesses are
+right. Under (epsilon, delta)-DP right guesses are stochastically dominated by those of randomized response, v ~
+Binomial(r, e^epsilon / (1 + e^epsilon)), up to a term in delta. r must be fixed before the guesses are scored.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from ppbench.metrics.intervals import Estimate, Interval, refused
+from ppbench.metrics.intervals import Estimate, Interval, unsupported
 
 DELTA = 1e-5
-"""The delta at which epsilon is bounded where no other is claimed."""
-METHOD = "one-sided {:.0%} lower bound, Steinke et al. 2023"
+"""The delta at which epsilon is bounded if no other is claimed."""
+AUDIT_METHOD = "one-sided {:.0%} lower bound, Steinke et al. 2023"
 GAUSSIAN = "one-sided {:.0%} lower bound of a Gaussian mechanism, Mahloujifar et al. 2025"
-STEPS = 60
-"""Bisections: the bound is exact to about 1e-15 of its bracket."""
+BISECTIONS = 60
+"""Number of bisections: the bound is exact to about 1e-15 of its bracket."""
 
 
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> float:
-    """Return a bound on the probability of v or more right ones of r guesses on m examples under (epsilon, delta)-DP.
+    """Return a bound on the probability of v or more right among r guesses on m examples under (epsilon, delta)-DP.
 
     beta + 2 m delta alpha with beta = P(B >= v) and alpha = max over i in 1..v of P(v > B >= v - i) / i, B ~
     Binomial(r, 1 / (1 + e^-epsilon)). Raises ValueError for an argument out of range.
@@ -42,22 +42,22 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float = DELTA) -> flo
 
 
 def epsilon_lower(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
-    """Return the largest epsilon that v right of r guesses on m examples refute, 0: none; ValueError: out of range."""
+    """Return the largest epsilon refuted by v right of r guesses on m examples, 0 if none; ValueError: out of range."""
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
     return _largest(lambda epsilon: p_value(m, r, v, epsilon, delta) < 1 - confidence)
 
 
 def _largest(refuted: Callable[[float], bool], most: float = math.inf) -> float:
-    """Return the largest value below `most` that is refuted, 0: none; all below a refuted one are."""
+    """Return the largest refuted value below `most`, 0 if none; every value below a refuted one is refuted."""
     low, high = 0.0, 1.0
     if not refuted(low):
         return 0.0
-    while refuted(high):  # ends: any guesses are consistent with a mechanism that hides nothing
+    while refuted(high):  # ends: without privacy any guesses are possible
         low, high = high, 2 * high
         if high > most:
             return low
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         if refuted(middle):
             low = middle
@@ -66,16 +66,16 @@ def _largest(refuted: Callable[[float], bool], most: float = math.inf) -> float:
     return low
 
 
-Least = Callable[[float], float]
-"""A trade-off function, as the least probability of an event under one of two neighbors, of that under the other."""
+TradeOff = Callable[[float], float]
+"""A trade-off function: from an event's probability under one of two neighbors to the least under the other."""
 
 
-def of_gaussian(mu: float) -> Least:
-    """Return that of a Gaussian mechanism of sensitivity over noise `mu` (mu-GDP; Dong, Roth and Su 2022)."""
+def gaussian_tradeoff(mu: float) -> TradeOff:
+    """Return the trade-off function of mu-GDP (Dong, Roth and Su 2022); mu: sensitivity over noise."""
     return lambda p: float(special.ndtr(special.ndtri(p) - mu))
 
 
-def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:
+def gdp_epsilon(mu: float, delta: float = DELTA) -> float:
     """Return epsilon at `delta` of a mechanism that is mu-GDP (Dong, Roth and Su 2022, Corollary 2.13)."""
     if mu <= 0:
         return 0.0
@@ -87,11 +87,10 @@ def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:
     return _largest(above)
 
 
-def refutes(m: int, r: int, v: int, least: Least, level: float = 0.05) -> bool:
-    """Return whether v right of r guesses on m examples refute a trade-off function at this level (Algorithm 1 there).
+def refutes(m: int, r: int, v: int, least: TradeOff, level: float = 0.05) -> bool:
+    """Return whether v right of r guesses on m examples refute a trade-off function at `level`.
 
-    h, p: what the law of right guesses gives away of more than i of them, of wrong and of right ones. ValueError: out
-    of range.
+    Algorithm 1 of Mahloujifar et al. 2025, whose h and r are h and p here. ValueError: out of range.
     """
     if not 0 <= v <= r <= m or r == 0:
         raise ValueError(f"{v} right of {r} guesses on {m} examples: out of range")
@@ -103,33 +102,32 @@ def refutes(m: int, r: int, v: int, least: Least, level: float = 0.05) -> bool:
 
 
 MOST_EPSILON = 60.0
-"""A bound is not looked for above: so many right guesses nobody makes."""
+"""The search for a bound ends here: no attack makes so many right guesses."""
 
 
 def epsilon_gaussian(m: int, r: int, v: int, delta: float = DELTA, confidence: float = 0.95) -> float:
-    """Return epsilon at `delta` of the largest mu whose mu-GDP the guesses refute; ValueError: out of range."""
-    mu = _largest(lambda mu: refutes(m, r, v, of_gaussian(mu), 1 - confidence), MOST_EPSILON)
-    return gaussian_epsilon(mu, delta)
+    """Return epsilon at `delta` of the largest mu for which the guesses refute mu-GDP; ValueError: out of range."""
+    mu = _largest(lambda mu: refutes(m, r, v, gaussian_tradeoff(mu), 1 - confidence), MOST_EPSILON)
+    return gdp_epsilon(mu, delta)
 
 
-def audited(
+def epsilon_bound(
     member: NDArray[np.bool_],
     decision: NDArray[np.bool_],
     guessed: NDArray[np.bool_],
     delta: float = DELTA,
     gaussian: bool = False,
 ) -> Estimate:
-    """Return the lower bound on epsilon as a figure: value and lower end are the bound, there is no upper end.
+    """Return the lower bound on epsilon as an estimate: value and lower end are the bound, there is no upper end.
 
-    gaussian: that of a Gaussian mechanism, instead of that of any.
-
-    member [m]: which examples were in, by coin; decision [m]: which ones the auditor says were in; guessed [m]: where
-    it did not abstain. Refused where it abstained on all. delta: of the guarantee that is tested.
+    member [m]: which examples were in training, by coin; decision [m]: the auditor's guesses; guessed [m]: where it
+    did not abstain. Without a guess there is no value. delta: of the guarantee that is tested. gaussian: bound the
+    epsilon of a Gaussian mechanism instead of any mechanism.
     """
     m, r = len(member), int(guessed.sum())
     if r == 0:
-        return refused(m, "the auditor guessed on no example", 0.0)
-    of, method = (epsilon_gaussian, GAUSSIAN) if gaussian else (epsilon_lower, METHOD)
+        return unsupported(m, "the auditor guessed on no example", 0.0)
+    of, method = (epsilon_gaussian, GAUSSIAN) if gaussian else (epsilon_lower, AUDIT_METHOD)
     bound = of(m, r, int((member == decision)[guessed].sum()), delta)
     method = f"{method.format(0.95)}, delta {delta:g}, {r} guesses"
     return Estimate(bound, Interval(bound, None, method), m, chance=0.0)

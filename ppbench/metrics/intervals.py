@@ -1,7 +1,7 @@
 """95 % intervals: Clopper-Pearson for proportions, percentile bootstrap for means, medians, percentiles and AUC.
 
-Victims attacked in one batch are not independent: the bootstrap resamples units (batches), and a proportion of
-clustered victims gets the effective sample size of Korn and Graubard (1998).
+Victims of one batch are not independent: the bootstrap resamples units (batches), and a proportion of clustered
+victims uses the effective sample size of Korn and Graubard (1998).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 REPLICATES = 2000
-ALIKE = 0.5
-"""Correlation up to which victims of one batch may succeed or fail alike for a bound to hold its level."""
+CLUSTER_CORRELATION = 0.5
+"""Largest correlation of the victims of one batch for which `lower_bound` keeps its level."""
 _BLOCK = 4_000_000  # resampled values held in memory at a time
-_KEPT = 100  # units of draws that are kept: 1.6 MB each at most
-_TAILS = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
+_KEPT = 100  # most units of which draws are cached: 1.6 MB each at most
+_TAILS = (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE))
 
 Floats = NDArray[np.float64]
 Statistic = Literal["mean", "median", "p95", "worst_decile"]
@@ -29,7 +29,7 @@ Statistic = Literal["mean", "median", "p95", "worst_decile"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval and how it was made; low, high: None where the data cannot support one, and method says why."""
+    """A 95 % interval and its method; low, high: None if the data cannot support one, with the reason in `method`."""
 
     low: float | None
     high: float | None
@@ -40,8 +40,8 @@ class Interval:
 class Estimate:
     """A figure with its interval.
 
-    value: None, with the `reason`, where n victims (or candidates, or images) cannot support it.  chance: what blind
-    guessing gives, where that is defined.  realized_fpr: for TPR at a false-positive rate, the rate that was reached.
+    value: None, with the `reason`, if n victims (or candidates, or images) cannot support it.  chance: the value of
+    blind guessing, if defined.  realized_fpr: for TPR at a false-positive rate, the rate that was reached.
     """
 
     value: float | None
@@ -52,31 +52,31 @@ class Estimate:
     realized_fpr: float | None = None
 
 
-def refused(n: int, reason: str, chance: float | None = None) -> Estimate:
-    """Return the estimate of a figure that `n` cannot support: null, with the reason."""
+def unsupported(n: int, reason: str, chance: float | None = None) -> Estimate:
+    """Return an estimate without a value, with the reason why `n` cannot support one."""
     return Estimate(None, Interval(None, None, "none"), n, reason, chance)
 
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(successes: float, n: float, method: str = "Clopper-Pearson") -> Interval:
-    """Return the exact binomial interval (Clopper and Pearson 1934) of `successes` of n > 0 trials, called `method`.
+    """Return the exact binomial interval (Clopper and Pearson 1934) of `successes` of n > 0 trials, named `method`.
 
-    Both may be real-valued, for an effective sample size. Raises ValueError for what is no proportion.
+    Both may be real-valued, for an effective sample size. Raises ValueError unless 0 <= successes <= n.
     """
     if n <= 0 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} trials is no proportion")
-    tail = (1 - LEVEL) / 2
+    tail = (1 - CONFIDENCE) / 2
     low = 0.0 if successes == 0 else float(stats.beta.ppf(tail, successes, n - successes + 1))
     high = 1.0 if successes == n else float(stats.beta.ppf(1 - tail, successes + 1, n - successes))
     return Interval(low, high, method)
 
 
 def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) -> Estimate:
-    """Return the share of True over all victims, of one bool array a unit, none empty, with its interval.
+    """Return the share of True over all victims, with its interval; units: one bool array per unit, none empty.
 
     Units of one victim: Clopper-Pearson. Else Clopper-Pearson on the effective sample size p (1 - p) / var, var the
-    between-unit variance of the ratio estimator, times the squared ratio of t quantiles (Korn and Graubard 1998). Where
-    all or none succeed var is 0 and says nothing; then each unit counts as one trial, which is conservative.
+    between-unit variance of the ratio estimator, times the squared ratio of t quantiles (Korn and Graubard 1998). If
+    all or none succeed, var is 0 and useless; then each unit counts as one trial, which is conservative.
     """
     sizes = np.array([len(unit) for unit in units], dtype=np.float64)
     hits = np.array([unit.sum() for unit in units], dtype=np.float64)
@@ -90,22 +90,22 @@ def proportion(units: Sequence[NDArray[np.bool_]], chance: float | None = None) 
     return Estimate(share, interval, n, chance=chance)
 
 
-def lower_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:
-    """Return the lower confidence bound of a share, which lies too high with probability `tail` at most.
+def lower_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - CONFIDENCE) / 2) -> float:
+    """Return the lower confidence bound of a share, which exceeds the true share with probability `tail` at most.
 
-    Clopper-Pearson on the effective sample size of clusters whose members correlate by `ALIKE` (Kish 1965), so that one
-    more hit never lowers it, as `proportion`'s estimate of that from few units may. 0 where one unit is all there is.
+    Clopper-Pearson on the effective sample size of clusters with correlation `CLUSTER_CORRELATION` (Kish 1965), so that
+    one more hit never lowers it, as the estimated sample size of `proportion` may. 0 for a single unit.
     """
     sizes = np.array([len(unit) for unit in units], dtype=np.float64)
     n, share = float(sizes.sum()), float(sum(unit.sum() for unit in units) / sizes.sum())
     if len(units) < 2 or not share:
         return 0.0
-    count = n / (1 + (float((sizes**2).sum()) / n - 1) * ALIKE)
+    count = n / (1 + (float((sizes**2).sum()) / n - 1) * CLUSTER_CORRELATION)
     return float(stats.beta.ppf(tail, share * count, count - share * count + 1))
 
 
-def upper_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - LEVEL) / 2) -> float:
-    """Return the upper confidence bound of a share: one less the lower bound of failures."""
+def upper_bound(units: Sequence[NDArray[np.bool_]], tail: float = (1 - CONFIDENCE) / 2) -> float:
+    """Return the upper confidence bound of a share: 1 minus the lower bound of failures."""
     return 1.0 - lower_bound([~unit for unit in units], tail)
 
 
@@ -115,12 +115,12 @@ def _effective_size(hits: Floats, sizes: Floats, share: float) -> float:
         return float(units)
     variance = units / (units - 1) * float(((hits - share * sizes) ** 2).sum()) / n**2
     size = n if variance == 0 else share * (1 - share) / variance
-    tail = (1 + LEVEL) / 2
+    tail = (1 + CONFIDENCE) / 2
     return float(np.clip(size * (stats.t.ppf(tail, n - 1) / stats.t.ppf(tail, units - 1)) ** 2, 1.0, n))
 
 
 def statistic(values: Floats, name: Statistic) -> Floats:
-    """Return the statistic over the last axis without NaN (padding); "worst_decile": the mean of the largest tenth."""
+    """Return the statistic over the last axis, ignoring NaN (padding); "worst_decile": mean of the largest tenth."""
     if name == "worst_decile":
         return _largest_tenth(values)
     padded = bool(np.isnan(values).any())
@@ -131,11 +131,11 @@ def statistic(values: Floats, name: Statistic) -> Floats:
 
 
 def _percentile(values: Floats, rank: float) -> Floats:
-    """Return np.percentile over the last axis, linear: sorting whole rows is vectorized, and nine times as fast."""
-    rising, place = np.sort(values, axis=-1), rank / 100 * (values.shape[-1] - 1)
-    first = int(place)
+    """Return the linear np.percentile over the last axis, nine times as fast by a vectorized sort."""
+    rising, position = np.sort(values, axis=-1), rank / 100 * (values.shape[-1] - 1)
+    first = int(position)
     low, high = rising[..., first], rising[..., min(first + 1, values.shape[-1] - 1)]
-    return np.asarray(low + (high - low) * (place - first))
+    return np.asarray(low + (high - low) * (position - first))
 
 
 def _largest_tenth(values: Floats) -> Floats:
@@ -153,19 +153,19 @@ def bootstrap(units: Sequence[Floats], name: Statistic, seed: int) -> Estimate:
     table = np.full((len(units), max(map(len, units))), np.nan)
     for row, unit in zip(table, units, strict=True):
         row[: len(unit)] = unit
-    # Rows of one figure are gathered as numbers, which is several times as fast.
+    # For units of one value a flat array is several times as fast.
     single = table[:, 0] if table.shape[1] == 1 else None
-    drawn = [
+    replicates = [
         statistic(table[picks].reshape(len(picks), -1) if single is None else single[picks], name)
         for picks in _picks(seed, len(units), max(1, _BLOCK // table.size))
     ]
-    low, high = np.percentile(np.concatenate(drawn), _TAILS)
-    what = "victims" if table.shape[1] == 1 else "batches"
-    return Estimate(value, Interval(float(low), float(high), f"percentile bootstrap over {what}, {REPLICATES}"), n)
+    low, high = np.percentile(np.concatenate(replicates), _TAILS)
+    resampled = "victims" if table.shape[1] == 1 else "batches"
+    return Estimate(value, Interval(float(low), float(high), f"percentile bootstrap over {resampled}, {REPLICATES}"), n)
 
 
 def _picks(seed: int, units: int, block: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the units drawn for all replicates, [block, units] at a time; small draws are kept for the next cell."""
+    """Yield the units drawn for all replicates, [block, units] at a time; small draws are cached for the next cell."""
     if block >= REPLICATES and units <= _KEPT:
         yield _kept_picks(seed, units)
         return
@@ -187,7 +187,7 @@ def _counts(index: NDArray[np.intp], values: int, picks: NDArray[np.int64]) -> F
 
 
 def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval:
-    """Return the stratified percentile bootstrap of the mean AUC over strata (members' scores, others')."""
+    """Return the stratified percentile bootstrap of the mean AUC over strata (members' and non-members' scores)."""
     generator, total = np.random.default_rng(seed), np.zeros(REPLICATES)
     for members, others in strata:
         distinct, index = np.unique(np.concatenate([members, others]), return_inverse=True)
@@ -204,7 +204,7 @@ def auc_interval(strata: Sequence[tuple[Floats, Floats]], seed: int) -> Interval
 
 
 def balanced_interval(strata: Sequence[NDArray[np.bool_]], seed: int) -> Interval:
-    """Return the interval of the mean share of right decisions over strata; bootstrap where their sizes differ."""
+    """Return the interval of the mean share of right decisions over strata; a bootstrap if their sizes differ."""
     if len({len(stratum) for stratum in strata}) == 1:
         return clopper_pearson(float(sum(s.sum() for s in strata)), sum(map(len, strata)))
     generator = np.random.default_rng(seed)

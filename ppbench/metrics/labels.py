@@ -1,4 +1,4 @@
-"""Label recovery (the SPN paper's "membership"): which labels the attacker got right, and what blind guessing gets."""
+"""Label recovery (the SPN paper's "membership"): right labels as multisets, and the chance of blind guessing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from scipy import stats
 
 
 def multiset_hits(guess: Sequence[int], truth: Sequence[int]) -> list[bool]:
-    """Return for each true label whether a guessed one is left for it: compared as multisets."""
-    left, hits = Counter(guess), []
+    """Return for each true label whether a guessed label matches it, compared as multisets."""
+    remaining, hits = Counter(guess), []
     for label in truth:
-        hits.append(left[label] > 0)
-        left[label] -= 1
+        hits.append(remaining[label] > 0)
+        remaining[label] -= 1
     return hits
 
 

@@ -1,6 +1,6 @@
 """Membership-inference figures: AUC, balanced accuracy (ASR), TPR at a low FPR, each as the mean over two halves.
 
-Each half's threshold was fitted on the other. ROC curves are scikit-learn's, which handle ties.
+Decisions in each half use a threshold fitted on the other. ROC curves are scikit-learn's, which handle ties.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ppbench.metrics.intervals import (
     auc_interval,
     balanced_interval,
     clopper_pearson,
-    refused,
+    unsupported,
 )
 
 
 @dataclass(frozen=True)
 class Half:
-    """The candidates asked in one half: member [Q] bool, score [Q] float64 (higher is member), decision [Q] bool."""
+    """The candidates of one half: member [Q] bool, score [Q] float64 (higher means member), decision [Q] bool."""
 
     member: NDArray[np.bool_]
     score: Floats
@@ -33,9 +33,9 @@ class Half:
 
 @dataclass(frozen=True)
 class Roc:
-    """A ROC curve at the thresholds that the scores have, from (0, 0) to (1, 1): fpr, tpr [P] float64, ascending.
+    """A ROC curve at all thresholds of the scores, from (0, 0) to (1, 1): fpr, tpr [P] float64, ascending.
 
-    Between two points no threshold exists, so it is drawn in steps. members, others: numbers of candidates.
+    There is no threshold between two points, so it is drawn in steps. members, others: numbers of candidates.
     """
 
     fpr: Floats
@@ -45,7 +45,7 @@ class Roc:
 
 
 def roc(half: Half) -> Roc | None:
-    """Return the ROC curve of a half, or of several made one by `together`; None where a class is missing."""
+    """Return the ROC curve of a half, or of several halves `merged`; None if members or non-members are missing."""
     if _one_class([half]) is not None:
         return None
     false, true, _ = roc_curve(half.member, half.score, drop_intermediate=False)
@@ -53,8 +53,8 @@ def roc(half: Half) -> Roc | None:
     return Roc(np.asarray(false), np.asarray(true), members, len(half.member) - members)
 
 
-def together(halves: Sequence[Half]) -> Half:
-    """Return all candidates as one half, at least one: their scores then share ONE threshold."""
+def merged(halves: Sequence[Half]) -> Half:
+    """Return all candidates of one or more halves as one half, whose scores share one threshold."""
     return Half(
         np.concatenate([half.member for half in halves]),
         np.concatenate([half.score for half in halves]),
@@ -63,7 +63,7 @@ def together(halves: Sequence[Half]) -> Half:
 
 
 def _one_class(halves: Sequence[Half]) -> str | None:
-    """Return why no figure can be given, or None: every half needs members and non-members."""
+    """Return why no figure can be computed, or None: every half needs members and non-members."""
     if not halves or any(half.member.all() or not half.member.any() for half in halves):
         return "a half of the candidates has no members or no non-members"
     return None
@@ -74,20 +74,20 @@ def _size(halves: Sequence[Half]) -> int:
 
 
 def auc(halves: Sequence[Half], seed: int) -> Estimate:
-    """Return the mean area under the ROC curve of the halves, in [0, 1], chance .5."""
+    """Return the mean area under the ROC curve of the halves, in [0, 1], chance 0.5."""
     reason = _one_class(halves)
     if reason is not None:
-        return refused(_size(halves), reason, 0.5)
+        return unsupported(_size(halves), reason, 0.5)
     value = float(np.mean([roc_auc_score(half.member, half.score) for half in halves]))
     interval = auc_interval([(h.score[h.member], h.score[~h.member]) for h in halves], seed)
     return Estimate(value, interval, _size(halves), chance=0.5)
 
 
 def asr(halves: Sequence[Half], seed: int) -> Estimate:
-    """Return the attack success rate: mean over the halves of (TPR + TNR) / 2 of the decisions, chance .5."""
+    """Return the attack success rate: mean over the halves of (TPR + TNR) / 2 of the decisions, chance 0.5."""
     reason = _one_class(halves)
     if reason is not None:
-        return refused(_size(halves), reason, 0.5)
+        return unsupported(_size(halves), reason, 0.5)
     strata = [h.decision[h.member == member] == member for h in halves for member in (True, False)]
     value = float(np.mean([stratum.mean() for stratum in strata]))
     return Estimate(value, balanced_interval(strata, seed), _size(halves), chance=0.5)
@@ -104,20 +104,20 @@ def operating_point(half: Half, fpr: float) -> tuple[float, float]:
 def tpr_at(halves: Sequence[Half], fpr: float, pooled: bool = False) -> Estimate:
     """Return the mean over the halves of the TPR at a false-positive rate, with the mean realized FPR.
 
-    Refused where a half has fewer than 1 / fpr non-members: not even one false positive fits under the rate. Then, if
-    `pooled`, one threshold for all is taken (`together`) where all together suffice; the method says so. The interval
-    is that of the proportion of members found, given the thresholds.
+    No value if a half has fewer than 1 / fpr non-members: even one false positive exceeds the rate. Then, with
+    `pooled`, one threshold for all candidates is used if these suffice, as `method` says. The interval is that of the
+    proportion of members found, at fixed thresholds.
     """
     reason, size = _one_class(halves), _size(halves)
     if reason is not None:
-        return refused(size, reason, fpr)
+        return unsupported(size, reason, fpr)
     fewest, method = min(int((~half.member).sum()) for half in halves), "Clopper-Pearson"
     if fpr * fewest < 1 and pooled:
-        halves, method = [together(halves)], "Clopper-Pearson, one threshold for both halves"
+        halves, method = [merged(halves)], "Clopper-Pearson, one threshold for both halves"
         fewest = int((~halves[0].member).sum())
     if fpr * fewest < 1:
         where = "in both halves" if pooled else "a half"
-        return refused(size, f"{fewest} non-members {where}, FPR {fpr:.1%} needs {int(np.ceil(1 / fpr))}", fpr)
+        return unsupported(size, f"{fewest} non-members {where}, FPR {fpr:.1%} needs {int(np.ceil(1 / fpr))}", fpr)
     points = [operating_point(half, fpr) for half in halves]
     members = sum(int(half.member.sum()) for half in halves)
     value = float(np.mean([true for true, _ in points]))

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ppbench.base.blame import guard
 from ppbench.base.registry import load_all
-from ppbench.metrics.image import Range
+from ppbench.metrics.image import DataRange
 from ppbench.metrics.modality import Modality
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BROKEN_DB = 20.0
-"""PSNR in dB of the share that papers report; it counts as rebuilt above it where no blind guess was measured."""
+"""PSNR in dB of the share that papers report; without a measured blind guess, an image above it counts as rebuilt."""
 REBUILT_DB = 10.0
-"""Decibels beyond the best blind guess from which on an image counts as rebuilt: a tenth of its error is left."""
+"""Decibels beyond the best blind guess from which an image counts as rebuilt: a tenth of its error is left."""
 EXACT_DB = 59.0
-"""PSNR in dB from which two 8-bit images are the same: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
+"""PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
 
-What an attack finds beyond is judged alike: whether a copy is exact to 70 or 90 dB is a matter of rounding.
+Larger values are judged as equal: whether a copy is exact to 70 or 90 dB depends on rounding.
 """
-NEAR = 0.1
-"""Relative error within which a table row counts as found."""
+CLOSE_ROW = 0.1
+"""Relative error below which a table row counts as rebuilt."""
 FAILED = 1e6
 """Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
 TASKS = {"cross_entropy": "classification", "squared": "regression", "bce": "segmentation"}
@@ -36,7 +36,7 @@ TASKS = {"cross_entropy": "classification", "squared": "regression", "bce": "seg
 
 
 class Image(Modality):
-    """Images [C, H, W], judged in decibels beyond a blind guess and by who recognizes them."""
+    """Images [C, H, W], judged in decibels beyond a blind guess and by whether they are recognized."""
 
     name: ClassVar[str] = "image"
     noun: ClassVar[str] = "images"
@@ -97,7 +97,7 @@ class Image(Modality):
         """Return whether half of the squared error is left."""
         return one > other + 3.0
 
-    def extent(self, examples: Tensor, data_range: Range) -> tuple[Tensor, Tensor]:
+    def extent(self, examples: Tensor, data_range: DataRange) -> tuple[Tensor, Tensor]:
         """Return the ends of the data range."""
         import torch
 
@@ -146,7 +146,7 @@ class Row(Modality):
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether the row comes within a tenth of its norm."""
-        return bool(score.error < NEAR)
+        return bool(score.error < CLOSE_ROW)
 
     def amount(self, score: Any) -> float:
         """Return minus the relative error."""

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ppbench.base.errors import shown
-from ppbench.metrics.image import Range, match
+from ppbench.metrics.image import DataRange, match
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class Modality(ABC):
         """Return what an attacker guesses who sees only public examples [N, *shape]: [*shape]. Default: their mean."""
         return examples.mean(0)
 
-    def match(self, guess: Tensor, truth: Tensor, data_range: Range) -> list[int]:
+    def match(self, guess: Tensor, truth: Tensor, data_range: DataRange) -> list[int]:
         """Return each true input's guess, both [B, *shape]. Default: least squares."""
         return match(guess, truth, data_range)
 
@@ -116,7 +116,7 @@ class Modality(ABC):
         return 1 - one < 0.7 * (1 - other)
 
     # -- canaries ------------------------------------------------------------------------------------------------------
-    def extent(self, examples: Tensor, data_range: Range) -> tuple[Tensor, Tensor]:
+    def extent(self, examples: Tensor, data_range: DataRange) -> tuple[Tensor, Tensor]:
         """Return the least and the greatest canary [*shape]. Default: those of each place in examples [N, *shape]."""
         return examples.amin(0), examples.amax(0)
 

@@ -1,8 +1,8 @@
-"""LPIPS and feature errors: how close two images are in the eyes of a network (Zhang et al. 2018).
+"""LPIPS and feature errors: perceptual distances of two images by a network (Zhang et al. 2018).
 
-The network is torchvision's AlexNet, its convolutions from a file of the user's (nothing is downloaded; without one
+The network is torchvision's AlexNet, its convolutions from a file of the user (nothing is downloaded; without a file
 both figures are null), LPIPS' linear layers from the `lpips` package. Records name the file by its SHA-256. Images of
-28 to 31 pixels a side are framed to 32 with the darkest value, both alike; smaller ones have no LPIPS.
+28 to 31 pixels a side are padded to 32 with the darkest value; smaller ones have no LPIPS.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ppbench.base.vision import lpips
 from ppbench.base.weights import named_tensors
 from ppbench.metrics.modalities import modality_from
 
-VARIABLE = "PPBENCH_WEIGHTS"
-"""Environment variable that names the file of weights where no option does."""
-SMALLEST = 28
+WEIGHTS_VARIABLE = "PPBENCH_WEIGHTS"
+"""Environment variable that names the file of weights if no option does."""
+SMALLEST_SIDE = 28
 """Smallest side, in pixels, of images that are measured."""
 FRAME = 32
-"""Side, in pixels, that smaller images are framed to."""
-SHAPES: dict[str, tuple[int, ...]] = {
+"""Side, in pixels, that smaller images are padded to."""
+ALEXNET_SHAPES: dict[str, tuple[int, ...]] = {
     "features.0": (64, 3, 11, 11),
     "features.3": (192, 64, 5, 5),
     "features.6": (384, 192, 3, 3),
@@ -43,8 +43,8 @@ _BLOCK = 64  # images measured at a time
 
 
 @dataclass(frozen=True)
-class Perceived:
-    """Figures of one reconstruction: LPIPS (AlexNet, version 0.1; 0 for equal images, about .7 for unlike ones) and
+class PerceptualFigures:
+    """Figures of one reconstruction: LPIPS (AlexNet, version 0.1; 0 for equal images, about 0.7 for unlike ones) and
     feat_mse, the mean squared error of the last convolution's output (after its ReLU).
     """
 
@@ -54,33 +54,38 @@ class Perceived:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The feature network, ready to compare images. name: what records call it."""
+    """The feature network. name: its name in records."""
 
     name: str
     model: nn.Module
 
-    def compare(self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> list[Perceived]:
-        """Return the figures of pairs of images [N, C, H, W], clipped, C 1 or 3 (else ValueError); NaN is grey."""
+    def compare(
+        self, guess: Tensor, truth: Tensor, data_range: tuple[float, float] = (0.0, 1.0)
+    ) -> list[PerceptualFigures]:
+        """Return the figures of pairs of images [N, C, H, W], clipped, C 1 or 3 (else ValueError).
+
+        A guess that is not finite counts as mid-grey.
+        """
         if guess.shape != truth.shape or guess.dim() != 4 or not measurable(tuple(guess.shape[1:])):
             raise ValueError(f"no perceptual figures of {tuple(guess.shape)} for images of {tuple(truth.shape)}")
         finite = guess.flatten(1).isfinite().all(1).reshape(-1, 1, 1, 1)
-        known = torch.where(finite, guess, sum(data_range) / 2)
-        found: list[Perceived] = []
+        filled = torch.where(finite, guess, sum(data_range) / 2)
+        figures: list[PerceptualFigures] = []
         for start in range(0, len(guess), _BLOCK):
-            pair = [_prepared(x[start : start + _BLOCK], data_range) for x in (known, truth)]
-            found += _compared(self.model, *pair)
-        return found
+            pair = [_prepared(x[start : start + _BLOCK], data_range) for x in (filled, truth)]
+            figures += _compared(self.model, *pair)
+        return figures
 
     @torch.no_grad()
     def features(self, images: Tensor, data_range: tuple[float, float] = (0.0, 1.0)) -> Tensor:
         """Return the last convolution's output of images [N, C, H, W], after its ReLU, flat: [N, D] float64."""
-        parts = [_last(self.model, _prepared(some, data_range)).flatten(1) for some in images.split(_BLOCK)]
+        parts = [_last(self.model, _prepared(block, data_range)).flatten(1) for block in images.split(_BLOCK)]
         return torch.cat(parts)
 
 
 def measurable(shape: tuple[int, ...]) -> bool:
-    """Return whether examples of `shape` are images that have perceptual figures: 1 or 3 channels, 28 pixels a side."""
-    return modality_from(shape).perceptual and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST
+    """Return whether `shape` is that of images with perceptual figures: 1 or 3 channels, at least 28 pixels a side."""
+    return modality_from(shape).perceptual and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST_SIDE
 
 
 def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:
@@ -93,12 +98,12 @@ def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:
 
 
 @torch.no_grad()
-def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[Perceived]:
+def _compared(model: Any, guess: Tensor, truth: Tensor) -> list[PerceptualFigures]:
     distance = model(guess, truth).flatten().double()
     last = [_last(model, x) for x in (guess, truth)]
     error = (last[0] - last[1]).square().flatten(1).mean(1)
     pairs = zip(distance.tolist(), error.tolist(), strict=True)
-    return [Perceived(max(d, 0.0), e) for d, e in pairs]
+    return [PerceptualFigures(max(d, 0.0), e) for d, e in pairs]
 
 
 def _last(model: Any, images: Tensor) -> Tensor:
@@ -107,37 +112,43 @@ def _last(model: Any, images: Tensor) -> Tensor:
     return features
 
 
-def located(weights: str | None) -> Path | None:
-    """Return the file `weights`, else `PPBENCH_WEIGHTS` (UsageError if missing), else torchvision's cache, or None."""
-    for source, name in (("option weights", weights), (f"the environment's {VARIABLE}", os.environ.get(VARIABLE))):
+def weights_file(weights: str | None) -> Path | None:
+    """Return the file `weights`, else that of `PPBENCH_WEIGHTS`, else one in torchvision's cache, else None.
+
+    UsageError: a named file is missing.
+    """
+    for source, name in (
+        ("option weights", weights),
+        (f"the environment's {WEIGHTS_VARIABLE}", os.environ.get(WEIGHTS_VARIABLE)),
+    ):
         if name:
             try:
                 path = Path(name).expanduser()
-                there = kind_of(path) == "file"
+                exists = kind_of(path) == "file"
             except (OSError, RuntimeError) as cause:  # a name too long, a folder that is closed, a home of nobody
                 raise UsageError(f"The file that {source} names cannot be read ({because(cause)}).") from cause
-            if not there:
+            if not exists:
                 raise UsageError(f"There is no file {path}, which {source} names; give a file of AlexNet's weights.")
             return path
     cached = sorted((Path(torch.hub.get_dir()) / "checkpoints").glob("alexnet-owt-*.pth"))
     return cached[0] if cached else None
 
 
-def identity(weights: str | None) -> str:
-    """Return "alexnet sha256:DIGEST", or "" where there is no file of weights (UsageError: one that cannot be used)."""
-    path = located(weights)
+def weights_identity(weights: str | None) -> str:
+    """Return "alexnet sha256:DIGEST", or "" without a file of weights (UsageError: the file cannot be used)."""
+    path = weights_file(weights)
     return "" if path is None else _checked(*_stamp(path))
 
 
 def check_weights(weights: str | None, shape: tuple[int, ...]) -> None:
-    """Refuse, as `identity` does, a file that cannot be used: a named one always, others where `shape` needs them."""
+    """Raise UsageError for an unusable file of weights; one that is not named is checked only if `shape` needs it."""
     if weights or measurable(shape):
-        identity(weights)
+        weights_identity(weights)
 
 
-def network(weights: str | None) -> Network | None:
-    """Return the feature network, or None where there is no file of weights; raises as `identity` does."""
-    path = located(weights)
+def feature_network(weights: str | None) -> Network | None:
+    """Return the feature network, or None without a file of weights (UsageError: the file cannot be used)."""
+    path = weights_file(weights)
     return None if path is None else _network(*_stamp(path))
 
 
@@ -148,21 +159,23 @@ def _stamp(path: Path) -> tuple[Path, int, int]:
 
 @lru_cache(maxsize=4)
 def _checked(path: Path, size: int, changed: int) -> str:
-    tensors(path)
+    alexnet_tensors(path)
     return f"alexnet sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 @lru_cache(maxsize=1)
 def _network(path: Path, size: int, changed: int) -> Network:
     package: Any = lpips()
-    with warnings.catch_warnings(), torch.device("meta"):  # no random start: it would move everyone's draws, for 240 MB
+    with warnings.catch_warnings(), torch.device("meta"):  # random weights would use the global generator, and 240 MB
         warnings.simplefilter("ignore")
         model = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False).eval()
     path_of_heads = Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth"
     linear = torch.load(path_of_heads, map_location="cpu", weights_only=True)
-    backbone = {name: value.float() for name, value in tensors(path).items()}
-    # lpips cuts AlexNet into five slices and keeps torchvision's numbers within them.
-    slices = {layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(SHAPES, start=1)}
+    backbone = {name: value.float() for name, value in alexnet_tensors(path).items()}
+    # lpips cuts AlexNet into five slices and keeps torchvision's layer numbers within them.
+    slices = {
+        layer: f"net.slice{i}.{layer.removeprefix('features.')}" for i, layer in enumerate(ALEXNET_SHAPES, start=1)
+    }
     state = {name.replace(layer, slices[layer]): value for name, value in backbone.items() for layer in [_layer(name)]}
     model.load_state_dict({**linear, **state}, strict=False, assign=True)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -174,18 +187,18 @@ def _layer(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def tensors(path: Path) -> Mapping[str, Tensor]:
-    """Return AlexNet's ten tensors of a file (UsageError: damaged, or one missing, misshapen or not finite)."""
+def alexnet_tensors(path: Path) -> Mapping[str, Tensor]:
+    """Return AlexNet's ten tensors of a file (UsageError: damaged, or a tensor missing, misshapen or not finite)."""
     state = named_tensors(path)
-    found = {}
-    for layer, shape in SHAPES.items():
-        for name, wanted in ((f"{layer}.weight", shape), (f"{layer}.bias", shape[:1])):
+    tensors = {}
+    for layer, shape in ALEXNET_SHAPES.items():
+        for name, expected in ((f"{layer}.weight", shape), (f"{layer}.bias", shape[:1])):
             value = state.get(name)
             if not isinstance(value, Tensor):
                 raise UsageError(f"{path} has no tensor {name!r}; give AlexNet's convolutions (features.0 to .10).")
-            if tuple(value.shape) != wanted:
-                raise UsageError(f"{path}: tensor {name!r} has shape {tuple(value.shape)}, AlexNet's has {wanted}.")
+            if tuple(value.shape) != expected:
+                raise UsageError(f"{path}: tensor {name!r} has shape {tuple(value.shape)}, AlexNet's has {expected}.")
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 raise UsageError(f"{path}: tensor {name!r} holds values that are no finite numbers.")
-            found[name] = value
-    return found
+            tensors[name] = value
+    return tensors

@@ -1,9 +1,9 @@
-"""Whether a reconstruction gives its original away to who looks: found again among others, or its class read off it.
+"""Recognition: whether a reconstruction re-identifies its original among other images, or shows its class.
 
-PSNR punishes noise that a reader looks through: a digit under noise at 9 dB is found among 1,000 others every time,
-while another person's digit, at 10 dB, scores better. Both figures here are of a gallery of held-out images that nobody
-trains on, by the correlation of centred pixels, which brightness and contrast do not move, and where there is a feature
-network by that of its features.
+PSNR punishes noise that a viewer ignores: a digit under noise at 9 dB is re-identified among 1,000 others every time,
+while another person's digit, at 10 dB, scores better. Both figures use a gallery of held-out images that nobody trains
+on. Similarity is the correlation of centred pixels, which brightness and contrast do not change, and, if there is a
+feature network, of its features.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ppbench.metrics.modalities import modality_from
 if TYPE_CHECKING:
     from ppbench.metrics.perceptual import Network
 
-GALLERY = 1000
-"""Held-out images that an original is to be found among, at most."""
+LARGEST_GALLERY = 1000
+"""Most held-out images in a gallery."""
 NEIGHBORS = 5
 """Nearest held-out images that vote on a class."""
-_TIE = 1e-9  # correlations that differ by less are equal: products round as they are summed
-_FLAT = 1e-6  # size, of the data range, below which what is left of an image after centring is rounding
+_TIE = 1e-9  # correlations that differ by less are equal up to rounding
+_FLAT = 1e-6  # root mean square, in units of the data range, below which a centred image is rounding
 
 
 @dataclass(frozen=True)
 class Recognized:
-    """What one reconstruction gives away. rank: how many gallery images are at least as like it as its original, 0: it
-    is found; read: whether the class that its nearest neighbors vote for is the true one, None: there are no classes;
-    the same by features, None without a network.
+    """Recognition of one reconstruction. rank: number of gallery images at least as similar to it as its original, 0:
+    re-identified; read: whether the class of its nearest neighbors is the true one, None without classes;
+    rank_features, read_features: the same by features, None without a network.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Recognized:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Held-out images. x: [G, *shape] float in data_range; classes: [G] int64, or None where targets are no classes."""
+    """Held-out images. x: [G, *shape] float in data_range; classes: [G] int64, or None if targets are no classes."""
 
     x: Tensor
     classes: Tensor | None
@@ -52,7 +52,7 @@ class Gallery:
 
     @property
     def common(self) -> float | None:
-        """Share of the commonest class: what a reader who sees nothing gets right at best."""
+        """Share of the commonest class: the best accuracy of a blind guess."""
         return None if self.classes is None else float(self.classes.bincount().max() / len(self.classes))
 
     @cached_property
@@ -66,27 +66,29 @@ class Gallery:
         return _Space(_unit(self.network.features(self.x, self.data_range)), self.classes)
 
     def recognize(self, guess: Tensor, truth: Tensor, classes: Tensor | None) -> list[Recognized]:
-        """Return the figures of reconstructions [N, *shape] beside their originals; classes: [N], the true ones.
+        """Return the figures of reconstructions [N, *shape] and their originals `truth`; classes: [N], the true ones.
 
-        Reconstructions are clipped; one that is not finite, or of one value, is found and read by nobody. Ties count
-        against it. For a guess that does not depend on its original, which is drawn as the gallery is, the probability
-        of rank 0 is at most 1 / (G + 1); where guesses are matched to a batch of B originals, B / (G + B) a victim.
-        Raises ValueError where shapes differ.
+        Reconstructions are clipped; one that is not finite, or constant, is never recognized. Ties count as not
+        re-identified. A guess that does not depend on its original has rank 0 with probability at most 1 / (G + 1), as
+        originals are drawn like the gallery; with guesses matched to a batch of B originals at most B / (G + B) per
+        victim. Raises ValueError if shapes differ.
         """
         if guess.shape != truth.shape or guess.shape[1:] != self.x.shape[1:]:
             raise ValueError(f"reconstructions {tuple(guess.shape)} of {tuple(truth.shape)} in {tuple(self.x.shape)}")
-        seen, own = (_directions(x, self.data_range) for x in (guess, truth))
-        ranks, read = self._pixels.judge(seen, own, classes)
+        guessed, true = (_directions(x, self.data_range) for x in (guess, truth))
+        ranks, read = self._pixels.judge(guessed, true, classes)
         if self._features is None or self.network is None:
             return [Recognized(*one) for one in zip(ranks, read, strict=True)]
-        made, true = (_unit(self.network.features(x, self.data_range)) for x in (guess.nan_to_num(), truth))
-        made[(seen == 0).all(1)] = 0.0
-        further = self._features.judge(made, true, classes)
-        return [Recognized(*one) for one in zip(ranks, read, *further, strict=True)]
+        guessed_features, true_features = (
+            _unit(self.network.features(x, self.data_range)) for x in (guess.nan_to_num(), truth)
+        )
+        guessed_features[(guessed == 0).all(1)] = 0.0
+        by_features = self._features.judge(guessed_features, true_features, classes)
+        return [Recognized(*one) for one in zip(ranks, read, *by_features, strict=True)]
 
 
 class _Space:
-    """Directions [G, D] of a gallery, and who votes on classes in it."""
+    """Directions [G, D] of a gallery, and the classifier by its nearest neighbors."""
 
     def __init__(self, directions: Tensor, classes: Tensor | None) -> None:
         from sklearn.neighbors import KNeighborsClassifier
@@ -98,7 +100,7 @@ class _Space:
             self.reader.fit(directions.numpy(), classes.numpy())
 
     def judge(self, guess: Tensor, truth: Tensor, classes: Tensor | None) -> tuple[list[int], list[bool | None]]:
-        """Return the ranks of the originals, and whether their classes are read, by directions [N, D]; 0: nothing."""
+        """Return the ranks of the originals and whether their classes are read, by directions [N, D], 0 if blank."""
         own = (guess * truth).sum(1, keepdim=True)
         ranks = ((guess @ self.directions.T) >= own - _TIE).sum(1)
         if self.reader is None or classes is None:
@@ -116,16 +118,16 @@ def gallery_of(
     classified: bool,
     network: Network | None = None,
 ) -> Gallery | None:
-    """Return the first `GALLERY` in `order` of held-out images x [N, C, H, W], y [N, classes]; None: no images."""
+    """Return the first `LARGEST_GALLERY` in `order` of held-out images x [N, C, H, W], y [N, classes]; None: none."""
     if not modality_from(x.shape[1:]).perceptual or not len(x):
         return None
-    some = order[:GALLERY]
-    classes = y[some].argmax(1).cpu() if classified else None
-    return Gallery(x[some].cpu(), classes, data_range, network)
+    chosen = order[:LARGEST_GALLERY]
+    classes = y[chosen].argmax(1).cpu() if classified else None
+    return Gallery(x[chosen].cpu(), classes, data_range, network)
 
 
 def _directions(images: Tensor, data_range: tuple[float, float]) -> Tensor:
-    """Return images as centred pixels of length 1 [N, D] float64; 0 where one is not finite or of one value."""
+    """Return images as centred pixels of length 1 [N, D] float64; 0 for an image that is not finite or constant."""
     low, high = data_range
     flat = images.detach().cpu().double().flatten(1)
     finite = flat.isfinite().all(1, keepdim=True)
@@ -134,7 +136,7 @@ def _directions(images: Tensor, data_range: tuple[float, float]) -> Tensor:
 
 
 def _unit(rows: Tensor, least: float = 0.0) -> Tensor:
-    """Return rows centred, with length 1; 0 where nothing longer than `least` is left."""
+    """Return rows centred and scaled to length 1; 0 for rows whose centred length is at most `least`."""
     centred = rows - rows.mean(1, keepdim=True)
     length = centred.norm(dim=1, keepdim=True)
     return torch.where(length > least, centred / length.clamp_min(1e-300), 0.0)

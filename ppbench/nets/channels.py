@@ -1,8 +1,8 @@
-"""Per-channel scales through a network, found by walking its graph (torch.fx), not by a table of model names.
+"""Per-channel scales of a network, determined by walking its graph (torch.fx), not by a table of model names.
 
 A positively homogeneous network commutes with positive scales of its channels: multiply the rows of one layer by r,
 divide the columns of the next by r, and the function is the same (PBPFL, Eq. 12-15, extended). Every channel of every
-activation carries the number of a scale; 0 is the inputs' fixed scale 1; ties are unions of numbers.
+activation has the number of a scale; 0 is the inputs' fixed scale 1; tied scales are unions of numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppbench.base.tree import Params
 
 Numbers = NDArray[np.int64]
 Norms = Literal["refuse", "affine"]
-ONE = 0
+FIXED_SCALE = 0
 """The number of the scale that is fixed at 1."""
 
 
@@ -29,9 +29,9 @@ ONE = 0
 class Factor:
     """How scales multiply one parameter: entry (i, j, ...) by r[out_i] / r[inp_j].
 
-    shape: of the multiplied parameter; larger than the parameter where one shared bias serves many channels. axis, out:
-    the axis along which numbers of the scales that multiply run, and these [shape[axis]], or None. inp: numbers of the
-    scales that divide, or None; [shape[1]], or [shape[axis]] for a `diagonal` layer: one factor a channel.
+    shape: of the multiplied parameter; larger than the parameter if many channels share one bias. out: numbers of the
+    multiplying scales [shape[axis]] along `axis`, or None. inp: numbers of the dividing scales, or None; [shape[1]], or
+    [shape[axis]] for a `diagonal` layer: one factor per channel.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Factor:
 
     @cached_property
     def _places(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return `out` and `inp` as indexes, made once: multipliers are asked for in every round."""
+        """`out` and `inp` as index tensors, made once: multipliers are needed in every round."""
         return _index(self.out), _index(self.inp)
 
 
@@ -65,7 +65,7 @@ def _along(vector: Tensor, axis: int, dims: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Channels:
-    """Where the scales of a network enter: a factor by parameter, but for the head's bias, which is scaled by 1.
+    """Where the scales of a network enter: one factor per parameter, except for the head's bias, with scale 1.
 
     count: number of free scales; they are numbered 1 to count. features: [D] numbers at the head's input.
     """
@@ -81,7 +81,7 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Value:
+class ScaledActivation:
     """An activation during the walk: its numbers [C] along axis 1, and its shape with the batch axis."""
 
     ids: Numbers
@@ -98,11 +98,11 @@ class Parameter:
 
 @dataclass
 class Walk:
-    """State of one walk: unions of numbers, and the factors found so far."""
+    """State of one walk: unions of numbers, and the factors so far."""
 
     module: fx.GraphModule
     norms: Norms
-    parent: list[int] = field(default_factory=lambda: [ONE])
+    parent: list[int] = field(default_factory=lambda: [FIXED_SCALE])
     factors: dict[str, Factor] = field(default_factory=dict)
 
     def fresh(self, count: int) -> Numbers:
@@ -112,30 +112,30 @@ class Walk:
         return np.arange(first, first + count)
 
     def root(self, number: int) -> int:
-        """Return the number that stands for all that are tied to `number`."""
+        """Return the representative of all numbers tied to `number`."""
         while self.parent[number] != number:
             number = self.parent[number]
         return number
 
     def tie(self, a: Numbers, b: Numbers) -> None:
-        """Make the scales `a` and `b` equal, entry by entry; the smaller number stands for both."""
+        """Tie the scales `a` and `b`, entry by entry; the smaller number represents both."""
         for x, y in zip(a.tolist(), b.tolist(), strict=True):
             low, high = sorted((self.root(x), self.root(y)))
             self.parent[high] = low
 
     def fixed(self, ids: Numbers) -> bool:
         """Return whether any of the scales is fixed at 1."""
-        return any(self.root(i) == ONE for i in ids.tolist())
+        return any(self.root(i) == FIXED_SCALE for i in ids.tolist())
 
     def put(self, name: str, factor: Factor) -> None:
-        """Note the factor of a parameter; a layer that is used twice must be scaled twice alike."""
+        """Record the factor of a parameter (LayerRefused: its layer is used twice)."""
         if name in self.factors:
             raise refusal(name, "is used more than once", "a layer of its own for each use")
         self.factors[name] = factor
 
 
 class LayerRefused(UsageError):
-    """A layer, by its name, that a defense cannot perturb. reason: the sentence behind that name."""
+    """A layer that a defense cannot perturb. layer: its name; reason: the rest of the sentence."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(f"Layer {layer!r} {reason}")
@@ -143,5 +143,5 @@ class LayerRefused(UsageError):
 
 
 def refusal(layer: str, reason: str, instead: str) -> LayerRefused:
-    """Return the error that names a layer, why it cannot be perturbed exactly, and what can."""
+    """Return the error for a layer that cannot be perturbed exactly, with what to use `instead`."""
     return LayerRefused(layer, f"{reason}, so it cannot be perturbed exactly; use {instead}.")

@@ -1,4 +1,4 @@
-"""What a model plugin returns: features, then a head of one layer, where defenses and attacks need the split."""
+"""The network class of model plugins: features, then a head of one layer, as defenses and attacks need it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Classifier(nn.Module):
 
     features: maps [B, *shape] to [B, D], or to [B, D, H, W] where pixels are classified; an `nn.Sequential` of plain
     layers lets attacks use a fast path. head: D to C: linear on flat features, a 1x1 convolution on maps.
-    mixes: whether what is made of an example depends on the others of its batch (batch norm). fewest, most: examples
-    that a batch may have; most is None for any number. written: names of the buffers that a pass writes into; it gets
-    copies of them. single: whether it computes in float32 alone, as where a forward pass casts.
+    mixes: whether an example's output depends on the others of its batch (batch norm). fewest, most: allowed batch
+    sizes; most is None for no limit. written: names of the buffers that a pass writes into; a pass gets copies of them.
+    single: whether it computes only in float32, for instance because its forward pass casts.
     """
 
     mixes: bool = False
@@ -32,7 +32,7 @@ class Classifier(nn.Module):
 
     @property
     def layers(self) -> nn.Sequential | None:
-        """The layers of the features, where these are an `nn.Sequential` that calls them one after another."""
+        """The layers of the features if these are a plain `nn.Sequential`, else None."""
         features = self.features
         in_order = isinstance(features, nn.Sequential) and type(features).forward is nn.Sequential.forward
         return features if in_order else None  # type: ignore[return-value]  # it is one

@@ -1,6 +1,6 @@
-"""Networks that somebody holds as objects: an `nn.Module` with its weights, in the mode that its layers are in.
+"""Networks given as objects: an `nn.Module` with its weights, each layer in its current mode.
 
-A copy is made a `Classifier` by `nets.given`, each layer in its mode; the module itself is left as it is.
+`nets.given` converts a copy to a `Classifier`, each layer in its mode; the module itself is unchanged.
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.vision import importable
 from ppbench.nets import given
 from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
-from ppbench.nets.split import Given
+from ppbench.nets.split import UserNetwork
 
 
 @dataclass(frozen=True)
-class Held:
-    """A network of somebody's, and its spec.
-
-    names: of its trained parameters in it, by their names here, in the order of its `parameters()`.
-    """
+class HeldNetwork:
+    """A user's network. names: the user's parameter names by ours, trained ones, in the order of `parameters()`."""
 
     spec: HeldSpec
     names: Mapping[str, str]
 
 
-def held(
+def held_network(
     module: nn.Module,
     shape: tuple[int, ...],
     data_range: tuple[float, float] = (0.0, 1.0),
     when: str = " before the gradient is taken",
-) -> Held:
-    """Return somebody's network as one of ours, float32 and on the CPU, for inputs of `shape` (without a batch).
+) -> HeldNetwork:
+    """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
-    data_range: least and greatest value of an input. when: it would have to be in eval mode, as sentences have it.
-    UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or is none that `nets.given` takes.
+    data_range: least and greatest value of an input. when: for errors, when to switch to eval mode.
+    UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.given` refuses it.
     """
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"
@@ -55,12 +52,12 @@ def held(
     check_untied(name, module)
     with torch.random.fork_rng(devices=[]):
         try:
-            copy, x = importable(lambda: given.fitting(module, shape, data_range))
-            classifier = given.take(name, copy, x, when)
+            copy, x = importable(lambda: given.runnable_copy(module, shape, data_range))
+            classifier = given.as_classifier(name, copy, x, when)
         except UsageError:
             raise
         except Exception as cause:  # whatever somebody's forward pass raises
-            if taken := given.runs_as_it_is(module, shape, data_range):
+            if taken := given.batch_it_runs_on(module, shape, data_range):
                 right = "let its forward pass take the batch size, precision and device of its input"
                 reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
                 raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {reason}.") from cause
@@ -71,12 +68,12 @@ def held(
             raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}.") from cause
     start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
     net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
-    ours = {classifier.own_name(n) if isinstance(classifier, Given) else n: n for n in start}
-    return Held(spec, {ours[n]: n for n, value in module.named_parameters() if value.requires_grad})
+    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
+    return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the network in torch's own wrappers, parallel or compiled: the same function of the same parameters."""
+    """Return the network inside torch's wrappers (parallel, compiled): the same function of the same parameters."""
     while True:
         compiled = getattr(module, "_orig_mod", None)  # by name: to import torch's compiler takes seconds
         if isinstance(compiled, nn.Module):
@@ -88,14 +85,14 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _embedding(module: nn.Module, message: str) -> str:
-    """Return the name of an embedding that floats were given to, as torch's message tells; "" for none."""
+    """Return the name of an embedding that got floats, judged by torch's message; "" if none."""
     names = [name for name, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     return names[0] if names and "argument #1 'indices'" in message else ""
 
 
 @contextmanager
-def explained(network: Held) -> Iterator[None]:
-    """Attack a network; what fails because it cannot be computed as attacks do is a UsageError that says so."""
+def explaining_failures(network: HeldNetwork) -> Iterator[None]:
+    """Turn an exception in the block into a UsageError if the network lacks what attacks need."""
     try:
         yield
     except UsageError:
@@ -106,8 +103,8 @@ def explained(network: Held) -> Iterator[None]:
         raise
 
 
-def _fault(network: Held) -> str:
-    """Return what a network lacks that attacks need, a clause: a second derivative, or to be mapped; "" for nothing."""
+def _fault(network: HeldNetwork) -> str:
+    """Return a clause about what attacks need and a network lacks, a second derivative or vmap; "" if nothing."""
     net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
     x = torch.rand(1, net.most or 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(len(x[0]), dtype=torch.int64)

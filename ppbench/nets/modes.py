@@ -1,7 +1,7 @@
-"""What the mode of a module's layers does, found by running it: which of them draw, and what a pass writes into.
+"""Effects of the mode of a module's layers, determined by running it: which layers draw, what a pass writes into.
 
-Dropout is a function call as often as a layer, and norms are written by hand: so no list of classes is asked where a
-pass can show it. Modules here are copies of ours; a pass leaves their buffers, and all generators, as they were.
+Dropout may be a function call instead of a layer, and norms may be written by hand, so a pass is more reliable than a
+list of classes. Modules here are copies; a pass leaves their buffers, and all generators, unchanged.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 _AGAIN = "no layer is computed again"
-REPEATS = 8
-"""Passes with other draws that must answer alike before draws count as without effect."""
+DRAW_REPEATS = 8
+"""Passes with different draws that must agree before draws count as without effect."""
 _FORWARDS = (_BatchNorm.forward, _InstanceNorm.forward)
-"""Of norms that are torch's own: one that is written anew may need its running statistics in training mode."""
+"""torch's own norms: a user's norm may need its running statistics in training mode."""
 
 
 class DrawsAlways(Exception):
-    """A layer, by its name, draws in eval mode too."""
+    """The named layer draws in eval mode too."""
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module; of activations, or weights made of others, that it keeps from a pass: their values."""
+    """Return a copy of a module; computed tensors that it stores (activations, derived weights) lose their graph."""
     inner = {id(value): value.detach().clone() for part in module.modules() for value in _computed(vars(part))}
     return copy.deepcopy(module, inner)
 
 
 def _computed(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in dicts, lists and tuples that come of a computation: torch copies none that has a graph."""
+    """Yield the tensors with a graph in dicts, lists and tuples, which torch cannot copy."""
     if isinstance(value, Tensor):
         yield from [] if value.is_leaf else [value]
     elif isinstance(value, dict):
@@ -52,8 +52,8 @@ def _computed(value: Any) -> Iterator[Tensor]:
             yield from _computed(part)
 
 
-def run(module: nn.Module, x: Tensor, graph: bool = False) -> tuple[Any, frozenset[str]]:
-    """Return what a module answers to a batch x, with its `graph` or none, and the names of buffers it writes into."""
+def run_module(module: nn.Module, x: Tensor, graph: bool = False) -> tuple[Any, frozenset[str]]:
+    """Return a module's output for a batch x, with or without its `graph`, and the buffers that it writes into."""
     before = dict(module.named_buffers())
     buffers = {name: value.clone() for name, value in before.items()}
     with torch.set_grad_enabled(graph), sdpa_kernel(SDPBackend.MATH), unfused_attention(), kept_generators():
@@ -63,7 +63,7 @@ def run(module: nn.Module, x: Tensor, graph: bool = False) -> tuple[Any, frozens
 
 @contextmanager
 def unfused_attention() -> Iterator[None]:
-    """Compute attention layers in eval mode step by step: fused, no transform of torch.func goes through them."""
+    """Compute attention layers in eval mode unfused: transforms of torch.func cannot handle fused ones."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -74,7 +74,7 @@ def unfused_attention() -> Iterator[None]:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Put the generators of torch, NumPy and Python back to where they were."""
+    """Restore the states of torch's, NumPy's and Python's generators after the block."""
     pythons, numpys = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -90,7 +90,7 @@ def _generators() -> tuple[Any, ...]:
 
 
 def drawing(module: nn.Module, x: Tensor) -> list[str]:
-    """Return the names of the layers in whose own code, not their parts', a pass draws; "" for the network itself."""
+    """Return the names of the layers whose own code (not their parts') draws in a pass; "" is the network itself."""
     stack, drawn, last = list[str](), dict[str, None](), _generators()
 
     def note() -> None:
@@ -114,16 +114,16 @@ def drawing(module: nn.Module, x: Tensor) -> list[str]:
             after = part.register_forward_hook(lambda _, __, ___: leave())
             hooks.callback(before.remove)
             hooks.callback(after.remove)
-        run(module, x)
+        run_module(module, x)
         with suppress(Exception):  # some layers draw for negative inputs alone; not every network takes them
-            run(module, -x)
+            run_module(module, -x)
     return list(drawn)
 
 
 def silence(module: nn.Module, x: Tensor) -> list[str]:
-    """Put each layer that draws into eval mode, it alone and not its parts; return their names, in order of a pass.
+    """Put each layer that draws into eval mode, but not its parts; return their names, in order of a pass.
 
-    DrawsAlways: a layer draws whatever its mode and that of the layers around it.
+    DrawsAlways: a layer draws in every mode of itself and the layers around it.
     """
     silenced: list[str] = []
     while drawn := drawing(module, x):
@@ -138,14 +138,14 @@ def silence(module: nn.Module, x: Tensor) -> list[str]:
 
 
 def _in_training(module: nn.Module, name: str) -> str | None:
-    """Return the layer `name`, or else the nearest one around it, that is in training mode; None for none."""
+    """Return `name`, or the nearest layer around it, if in training mode; None if there is none."""
     parts = name.split(".") if name else []
     around = (".".join(parts[:depth]) for depth in range(len(parts), -1, -1))
     return next((own for own in around if module.get_submodule(own).training), None)
 
 
 def _switch_off(part: nn.Module) -> None:
-    """Let a layer draw no more; those of torch not in training mode either, which others' code may call for later."""
+    """Put a layer into eval mode; torch's own layers also draw nothing if user code sets training mode again."""
     part.training = False
     if isinstance(part, _DropoutNd):
         part.p = 0.0
@@ -153,26 +153,26 @@ def _switch_off(part: nn.Module) -> None:
         part.dropout = 0.0
 
 
-def alike(module: nn.Module, other: nn.Module, x: Tensor) -> bool:
-    """Return whether `module` answers as `other`, which draws nothing, whatever it draws (noise of size 0, say)."""
-    expected, _ = run(other, x)
-    for seed in range(REPEATS):
+def answers_alike(module: nn.Module, other: nn.Module, x: Tensor) -> bool:
+    """Return whether `module` gives the output of `other`, which draws nothing, for all draws (say noise of size 0)."""
+    expected, _ = run_module(other, x)
+    for seed in range(DRAW_REPEATS):
         with kept_generators():
             random.seed(seed)
             np.random.seed(seed)
             torch.default_generator.manual_seed(seed)
-            out, _ = run(module, x)
+            out, _ = run_module(module, x)
         if not torch.equal(out, expected):
             return False
     return True
 
 
 def prepare(module: nn.Module) -> None:
-    """Let a module be differentiated twice, and keep what its layers hold between passes as it is.
+    """Make a module twice differentiable, and freeze its layers' state between passes.
 
-    Norms in training mode need no running statistics. Spectral norms stay at the singular vectors that the last pass
-    left, which a gradient taken in that pass was computed with: iterating on, in training mode, would be another pass.
-    Tensors that are plain attributes become buffers, in their dtype, which are handed on as a computation needs them.
+    Norms in training mode need no running statistics. Spectral norms keep the singular vectors of the last pass, of
+    which a gradient of that pass was computed: a further iteration would change them. Tensors that are plain attributes
+    become buffers, in their dtype, which are converted as a computation needs them.
     """
     for part in module.modules():
         if isinstance(getattr(part, "inplace", None), bool):
@@ -180,15 +180,15 @@ def prepare(module: nn.Module) -> None:
         if isinstance(part, _BatchNorm | _InstanceNorm) and part.training and type(part).forward in _FORWARDS:
             part.running_mean = part.running_var = part.num_batches_tracked = None
             part.track_running_stats = False
-        for one in (part, *part._forward_pre_hooks.values()):
-            if isinstance(one, _SpectralNorm | SpectralNorm):
-                one.n_power_iterations = 0
+        for owner in (part, *part._forward_pre_hooks.values()):
+            if isinstance(owner, _SpectralNorm | SpectralNorm):
+                owner.n_power_iterations = 0
         for name in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
             part.register_buffer(name, vars(part).pop(name).detach().cpu(), persistent=False)
 
 
 def steady(module: nn.Module, x: Tensor) -> bool:
-    """Return whether a pass after a pass answers alike: whether nothing that a pass leaves behind has a say in it."""
+    """Return whether two consecutive passes give equal outputs, so that no state of the first affects the second."""
     moved = copied(module)
     with torch.no_grad(), kept_generators():
         first, second = moved(x.clone()), moved(x.clone())
@@ -196,10 +196,10 @@ def steady(module: nn.Module, x: Tensor) -> bool:
 
 
 def recomputes(module: nn.Module, x: Tensor) -> bool:
-    """Return whether a module computes layers again in the backward pass (checkpointing), at the weights of then."""
+    """Return whether a module recomputes layers in the backward pass (checkpointing)."""
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(_AGAIN):
-            run(module, x, graph=True)
+            run_module(module, x, graph=True)
     except RuntimeError as cause:
         if _AGAIN in str(cause):
             return True
@@ -208,24 +208,24 @@ def recomputes(module: nn.Module, x: Tensor) -> bool:
 
 
 def computes_double(module: nn.Module, x: Tensor) -> bool:
-    """Return whether a module computes in double precision too, as mismatches are; one that casts does not."""
+    """Return whether a module can compute in double precision, which mismatches need; one that casts cannot."""
     try:
-        out, _ = run(copied(module).double(), x.double())
+        out, _ = run_module(copied(module).double(), x.double())
     except RuntimeError:
         return False
     return bool(out.dtype == torch.float64)
 
 
 def use_running_statistics(module: nn.Module, x: Tensor) -> None:
-    """Put the layers that update running statistics in a pass into eval mode, each alone."""
-    for name in run(module, x)[1]:
+    """Put the layers that update running statistics into eval mode, but not their parts."""
+    for name in run_module(module, x)[1]:
         module.get_submodule(name.rpartition(".")[0]).training = False
 
 
 def mixes(module: nn.Module, x: Tensor) -> bool:
-    """Return whether what a module answers to an example depends on the others of its batch x [B, *shape], B 1 or 2.
+    """Return whether an example's output depends on the others of its batch x [B, *shape], B 1 or 2.
 
-    A batch norm's scale may be 0 at first, which hides it from who runs it.
+    Batch norms count without a run, because an initial scale of 0 would hide them.
     """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
     if any(part.training or part.running_mean is None for part in norms):
@@ -233,5 +233,5 @@ def mixes(module: nn.Module, x: Tensor) -> bool:
     if len(x) == 1:
         return False
     mirrored = x.min() + x.max() - x[1]  # stays in the range that inputs have
-    one, other = (run(module, torch.stack([x[0], second]))[0] for second in (x[1], mirrored))
+    one, other = (run_module(module, torch.stack([x[0], second]))[0] for second in (x[1], mirrored))
     return not torch.allclose(one[0], other[0], rtol=1e-4, atol=1e-6, equal_nan=True)

@@ -1,4 +1,4 @@
-"""A network as a pure function of its parameters, split where defenses and attacks need it: features, then head."""
+"""A network as a pure function of its parameters, split into features and head for defenses and attacks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
 from ppbench.nets import given
 from ppbench.nets.classifier import Classifier as Classifier
-from ppbench.nets.split import Given
+from ppbench.nets.split import UserNetwork
 
 Option = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class NetSpec:
-    """What names a network: enough to build it again elsewhere. shape: of one input, without the batch axis."""
+    """The name of a network, enough to build it elsewhere. shape: of one input, without the batch axis."""
 
     model: str
     shape: tuple[int, ...]
@@ -41,29 +41,29 @@ def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[
 
 
 class Net:
-    """A network as a function of explicit parameters; of weights it holds the frozen ones alone, on CPU.
+    """A network as a function of explicit parameters; it stores only frozen weights, on the CPU.
 
-    module, names, parameter_count: layers on the meta device; the (trainable) parameters in order; their entries.
-    frozen, frozen_parameters: constants by name, buffers too; the names of those that are parameters. feature_count: D,
-    the width of the head's input. pixelwise: whether pixels are classified: features and outputs are maps. head_bias:
-    whether the head has a bias, trained or not. mixes, fewest, most: as the module's.
+    module: layers on the meta device. names, parameter_count: the trainable parameters in order; their entries. frozen:
+    constants by name, buffers too; frozen_parameters: the names of the parameters among them. feature_count: D, the
+    width of the head's input. pixelwise: whether pixels are classified, so that features and outputs are maps.
+    head_bias: whether the head has a bias, trained or not. mixes, fewest, most: as in `Classifier`.
 
     UsageError: no parameter is trained.
     """
 
     def __init__(self, spec: NetSpec, module: Classifier) -> None:
         head = module.head
-        every = dict(module.named_parameters(remove_duplicate=False))
-        trained = {name: value for name, value in every.items() if value.requires_grad}
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        trained = {name: value for name, value in parameters.items() if value.requires_grad}
         if not trained:
             raise UsageError(
                 f"Model {spec.model!r} has no parameter that requires a gradient; leave one to be trained."
             )
         self.spec = spec
-        self.frozen = {name: value.detach() for name, value in every.items() if name not in trained}
+        self.frozen = {name: value.detach() for name, value in parameters.items() if name not in trained}
         self.frozen_parameters = tuple(self.frozen)
         self.frozen |= {name: value.detach() for name, value in module.named_buffers(remove_duplicate=False)}
-        self._dtypes = {name: value.dtype for name, value in every.items()}
+        self._dtypes = {name: value.dtype for name, value in parameters.items()}
         self._dtypes |= {name: value.dtype for name, value in self.frozen.items()}
         self.module = module.to("meta")
         self.names = tuple(trained)
@@ -75,8 +75,8 @@ class Net:
         self._written, self._single = module.written, module.single
 
     def own_name(self, name: str) -> str:
-        """Return what the parameter or layer `name` is called in the network as somebody wrote it."""
-        return self.module.own_name(name) if isinstance(self.module, Given) else name
+        """Return the user's name of the parameter or layer `name`."""
+        return self.module.own_name(name) if isinstance(self.module, UserNetwork) else name
 
     @cached_property
     def frozen_sha256(self) -> str:
@@ -98,38 +98,38 @@ class Net:
         return self._call(self.module.features, self._known("features.", params, x), x)
 
     def _known(self, prefix: str, params: Params, x: Tensor) -> Params:
-        """Return parameters and frozen tensors of a part of the module by their names in it, as `x` needs them.
+        """Return parameters and frozen tensors of a part of the module by their names in it, on the device of `x`.
 
-        Anew, for what is made inside vmap must not outlive it. What a pass writes into is a copy, mapped by vmap where
-        `x` or `params` are: it may become another for each.
+        They are made anew each time, because tensors made inside vmap must not outlive it. Buffers that a pass writes
+        into are copies, mapped by vmap if `x` or `params` are, since they may differ between examples.
         """
-        found = {n: v for n, v in self.frozen.items() if n.startswith(prefix)}
-        floats = {n for n, v in found.items() if v.is_floating_point() and not self._single}
-        found = {n: v.to(x.device, x.dtype if n in floats else v.dtype) for n, v in found.items()}
-        if written := self._written & found.keys():
+        tensors = {n: v for n, v in self.frozen.items() if n.startswith(prefix)}
+        floats = {n for n, v in tensors.items() if v.is_floating_point() and not self._single}
+        tensors = {n: v.to(x.device, x.dtype if n in floats else v.dtype) for n, v in tensors.items()}
+        if written := self._written & tensors.keys():
             mapped = (torch.zeros_like(value.detach().flatten()[0]) for value in (x, next(iter(params.values()))))
             nothing = torch.stack([*mapped]).sum()
-            found |= {n: found[n] + nothing.to(found[n].dtype) for n in written}
+            tensors |= {n: tensors[n] + nothing.to(tensors[n].dtype) for n in written}
         own = self._dtypes if self._single else {}
-        found |= {n: v.to(own.get(n, v.dtype)) for n, v in params.items() if n.startswith(prefix)}
-        return {n.removeprefix(prefix): value for n, value in found.items()}
+        tensors |= {n: v.to(own.get(n, v.dtype)) for n, v in params.items() if n.startswith(prefix)}
+        return {n.removeprefix(prefix): value for n, value in tensors.items()}
 
     def _call(self, part: nn.Module, known: Params, x: Tensor) -> Tensor:
-        # Every name is in `known`: no trained parameter has two (`check_untied`), a constant is there under each.
+        # Every name is in `known`: no trained parameter has two names (`check_untied`), constants have all of theirs.
         out: Tensor = functional_call(part, known, (x.float() if self._single else x,), tie_weights=False)
         return out.to(x.dtype) if self._single else out
 
     def flat_features(self, params: Params, x: Tensor) -> Tensor:
-        """Return the output [B, F] of the first Flatten layer, behind the convolutions; UsageError without one."""
+        """Return the output [B, F] of the first Flatten layer, after the convolutions (UsageError: there is none)."""
         return self._part(slice(None, self.flat_at + 1), params, x)
 
     def behind_flat(self, params: Params, flat: Tensor) -> Tensor:
-        """Return the head's input [B, D] of the first Flatten layer's output [B, F]; UsageError without one."""
+        """Return the head's input [B, D] from the first Flatten layer's output [B, F] (UsageError: there is none)."""
         return self._part(slice(self.flat_at + 1, None), params, flat)
 
     @property
     def flat_at(self) -> int:
-        """Place of the first Flatten layer among the features' layers; UsageError without one."""
+        """Index of the first Flatten layer among the features' layers (UsageError: there is none)."""
         index = [isinstance(layer, nn.Flatten) for layer in self.module.layers or ()]
         if True not in index:
             raise UsageError(f"Model {self.spec.model!r} has no Flatten layer to tap; use phi_tap='head'.")
@@ -148,7 +148,7 @@ class Net:
 
 
 BYTES = 4 * 4
-"""Of a parameter while it is trained, at the least: float32 weight, gradient and an optimizer's two."""
+"""Least memory of a parameter in training: float32 weight, gradient and an optimizer's two."""
 
 
 def _construct(spec: NetSpec) -> Classifier:
@@ -161,7 +161,7 @@ def _construct(spec: NetSpec) -> Classifier:
             _check_size(spec, factory)
         with guard("models", spec.model):
             if foreign:
-                module = given.build(spec.model, factory, spec.shape, spec.classes, dict(spec.options))
+                module = given.build_user_network(spec.model, factory, spec.shape, spec.classes, dict(spec.options))
             else:
                 module = factory(spec.shape, spec.classes, **dict(spec.options))
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as cause:
@@ -175,19 +175,19 @@ def _construct(spec: NetSpec) -> Classifier:
     check_untied(spec.model, module)
     if stranger("models", spec.model):
         with guard("models", spec.model):
-            refuse("models", spec.model, _faults(module, spec))
+            refuse("models", spec.model, _network_faults(module, spec))
     return module
 
 
 def check_untied(name: str, module: nn.Module) -> None:
-    """Refuse a network, called `name`, that has one trained parameter under two names (UsageError)."""
+    """Raise UsageError if the network `name` has a trained parameter under two names."""
     trained = [p for _, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
     if len({id(parameter) for parameter in trained}) != len(trained):
         raise UsageError(f"Model {name!r} uses one parameter under two names; give each layer its own.")
 
 
-def _faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
-    """Yield why a stranger's network is none that can be trained: asked with two inputs of zeros."""
+def _network_faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
+    """Yield the faults of a plugin's network, run on two inputs of zeros."""
     for name, value in module.named_parameters():
         if value.dtype != torch.float32 or value.device.type != "cpu" or not value.isfinite().all():
             yield f"makes the parameter {name}, which is not float32, finite and on the CPU"
@@ -196,39 +196,41 @@ def _faults(module: Classifier, spec: NetSpec) -> Iterator[str]:
     with torch.no_grad():
         out = module(torch.zeros(2, *spec.shape))
     if not isinstance(out, Tensor) or out.shape[:2] != (2, spec.classes) or not out.isfinite().all():
-        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        yield f"makes a network that answers {told} to two inputs; it must be finite and [2, {spec.classes}]"
+        actual = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        yield f"makes a network that answers {actual} to two inputs; it must be finite and [2, {spec.classes}]"
 
 
 def _check_options(spec: NetSpec, factory: Callable[..., Any]) -> None:
-    """Refuse options that the model does not have (UsageError); one that hands them on is asked what it hands on to."""
+    """Raise UsageError for options that the model does not have; `options_of` names the function it passes them to."""
     known = dict(inspect.signature(factory).parameters)
-    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         known = {**known, **inspect.signature(getattr(factory, "options_of", factory)).parameters}
-    own = [name for name, one in known.items() if one.kind is one.KEYWORD_ONLY]
-    free = any(one.kind is one.VAR_KEYWORD for one in known.values()) and not hasattr(factory, "options_of")
+    option_names = [name for name, parameter in known.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not hasattr(
+        factory, "options_of"
+    )
     for name, _ in spec.options:
-        if name not in own and not free:
-            raise unknown(f"option of model {spec.model!r}", name, own or ["(it has none)"])
+        if name not in option_names and not free:
+            raise unknown(f"option of model {spec.model!r}", name, option_names or ["(it has none)"])
 
 
 def _check_size(spec: NetSpec, factory: Callable[..., Any]) -> None:
-    """Refuse a network that memory cannot hold (UsageError)."""
+    """Raise UsageError for a network too large for memory."""
     if (count := _counted(spec, factory)) is not None:
         check_room(BYTES * count, f"Model {spec.model!r} with {count:,} parameters", "use a smaller one")
 
 
 def _counted(spec: NetSpec, factory: Callable[..., Any]) -> int | None:
-    """Return a network's parameters, counted on a device that holds no numbers; None where a file here decides."""
+    """Return a network's parameter count, without allocating them; None if it depends on a file."""
     if any(name == "weights" and value for name, value in spec.options) or spec.model == "frozen_backbone":
         return None
     with torch.device("meta"):
-        made: nn.Module = factory(spec.shape, spec.classes, **dict(spec.options))
-    return sum(value.numel() for value in made.parameters())
+        module: nn.Module = factory(spec.shape, spec.classes, **dict(spec.options))
+    return sum(value.numel() for value in module.parameters())
 
 
 def parameters_of(spec: NetSpec) -> int | None:
-    """Return how many parameters a network of ours has, none of them allocated, None of a stranger's or a file's.
+    """Return the parameter count of a shipped network, without allocating them; None for others, or from a file.
 
     UsageError: it cannot be built.
     """
@@ -246,9 +248,9 @@ def parameters_of(spec: NetSpec) -> int | None:
 
 @dataclass(frozen=True)
 class HeldSpec(NetSpec):
-    """A network that somebody holds as an object (`nets.held`): it is known in this process alone, by no name.
+    """A network given as an object (`nets.held`), known only in this process.
 
-    net: the network, and what two such specs are told apart by. start: its trainable weights as it came.
+    net: the network, by which two such specs compare. start: its original trainable weights.
     """
 
     net: Net = field(kw_only=True)
@@ -256,21 +258,21 @@ class HeldSpec(NetSpec):
 
 
 def build(spec: NetSpec) -> Net:
-    """Return the network that `spec` names; UsageError for an unknown model, or one that refuses shape or options."""
+    """Return the network of `spec` (UsageError: an unknown model, or one that refuses shape or options)."""
     return spec.net if isinstance(spec, HeldSpec) else _built(spec)
 
 
 @lru_cache
 def _built(spec: NetSpec) -> Net:
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # what is frozen is the same in every process, drawn or not
+        torch.default_generator.manual_seed(0)  # frozen weights are the same in every process, drawn or not
         return Net(spec, _construct(spec))
 
 
 def initial(spec: NetSpec, seed: int) -> Params:
     """Return initial float32 values of the trainable parameters; a function of `spec` and `seed` alone.
 
-    Of a network that somebody holds: its weights as they came, whatever the seed.
+    A network given as an object keeps its weights, whatever the seed.
     """
     if isinstance(spec, HeldSpec):
         return {name: value.clone() for name, value in spec.start.items()}
@@ -280,5 +282,5 @@ def initial(spec: NetSpec, seed: int) -> Params:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return copies, float32, of the parameters of a module that are trained."""
+    """Return float32 copies of a module's trained parameters."""
     return {name: p.detach().clone().float() for name, p in module.named_parameters() if p.requires_grad}

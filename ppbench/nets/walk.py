@@ -1,4 +1,4 @@
-"""The walk over a network's graph that finds its channel scales; see `channels`."""
+"""The walk over a network's graph that determines its channel scales; see `channels`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from ppbench.base.errors import UsageError
 from ppbench.nets.channels import (
-    ONE,
+    FIXED_SCALE,
     Channels,
     Factor,
     LayerRefused,
     Norms,
     Numbers,
     Parameter,
-    Value,
+    ScaledActivation,
     Walk,
     refusal,
 )
@@ -33,16 +33,16 @@ from ppbench.nets.commuting import (
     METHODS,
     SAME_FUNCTIONS,
     SAME_METHODS,
-    flat,
-    module,
-    ranked,
+    check_rank,
+    flat_entries,
+    layer_output,
 )
 from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.split import Given
+from ppbench.nets.split import UserNetwork
 
 
-def traced(net: Net) -> fx.GraphModule:
-    """Return the graph of the net's features, shapes of a batch of two in `node.meta`; UsageError if it has none."""
+def traced_features(net: Net) -> fx.GraphModule:
+    """Return the graph of the net's features, with shapes of a batch of two in `node.meta` (UsageError: no graph)."""
     try:
         graph = fx.symbolic_trace(net.module.features)
         with contextlib.redirect_stderr(io.StringIO()):  # ShapeProp prints the traceback of what it raises
@@ -59,19 +59,19 @@ def traced(net: Net) -> fx.GraphModule:
 def walk(net: Net, norms: Norms = "refuse") -> Channels:
     """Return where channel scales enter `net`, whose features torch.fx must be able to trace.
 
-    norms: "refuse" normalization layers, or perturb only their affine part ("affine"), exact for any eps and mode; but
-    the activations before a norm are then the true ones.
+    norms: "refuse" normalization layers, or perturb only their affine part ("affine"), exact for any eps and mode; then
+    the activations before a norm are the true ones.
 
-    Raises UsageError: a layer that does not commute with scales, by name, with what to use instead.
+    UsageError: a layer does not commute with scales; the error names it, and what to use instead.
     """
-    with own_names(net):
+    with naming_refusals(net):
         check_head(net)
         return _walked(net, norms)
 
 
 def check_head(net: Net) -> None:
     """Refuse a network whose logits are no linear layer's output (UsageError)."""
-    if isinstance(net.module, Given) and net.module.head_name is None:
+    if isinstance(net.module, UserNetwork) and net.module.head_name is None:
         reason = "has no linear head: its logits are not the output of an nn.Linear"
         raise UsageError(
             f"Model {net.spec.model!r} {reason}, so it cannot be perturbed exactly; use one that ends in nn.Linear."
@@ -79,20 +79,20 @@ def check_head(net: Net) -> None:
 
 
 @contextlib.contextmanager
-def own_names(net: Net) -> Iterator[None]:
-    """Call layers that are refused in the block as they are called in the network as it was written."""
+def naming_refusals(net: Net) -> Iterator[None]:
+    """Name layers that are refused in the block by the user's own names."""
     try:
         yield
     except LayerRefused as refused:
-        if not isinstance(net.module, Given):
-            raise  # names are its own, or an outer block, of the network that this was made of, knows them
+        if not isinstance(net.module, UserNetwork):
+            raise  # the names are its own, or an outer block, for the original network, translates them
         raise UsageError(f"Layer {net.own_name(refused.layer)!r} {refused.reason}") from refused
 
 
 def _walked(net: Net, norms: Norms) -> Channels:
     if net.frozen_parameters:
         raise refusal(net.frozen_parameters[0], "is frozen", "a network all of whose parameters are trained")
-    graph = traced(net)
+    graph = traced_features(net)
     state = Walk(graph, norms)
     values: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
@@ -100,9 +100,9 @@ def _walked(net: Net, norms: Norms) -> Channels:
             features = values[node.args[0]]
         else:
             values[node] = _visit(state, node, values)
-            if isinstance(values[node], Value) and values[node].shape[1:2] != values[node].ids.shape:
+            if isinstance(values[node], ScaledActivation) and values[node].shape[1:2] != values[node].ids.shape:
                 raise refusal(node.name, "does not keep its channels on axis 1", "layers that return [B, C, ...]")
-    if not isinstance(features, Value) or len(features.shape) != 2:
+    if not isinstance(features, ScaledActivation) or len(features.shape) != 2:
         raise UsageError(f"The features of model {net.spec.model!r} are not flat, so it cannot be perturbed.")
     head = net.module.head.weight
     state.put("head.weight", Factor(tuple(head.shape), inp=features.ids))
@@ -116,7 +116,7 @@ def _walked(net: Net, norms: Norms) -> Channels:
 
 def _compressed(state: Walk, features: Numbers) -> Channels:
     parts = [ids for f in state.factors.values() for ids in (f.out, f.inp) if ids is not None]
-    used = sorted({state.root(i) for ids in parts for i in ids.tolist()} | {ONE})
+    used = sorted({state.root(i) for ids in parts for i in ids.tolist()} | {FIXED_SCALE})
     place = {number: rank for rank, number in enumerate(used)}
 
     def numbers(ids: Numbers | None) -> Numbers | None:
@@ -136,28 +136,28 @@ def _visit(state: Walk, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     if node.op == "placeholder":
         if not shape:
             return None  # an optional argument of forward, left at its default
-        return Value(np.full(shape[1], ONE), shape)
+        return ScaledActivation(np.full(shape[1], FIXED_SCALE), shape)
     if node.op == "get_attr":
         return Parameter(f"features.{node.target}", shape)
     if node.op == "call_module":
-        if len(args) != 1 or kwargs or not isinstance(args[0], Value):
+        if len(args) != 1 or kwargs or not isinstance(args[0], ScaledActivation):
             raise refusal(f"features.{node.target}", "is called on something else than one activation", "layer(x)")
-        return module(state, str(node.target), state.module.get_submodule(str(node.target)), args[0], shape)
+        return layer_output(state, str(node.target), state.module.get_submodule(str(node.target)), args[0], shape)
     return _called(state, node, args, kwargs, shape)
 
 
 def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...]) -> Any:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    if any(isinstance(a, Value | Parameter) for a in flat(kwargs.values())):
+    if any(isinstance(a, ScaledActivation | Parameter) for a in flat_entries(kwargs.values())):
         raise refusal(node.name, f"names its operands in calling {name}", "operands by position")
-    if not any(isinstance(a, Value) for a in flat(args)):
-        return None if any(a is None for a in flat(args)) else shape  # arithmetic on sizes
+    if not any(isinstance(a, ScaledActivation) for a in flat_entries(args)):
+        return None if any(a is None for a in flat_entries(args)) else shape  # arithmetic on sizes
     called = node.op == "call_function"
     if name in ("size", "dim") if not called else args[1:] == ("shape",):
         return shape  # a size; what is done with it shows in the shapes
     if node.target in SAME_FUNCTIONS if called else name in SAME_METHODS:
-        ranked(node.name, name, args[0])
-        return Value(args[0].ids, shape)
+        check_rank(node.name, name, args[0])
+        return ScaledActivation(args[0].ids, shape)
     handler = FUNCTIONS.get(node.target) if called else METHODS.get(name)
     if handler is None:
         raise refusal(node.name, f"calls {name}, which is not known to commute with scales", INSTEAD_FUNCTIONS)
@@ -165,6 +165,6 @@ def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int
 
 
 @lru_cache
-def channels(spec: NetSpec, norms: Norms = "refuse") -> Channels:
-    """Return `walk` of the network that `spec` names, made once a process."""
+def channels_of(spec: NetSpec, norms: Norms = "refuse") -> Channels:
+    """Return `walk` of the network of `spec`, made once per process."""
     return walk(build(spec), norms)

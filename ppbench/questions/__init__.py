@@ -1,1 +1,1 @@
-"""Questions: what an attack is asked, one file each, found by name through the registry (`ppbench.questions`)."""
+"""Questions to attacks, one file each, loaded by name through the registry (`ppbench.questions`)."""

@@ -1,4 +1,4 @@
-"""Clients: whether a client took part in training at all, asked about canary clients of an audit."""
+"""Client membership: whether a client took part in training, for the canary clients of an audit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from ppbench.metrics.audit import DELTA
 from ppbench.metrics.clients import client_epsilon
 from ppbench.questions.base import Question
-from ppbench.questions.inquiry import Audit, Inquiry, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.questions.inquiry import FinishedAudit, Inquiry, Scored
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import CellConfig, Metric, Record, Score
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ClientScore(Score):
-    """One direction; member: whether a client with it took part; score: N(0, 1) of one that did not."""
+    """One canary direction. member: whether its client took part; score: N(0, 1) for one that did not."""
 
     kind: Literal["client"] = "client"
     member: bool
@@ -29,12 +29,12 @@ class ClientScore(Score):
 
     @property
     def truth(self) -> tuple[int | str, ...]:
-        """Whether it took part."""
+        """Membership."""
         return (self.member,)
 
 
 class Clients(Question):
-    """Which random directions were those of clients that took part? Answers give an estimate of a client's epsilon."""
+    """Which random directions belong to clients that took part? Answers give an estimate of a client's epsilon."""
 
     name = "client_membership"
     title = "Membership of clients"
@@ -45,48 +45,48 @@ class Clients(Question):
     distances = ()
     figures = (("client_epsilon", "Estimate of a client's ε"), ("client_epsilon_null", "The same of absent canaries"))
 
-    def of_audit(self, audit: Audit) -> Inquiry:
-        """Return the question about all directions. Raises UsageError: the audit has no canary clients."""
+    def of_audit(self, audit: FinishedAudit) -> Inquiry:
+        """Return one challenge about all directions. UsageError: the audit has no canary clients."""
         clients = audit.clients
         return Inquiry(
             [clients.challenge()], lambda guesses: score_clients(clients.inside, guesses[0]), clients.digest()
         )
 
     def metrics(self, scores: Sequence[ClientScore], terms: Terms) -> list[Metric]:
-        """Return client_epsilon, of those that took part, and client_epsilon_null, the same of those that did not.
+        """Return client_epsilon, of canaries that took part, and client_epsilon_null, of those that did not.
 
         Both at the delta of the defense's guarantee, or 1e-5.
         """
         delta = DELTA if terms.delta is None or not 0 < terms.delta < 1 else terms.delta
-        found = []
+        metrics = []
         for name, member in (("client_epsilon", True), ("client_epsilon_null", False)):
             values = np.array([score.score for score in scores if score.member == member], dtype=np.float64)
-            found.append(metric_of(name, client_epsilon(values, delta), False))
-        return found
+            metrics.append(record_metric(name, client_epsilon(values, delta), False))
+        return metrics
 
     def blind(self, scores: Sequence[ClientScore], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of directions whose score's sign tells whether they took part; a coin is right half."""
+        """Return the share of directions whose score's sign shows membership; chance is 0.5."""
         return sum((s.score > 0) == s.member for s in scores) / len(scores), len(scores), 0.5
 
     def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
-        """Return the estimates on a defense; they are no bounds and refute no guarantee."""
-        found = []
+        """Return a sentence for each estimate of a defense."""
+        sentences = []
         for record in records:
-            mine, null = (record.metric(name) for name, _ in self.figures)
-            if record.config.defense.id != defense or mine is None or mine.value is None:
+            estimate, null = (record.metric(name) for name, _ in self.figures)
+            if record.config.defense.id != defense or estimate is None or estimate.value is None:
                 continue
             control = record.config.defense.control
             at = "" if control is None else f", {control.name}={control.value:g}"
-            beside = "" if null is None or null.value is None else f"; absent canaries give {null.value:.2g}"
-            found.append(
-                f"Epsilon of a client to who holds the model, estimated from {mine.n} canary clients{at}: "
-                f"{mine.value:.3g} [{mine.low:.3g}, {mine.high:.3g}]{beside}. An estimate, no bound."
+            null_words = "" if null is None or null.value is None else f"; absent canaries give {null.value:.2g}"
+            sentences.append(
+                f"Epsilon of a client against an adversary with the model, from {estimate.n} canary clients{at}: "
+                f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]{null_words}. An estimate, no bound."
             )
-        return found
+        return sentences
 
 
 def score_clients(inside: Tensor, guess: Guess) -> Scored:
-    """Score directions [Q] against `inside` [Q] bool; ValueError where scores lack or are not finite."""
+    """Score directions [Q] against `inside` [Q] bool; ValueError: scores are missing or not finite."""
     if guess.score is None or guess.score.shape != inside.shape or not bool(guess.score.isfinite().all()):
         raise ValueError("an attack on clients must answer a finite score for every direction")
     pairs = zip(inside.tolist(), guess.score.tolist(), strict=True)

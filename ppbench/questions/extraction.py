@@ -1,4 +1,4 @@
-"""Extraction: what the true model answers, for one who holds a masked one."""
+"""Extraction: the true model's outputs, for an adversary with a masked model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ppbench.metrics.intervals import bootstrap, proportion
-from ppbench.questions.base import DistanceLaw, Question, Rule, rest
-from ppbench.questions.inquiry import Inquiry, Model, Scored
-from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.questions.inquiry import Inquiry, Scored, TargetModel
+from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 from ppbench.records.scores import Amount, Count
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from ppbench.adversary.attack import Guess
 
-TINY = 1e-300
+SMALLEST_NORM = 1e-300
 
 
 class OutputScore(Score):
     """One query of an extraction attack. agree: whether the guessed outputs have the true model's argmax; error:
     ||guess - true|| of the outputs, in units of the root mean square of ||true|| over the queries; decision: the true
-    model's argmax, None where it was not kept.
+    model's argmax, None in older records.
     """
 
     kind: Literal["output"] = "output"
@@ -36,7 +36,7 @@ class OutputScore(Score):
 
 
 class Extraction(Question):
-    """What does the true model answer? Asked about inputs of the test part."""
+    """What are the true model's outputs on inputs of the test part?"""
 
     name = "extraction"
     title = "Extraction of the true model's outputs"
@@ -44,50 +44,49 @@ class Extraction(Question):
     source = "model"
     reads = False
     order = 3
-    intended = ("final",)  # to answer as the true one
-    noise = False  # it hides no model from who is sent it
+    intended = ("final",)  # the delivered model is meant to answer as the true one
+    noise = False  # noise in uploads hides no model from its receiver
     chapter = "models"
-    distances = (DistanceLaw("output/1", "agreement", rest, "1 - agreement"),)
+    distances = (DistanceLaw("output/1", "agreement", one_minus, "1 - agreement"),)
     figures = (("agreement", "Decisions read"), ("output_error", "Relative error"))
     rules = (
         Rule("agreement", "agreement", "all", "decision", 0.02, False, 0.05),
         Rule("output_error", "output_error", "all", "mean", 0.02, True, 0.05),
     )
 
-    def of_model(self, model: Model) -> Inquiry:
-        """Return the question about the first test inputs."""
+    def of_model(self, model: TargetModel) -> Inquiry:
+        """Return one challenge about the first test inputs."""
         from ppbench.adversary.attack import Challenge
-        from ppbench.adversary.victims import digest
+        from ppbench.adversary.victims import tensors_digest
 
         queries, true = model.test.x[: model.count], model.answers
         challenge = Challenge((), 1, x=queries.clone())
-        return Inquiry([challenge], lambda guesses: score_outputs(true, guesses[0]), digest(queries))
+        return Inquiry([challenge], lambda guesses: score_outputs(true, guesses[0]), tensors_digest(queries))
 
     def metrics(self, scores: Sequence[OutputScore], terms: Terms) -> list[Metric]:
         """Return the share of queries with the true argmax, and the mean relative error of the outputs.
 
-        Chance is the best constant answer's share, which drowned outputs may reach; 1 / classes where decisions were
-        not kept.
+        Chance is the share of the best constant answer; 1 / classes for older records without decisions.
         """
         decisions = Counter(score.decision for score in scores)
         chance = 1 / terms.classes if None in decisions else max(decisions.values()) / len(scores)
         agreement = proportion([np.array([score.agree]) for score in scores], chance)
         units = [np.array([score.error]) for score in scores]
         return [
-            metric_of("agreement", agreement, False),
-            metric_of("output_error", bootstrap(units, "mean", seed_of(terms.seed, "output_error")), True),
+            record_metric("agreement", agreement, False),
+            record_metric("output_error", bootstrap(units, "mean", bootstrap_seed(terms.seed, "output_error")), True),
         ]
 
     def headline(self, config: CellConfig) -> str:
-        """Return the agreement of decisions, or where there are no classes the relative error."""
+        """Return the agreement of decisions, or without classes the relative error."""
         return "agreement" if config.model.classes > 1 else "output_error"
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
-        """Return both figures; of a model without classes the error alone."""
+        """Return both figures; without classes the error alone."""
         return self.figures if headline == "agreement" else self.figures[1:]
 
     def judged(self, score: OutputScore, metric: str) -> float:
-        """Return whether the decision was read, or the error."""
+        """Return 1 for a right decision, or the error."""
         return float(score.agree) if metric == "agreement" else score.error
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
@@ -96,14 +95,14 @@ class Extraction(Question):
 
 
 def score_outputs(true: Tensor, guess: Guess) -> Scored:
-    """Score guessed outputs against the true model's [Q, C]; ValueError where one is missing or not finite."""
-    found = guess.outputs
-    if found is None or found.shape != true.shape or not bool(found.isfinite().all()):
+    """Score guessed outputs against the true model's [Q, C]; ValueError: one is missing or not finite."""
+    outputs = guess.outputs
+    if outputs is None or outputs.shape != true.shape or not bool(outputs.isfinite().all()):
         raise ValueError("an extraction attack must answer finite outputs for every query")
-    found = found.detach().cpu().double()
+    outputs = outputs.detach().cpu().double()
     decisions = true.argmax(1)
-    agree = (found.argmax(1) == decisions).tolist()
-    size = true.norm(dim=1).square().mean().sqrt().clamp(min=TINY)  # of all: a single output may be about 0
-    error = ((found - true).norm(dim=1) / size).tolist()
-    told = zip(agree, error, decisions.tolist(), strict=True)
-    return Scored([OutputScore(index=i, agree=a, error=e, decision=d) for i, (a, e, d) in enumerate(told)])
+    agree = (outputs.argmax(1) == decisions).tolist()
+    size = true.norm(dim=1).square().mean().sqrt().clamp(min=SMALLEST_NORM)  # one output may be about 0
+    error = ((outputs - true).norm(dim=1) / size).tolist()
+    rows = zip(agree, error, decisions.tolist(), strict=True)
+    return Scored([OutputScore(index=i, agree=a, error=e, decision=d) for i, (a, e, d) in enumerate(rows)])

@@ -1,7 +1,7 @@
-"""What a reader must know about a reconstruction cell, found without judging the defense (after AutoAttack's flags).
+"""Warnings about a reconstruction cell, after AutoAttack's flags.
 
-Each says that a result may be the attack's weakness, or no result at all: Croce and Hein, "Reliable evaluation of
-adversarial robustness with an ensemble of diverse parameter-free attacks", 2020.
+Each warns that a result may be due to a weak attack, or void: Croce and Hein, "Reliable evaluation of adversarial
+robustness with an ensemble of diverse parameter-free attacks", 2020.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ppbench.federation.plan import Data
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import Flag
 
-HURTS = 0.5  # dB that the median may fall from an earlier mark to the end
-BLIND = 0.5  # dB by which the median must exceed that of a blind guess
-GAP = 3.0  # dB between the oracle's choice and the attacker's
-SUCCESS = 20.0  # dB from which on a median reads as success
-ASKED = 4  # units whose gradient is looked at: a simulation that is flat is flat everywhere
+LARGEST_FALL = 0.5  # largest fall in dB of the median from an earlier mark to the end
+BLIND_MARGIN = 0.5  # dB by which the median must exceed that of a blind guess
+ORACLE_GAP = 3.0  # dB between the oracle's choice and the attacker's
+SUCCESS = 20.0  # dB from which a median counts as success
+CHECKED_UNITS = 4  # units whose gradient is computed: a flat simulation is flat for all
 
 
 def flags_of(
@@ -30,33 +30,33 @@ def flags_of(
     data_range: tuple[float, float],
     decibels: bool = True,
 ) -> tuple[Flag, ...]:
-    """Return the flags of a cell, each a sentence with its figures.
+    """Return the flags of a cell, each with its figures.
 
     budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
-    oracle_gap: the attack had better than it chose; zero_gradient: in half of the units nothing was observed, or the
-    simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
-    they say how much leaks, see `Modality`.
+    oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
+    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
+    they mean something, see `Modality` (those of table rows prove nothing).
     """
-    found = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
-    return tuple(flag for flag in found if flag is not None)
+    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
+    return tuple(flag for flag in flags if flag is not None)
 
 
 def reached(score: ImageScore, evaluations: int) -> float:
-    """Return the PSNR that an attack would have answered with after so many gradient evaluations; 0 dB before any."""
+    """Return the PSNR of the attack's answer after `evaluations` gradient evaluations; 0 dB before the first answer."""
     if evaluations >= score.evaluations:
         return score.decibels
     return next((value for mark, value in reversed(score.path) if mark <= evaluations), 0.0)
 
 
 def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
-    told = [score for score in scores if score.path]
-    if 2 * len(told) < len(scores) or not told:
+    traced = [score for score in scores if score.path]
+    if 2 * len(traced) < len(scores) or not traced:
         return None
-    begun = max(score.path[0][0] for score in told)
-    marks = sorted({mark for score in told for mark, _ in score.path if mark >= begun})
-    medians = {mark: median(reached(score, mark) for score in told) for mark in marks}
-    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in told)
-    if medians[best] - end <= HURTS:
+    start = max(score.path[0][0] for score in traced)
+    marks = sorted({mark for score in traced for mark, _ in score.path if mark >= start})
+    medians = {mark: median(reached(score, mark) for score in traced) for mark in marks}
+    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in traced)
+    if medians[best] - end <= LARGEST_FALL:
         return None
     detail = f"median {medians[best]:.1f} dB after {best} gradient evaluations, {end:.1f} dB at the end"
     return Flag(code="budget_hurts", severity="warning", detail=detail)
@@ -66,38 +66,40 @@ def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
     blind = [score.blind for score in scores if score.blind is not None]
     if not blind:
         return None
-    mine, theirs = median(score.decibels for score in scores), median(blind)
-    if mine > theirs + BLIND:
+    achieved, blind_median = median(score.decibels for score in scores), median(blind)
+    if achieved > blind_median + BLIND_MARGIN:
         return None
-    detail = f"median {mine:.1f} dB, a mean or grey image gives {theirs:.1f} dB"
-    return Flag(code="blind_as_good", severity="warning" if decibels and mine > SUCCESS else "info", detail=detail)
+    detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
+    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
 
 
 def _gap(scores: Sequence[ImageScore]) -> Flag | None:
     oracle = [score.oracle for score in scores if score.oracle is not None]
     if not oracle:
         return None
-    mine, theirs = median(score.decibels for score in scores), median(oracle)
-    if theirs - mine <= GAP:
+    achieved, oracle_median = median(score.decibels for score in scores), median(oracle)
+    if oracle_median - achieved <= ORACLE_GAP:
         return None
-    detail = f"median {mine:.1f} dB, an oracle's choice among the same reconstructions {theirs:.1f} dB"
+    detail = f"median {achieved:.1f} dB, an oracle's choice among the same reconstructions {oracle_median:.1f} dB"
     return Flag(code="oracle_gap", severity="warning", detail=detail)
 
 
 def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, float]) -> Flag | None:
-    asked = evidence[:ASKED]
-    dead = sum(is_flat(one, truth, data_range) for one, truth in asked)
-    if not asked or 2 * dead < len(asked):
+    checked = evidence[:CHECKED_UNITS]
+    dead = sum(is_flat(one, truth, data_range) for one, truth in checked)
+    if not checked or 2 * dead < len(checked):
         return None
-    detail = f"in {dead} of {len(asked)} units nothing was observed, or the simulation's gradient is zero or not finite"
+    detail = (
+        f"in {dead} of {len(checked)} units nothing was observed, or the simulation's gradient is zero or not finite"
+    )
     return Flag(code="zero_gradient", severity="warning", detail=detail)
 
 
 def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
-    """Return whether gradient search can make nothing of `evidence`.
+    """Return whether gradient search on `evidence` is hopeless.
 
-    True where the observation, or the discrepancy's gradient at a grey image with some noise and undecided labels, is
-    zero or not finite. Of `truth` only the shapes are used; evidence that cannot be simulated there is no such case.
+    True if the observation, or the discrepancy's gradient at a grey image with some noise and uniform labels, is zero
+    or not finite; False if the evidence cannot be simulated. Of `truth` only the shapes are used.
     """
     parts = list(evidence.observed.values())
     if not finite(parts) or not any(bool((part != 0).any()) for part in parts):
@@ -115,6 +117,6 @@ def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) ->
         if not value.requires_grad:
             return True
         (slope,) = torch.autograd.grad(value, x, allow_unused=True)
-    except Exception:  # noqa: BLE001 - evidence may be a stranger's
+    except Exception:  # noqa: BLE001 - evidence may be third-party code
         return False
     return slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any())

@@ -1,8 +1,7 @@
-"""What is kept of a reconstructed image or table row, and the metrics of a cell of them.
+"""The score of a reconstructed image or table row, and the metrics of a cell.
 
-Failures count as failures: a reconstruction without figures is 0 dB, relative RMSE 1, MSE 1 and SSIM 0 (for LPIPS and
-feature errors, which have no upper end, the scorer measures it as mid-grey), an image without a label is a wrong label;
-no victim drops out of a mean.
+No victim is left out of a mean: a failed reconstruction counts as 0 dB, relative RMSE 1, MSE 1 and SSIM 0 (for LPIPS
+and feature errors, which have no upper end, as mid-grey), and a missing label as wrong.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
-from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, refused
+from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
 from ppbench.metrics.modalities import BROKEN_DB
 from ppbench.questions.labels import label_accuracy
-from ppbench.questions.recognition import LOOKED, Recognition, share_of_readers
-from ppbench.records.figure import metric_of, seed_of
+from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
+from ppbench.records.figure import bootstrap_seed, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import Amount, Count, ProbedScore, Share, without_defaults
 
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
-OLD = "scores of before it was measured"
+OLD_REASON = "scores of before it was measured"
 DETECTION = "detection_auc"
 GAIN = "gain_median"
 ACCURACY = "reconstruction_accuracy"
-_LAST = 1e-6  # by which rounding may lead out of a range
+_LAST = 1e-6  # how far rounding may exceed a range
 Decibels = Annotated[float, Field(ge=-1000, le=PSNR_CAP)]
-"""PSNR in dB; of table rows, whose test part may lie outside the range of the training part, also below 0."""
+"""PSNR in dB; below 0 for table rows outside the range of the training part."""
 Relative = Annotated[float, Field(ge=0, le=RMSE_RAW_CAP)]
 
 
@@ -42,24 +41,24 @@ class ImageScore(ProbedScore):
     Attributes:
         psnr: dB, of the reconstruction clipped to the data range.
         rmse: ||guess - x|| / ||x||, clipped ("recon/1"); rmse_raw: the same, not clipped.
-        ssim: structural similarity, clipped; null where the image is too small.
-        label: whether the label that came with the reconstruction is right; null when none was given.
-        confidence: the attacker's own figure, as a relative mismatch; smaller is surer.
+        ssim: structural similarity, clipped; null if the image is too small.
+        label: whether the guessed label is right; null if the attack gave none.
+        confidence: the attack's own figure, as a relative mismatch; smaller is surer.
         at_truth: discrepancy at the truth relative to an all-zero simulation; null with nuisance unknowns.
         evaluations: gradient evaluations spent on the image's batch.
         ratio: magnitude of the undefended gradient over that of the defense's perturbation, at the biases of
-            the feature layers (x-axis of a PPC figure); null where nothing is perturbed or it is not known.
+            the feature layers (x-axis of a PPC figure); null if nothing is perturbed or it is unknown.
         mse: mean squared error of the clipped reconstruction, in units of the data range ("Test-MSE" of MP-DP).
         lpips: perceptual distance (Zhang et al. 2018) by the network that `CellConfig.perceptual` names; null without.
         feat_mse: mean squared error of that network's last features ("Feat-MSE" of MP-DP); null without.
-        blind: PSNR in dB of the better of two guesses that see nothing: the public mean image, and grey. Null in
-            records of before it was measured, which have no `mse`, `oracle` and `path` either.
-        oracle: PSNR of the best among the answer and the reconstructions that the attack rejected; never a result.
-        path: (gradient evaluations, PSNR) of what the attack would have answered after so many, ascending.
-        detected: of a server that acts, the share of honest clients who notice less (`run.detection`); else null.
-        accuracy: of a table row whose encoding is public, the share of its columns that are right (`row_accuracy`).
-        blind_accuracy: that of each column's most frequent category, or mean, of the public examples.
-        recognition: what it gives away to who looks; null where it was not measured, as in older records.
+        blind: PSNR in dB of the better of two blind guesses: the public mean image, and grey. Null in older records,
+            which have no `mse`, `oracle` and `path` either.
+        oracle: PSNR of the best among the answer and the rejected reconstructions; never a result.
+        path: (gradient evaluations, PSNR) of the answer after so many evaluations, ascending.
+        detected: for an active server, the share of honest clients who notice less (`run.detection`); else null.
+        accuracy: for a table row with public encoding, the share of its columns that are right (`row_accuracy`).
+        blind_accuracy: the same of each column's most frequent category, or mean, of the public examples.
+        recognition: whether it re-identifies its original and shows its class; null in older records.
     """
 
     kind: Literal["image"] = "image"
@@ -100,34 +99,37 @@ class ImageScore(ProbedScore):
 
     @property
     def gain(self) -> float | None:
-        """Decibels beyond the better of two blind guesses; null where these were not measured."""
+        """Decibels beyond the better of two blind guesses; None if these were not measured."""
         return None if self.blind is None else self.decibels - self.blind
 
 
 Pick = Callable[[ImageScore], float | None]
 Make = Callable[[Sequence[ImageScore], int, int], Metric]
-"""Computes a metric of scores, a number of classes and a seed."""
+"""Computes a metric from scores, the number of classes and a seed."""
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
-    """Return `METRICS` by name, computed when called for.
+    """Return functions that compute the `IMAGE_METRICS` which `scores` support, by name.
 
-    `LATER` only of scores that have `ImageScore.blind`, `detection_auc` only of those that have `ImageScore.detected`,
-    `reconstruction_accuracy` only of those that have `ImageScore.accuracy`, and what who looks gets only of those that
-    have that figure of `ImageScore.recognition`.
+    `LATER_METRICS` need `ImageScore.blind`, `detection_auc` needs `ImageScore.detected`, `reconstruction_accuracy`
+    needs `ImageScore.accuracy`, and `RECOGNITION_METRICS` need their figure of `ImageScore.recognition`.
     """
     absent = {
-        *(() if any(score.blind is not None for score in scores) else LATER),
+        *(() if any(score.blind is not None for score in scores) else LATER_METRICS),
         *(() if any(score.detected is not None for score in scores) else (DETECTION,)),
         *(() if any(score.accuracy is not None for score in scores) else (ACCURACY,)),
-        *(n for n, of in LOOKED.items() if all(s.recognition is None or of(s.recognition) is None for s in scores)),
+        *(
+            n
+            for n, of in RECOGNITION_METRICS.items()
+            if all(s.recognition is None or of(s.recognition) is None for s in scores)
+        ),
     }
     absent |= set() if any(score.recognition is not None and score.blind is not None for score in scores) else {GAIN}
-    return {name: partial(METRICS[name], scores, classes, seed) for name in METRICS if name not in absent}
+    return {name: partial(IMAGE_METRICS[name], scores, classes, seed) for name in IMAGE_METRICS if name not in absent}
 
 
 def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
-    """Return the scores' figures by unit: the batch (probe, client) that they were attacked in; null counts as 0."""
+    """Return the scores' figures by unit, the batch of the attack; null counts as 0."""
     groups: dict[Hashable, list[float]] = {}
     for score in scores:
         groups.setdefault(score.unit, []).append(float(pick(score) or 0.0))
@@ -135,100 +137,102 @@ def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
 
 
 def _over_all(name: str, pick: Pick, statistic: Statistic, safer: bool, reason: str = "") -> tuple[str, Make]:
-    """Return a statistic over all victims; refused where one has no figure and a `reason` for that is given."""
+    """Return a statistic over all victims; with a `reason`, no value if a victim has no figure."""
 
     def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         if reason and any(pick(score) is None for score in scores):
-            return metric_of(name, refused(len(scores), reason), safer)
-        return metric_of(name, bootstrap(_units(scores, pick), statistic, seed_of(seed, name)), safer)
+            return record_metric(name, unsupported(len(scores), reason), safer)
+        return record_metric(name, bootstrap(_units(scores, pick), statistic, bootstrap_seed(seed, name)), safer)
 
     return name, make
 
 
 def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tuple[str, Make]:
-    """Return the median of a diagnostic over the victims that have it: it describes evidence, not success."""
-    _, whole = _over_all(name, pick, "median", safer)
+    """Return the median of a diagnostic over the victims that have it; it describes evidence, not success."""
+    _, over_all = _over_all(name, pick, "median", safer)
 
     def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         known = [score for score in scores if pick(score) is not None]
-        return whole(known, classes, seed) if known else metric_of(name, refused(len(scores), reason), True)
+        return over_all(known, classes, seed) if known else record_metric(name, unsupported(len(scores), reason), True)
 
     return name, make
 
 
-def gain_of(scores: Sequence[Any], seed: int) -> Metric | None:
-    """Return the median of decibels beyond the best blind guess; None where it was not measured of every victim."""
+def median_gain(scores: Sequence[Any], seed: int) -> Metric | None:
+    """Return the median of decibels beyond the best blind guess; None unless it was measured for every victim."""
     if any(score.gain is None for score in scores):
         return None
-    return METRICS[GAIN](scores, 0, seed)
+    return IMAGE_METRICS[GAIN](scores, 0, seed)
 
 
 def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     none = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
-    return metric_of("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
+    return record_metric("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
 
 
 def _ssim(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    """Return the mean SSIM; a failed reconstruction counts as 0, an image too small for SSIM refuses the figure."""
+    """Return the mean SSIM; a failed reconstruction counts as 0, images too small for SSIM give no value."""
     if any(s.ssim is None and s.psnr is not None for s in scores) or all(s.ssim is None for s in scores):
-        return metric_of("ssim_mean", refused(len(scores), SSIM_REASON), False)
+        return record_metric("ssim_mean", unsupported(len(scores), SSIM_REASON), False)
     return _over_all("ssim_mean", lambda s: s.ssim, "mean", False)[1](scores, classes, seed)
 
 
 def _above(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
     share = proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
-    return metric_of("share_above_20db", share, False)
+    return record_metric("share_above_20db", share, False)
 
 
 def _labels(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    """Return the accuracy of labels that came with images; where the attack gave any, a missing one is wrong."""
+    """Return the accuracy of labels that came with images; if the attack gave any, a missing one is wrong."""
     if all(score.label is None for score in scores):
-        figure = refused(len(scores), "the attack returned no labels", 1 / classes)
+        figure = unsupported(len(scores), "the attack returned no labels", 1 / classes)
     else:
         figure = label_accuracy([unit > 0 for unit in _units(scores, lambda s: s.label)], classes)
-    return metric_of("label_accuracy", figure, False)
+    return record_metric("label_accuracy", figure, False)
 
 
 def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    """Return the gradient evaluations spent in all over the number of victims above 20 dB: what one of them costs."""
+    """Return the total of gradient evaluations over the number of victims above 20 dB."""
     spent = sum({score.unit: score.evaluations for score in scores}.values())
     broken = sum(score.decibels > BROKEN_DB for score in scores)
-    figure = refused(len(scores), "no victim came out above 20 dB")
+    figure = unsupported(len(scores), "no victim came out above 20 dB")
     if broken:
         figure = Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
-    return metric_of("evaluations_per_broken", figure, True)
+    return record_metric("evaluations_per_broken", figure, True)
 
 
 def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    """Return the area under the curve of the test by which clients tell a server that acts from an honest one.
+    """Return the AUC of the test by which clients distinguish an active server from an honest one.
 
-    Over clients, whose images share one message: the interval is that of the attacked ones, the honest ones being many.
+    Over clients, whose images share one message; the interval is over the attacked ones, the honest ones being many.
     """
     clients: dict[tuple[int, int], float] = {(s.probe, s.client): s.detected for s in scores if s.detected is not None}
     placed = [np.array([value], dtype=np.float64) for value in clients.values()]
-    return metric_of(DETECTION, replace(bootstrap(placed, "mean", seed_of(seed, DETECTION)), chance=0.5), True)
+    return record_metric(
+        DETECTION, replace(bootstrap(placed, "mean", bootstrap_seed(seed, DETECTION)), chance=0.5), True
+    )
 
 
 def _accuracy(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    """Return the mean share of columns that are right; chance is that of a row that sees nothing, where it is known."""
+    """Return the mean share of right columns; chance is that of a blind guess, if measured."""
     blind = [score.blind_accuracy for score in scores if score.blind_accuracy is not None]
-    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", seed_of(seed, ACCURACY))
+    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", bootstrap_seed(seed, ACCURACY))
     chance = sum(blind) / len(blind) if blind else None
-    return metric_of(ACCURACY, replace(figure, chance=chance), False)
+    return record_metric(ACCURACY, replace(figure, chance=chance), False)
 
 
-LATER: dict[str, Make] = dict(
+LATER_METRICS: dict[str, Make] = dict(
     [
         _over_all("psnr_worst_decile", lambda s: s.decibels, "worst_decile", False),
-        _over_all("test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, "mean", True, OLD),
+        _over_all("test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, "mean", True, OLD_REASON),
         _over_all("lpips_mean", lambda s: s.lpips, "mean", True, PERCEPTUAL_REASON),
         _over_all("feat_mse_mean", lambda s: s.feat_mse, "mean", True, PERCEPTUAL_REASON),
-        _over_known("blind_median", lambda s: s.blind, OLD),
-        _over_known("oracle_median", lambda s: s.oracle, OLD),
+        _over_known("blind_median", lambda s: s.blind, OLD_REASON),
+        _over_known("oracle_median", lambda s: s.oracle, OLD_REASON),
         ("evaluations_per_broken", _price),
     ]
 )
-METRICS: dict[str, Make] = dict(
+IMAGE_METRICS: dict[str, Make] = dict(
     [
         _over_all("psnr_median", lambda s: s.decibels, "median", False),
         _over_all("psnr_p95", lambda s: s.decibels, "p95", False),
@@ -243,9 +247,9 @@ METRICS: dict[str, Make] = dict(
         _over_known("ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known"),
         (DETECTION, _detection),
         (ACCURACY, _accuracy),
-        *LATER.items(),
-        *((name, partial(share_of_readers, name)) for name in LOOKED),
-        _over_known(GAIN, lambda s: s.gain, OLD),
+        *LATER_METRICS.items(),
+        *((name, partial(share_of_readers, name)) for name in RECOGNITION_METRICS),
+        _over_known(GAIN, lambda s: s.gain, OLD_REASON),
     ]
 )
 """The metrics of a cell of images, by name; psnr in dB, rmse relative to the victim's norm."""

@@ -1,4 +1,4 @@
-"""Reconstructions beside the truth: the figures of each image, of blind guesses, and along the budget."""
+"""Scores of reconstructions: the figures of each image, of blind guesses, and along the budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ppbench.adversary.victims import Victims
 from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics.image import image_figures, match, psnr
+from ppbench.metrics.image import DataRange, image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modalities import modality_from
 from ppbench.metrics.modality import Modality
@@ -31,11 +31,10 @@ from ppbench.questions.recognition import Recognition
 from ppbench.questions.rows import row_accuracy
 from ppbench.records.schema import Flag
 
-Range = tuple[float, float]
 INEXACT = 1e-6
-"""Relative discrepancy at the truth above which evidence is not called exact."""
+"""Relative discrepancy at the truth above which evidence is inexact."""
 WORSE = 10.0
-"""How many times as far from the truth a defense's own account may be as its server's step."""
+"""Largest ratio of the discrepancies at the truth of a defense's own evidence and of its server's step."""
 
 
 def score_images(
@@ -43,7 +42,7 @@ def score_images(
     guesses: Sequence[Guess],
     evidence: Mapping[tuple[Slot, ...], Evidence],
     plain: Mapping[tuple[Slot, ...], Evidence],
-    data_range: Range,
+    data_range: DataRange,
     yardstick: Yardstick | None = None,
     detected: Mapping[Slot, float] = MappingProxyType({}),
     columns: Columns | None = None,
@@ -51,42 +50,43 @@ def score_images(
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
 
-    evidence: the attack's own, for the at-truth discrepancy, whose median raises "evidence_inexact" unless it is about
-    0: noise, or a mechanism that is not modelled; plain: the defense's, for the ratio of gradient to perturbation. With
-    a yardstick blind guesses and perceptual figures are measured, and the flags of `questions.flags` raised. detected:
-    see `Probe`. columns: of table rows, whose accuracy is then measured. modality: of the data; None: by their shape.
+    evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
+    about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
+    yardstick, blind guesses and perceptual figures are measured and the flags of `questions.flags` raised. detected:
+    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
+    data; None: by their shape.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
-    known: list[tuple[Evidence, Data]] = []
+    evidence_and_truth: list[tuple[Evidence, Data]] = []
     mean = None if yardstick is None else yardstick.mean
     modality = modality or modality_from(victims.truth(victims.units[0]).x.shape[1:])
     for unit, guess in zip(victims.units, guesses, strict=True):
         truth, own = victims.truth(unit), evidence.get(unit)
-        found = answered(guess, truth)
-        found = found[modality.match(found, truth.x, data_range)]
+        images = guessed_images(guess, truth)
+        images = images[modality.match(images, truth.x, data_range)]
         if own is not None:
-            known.append((own, truth))
+            evidence_and_truth.append((own, truth))
         residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
         ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
-        made = _unit_scores(guess, found, truth, data_range, mean)
-        for index, score in enumerate(made):
+        unit_scores = _unit_scores(guess, images, truth, data_range, mean)
+        for index, score in enumerate(unit_scores):
             slot = unit[index // victims.batch]
             score["detected"] = detected.get(slot)
-            score["accuracy"] = _accuracy(found[index], truth.x[index], columns, modality)
+            score["accuracy"] = _accuracy(images[index], truth.x[index], columns, modality)
             score["blind_accuracy"] = None if mean is None else _accuracy(mean, truth.x[index], columns, modality)
             score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
             scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
-        pairs.append((found, truth.x))
-    images, truths = (torch.cat(side) for side in zip(*pairs, strict=True))
+        pairs.append((images, truth.x))
+    all_images, all_truths = (torch.cat(side) for side in zip(*pairs, strict=True))
     flags = inexact(scores)
     if yardstick is not None:
-        scores = perceived(scores, images, truths, data_range, yardstick.network)
+        scores = perceived(scores, all_images, all_truths, data_range, yardstick.network)
         if yardstick.gallery is not None:
             labels = torch.cat([victims.truth(unit).y for unit in victims.units])
-            scores = recognized(scores, images, truths, labels, yardstick.gallery)
-        flags += flags_of(scores, known, data_range, modality.decibels)
-    return Scored(list(scores), flags, images, truths, mean, modality.drawn)
+            scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
+        flags += flags_of(scores, evidence_and_truth, data_range, modality.decibels)
+    return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
 
 
 def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: Modality) -> float | None:
@@ -95,7 +95,7 @@ def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: M
 
 
 def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
-    """Return the flag of evidence that the truth does not explain, or ()."""
+    """Return the flag of evidence that the truth does not explain, or () if it does."""
     exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
     if not exact or (middle := median(exact.values())) <= INEXACT:
         return ()
@@ -108,16 +108,16 @@ def accounts_differ(
 ) -> tuple[Flag, ...]:
     """Return flags of a defense whose own evidence explains its uploads worse than the step that its server takes.
 
-    Both at the truth, entries that it weighs with zero included: who gives an account of himself does not judge it.
+    Both at the truth, with all entries: a defense's own weights must not hide a mismatch.
     """
     units = [unit for unit in victims.units if unit in server]
-    stepped = [_at_truth(server[unit], victims.truth(unit), len(unit)) for unit in units]
-    told = [_at_truth(own[unit], victims.truth(unit), len(unit)) if unit in own else 1.0 for unit in units]
+    step_gaps = [_at_truth(server[unit], victims.truth(unit), len(unit)) for unit in units]
+    own_gaps = [_at_truth(own[unit], victims.truth(unit), len(unit)) if unit in own else 1.0 for unit in units]
     flags = []
-    if units and median(told) > max(WORSE * median(stepped), INEXACT):
+    if units and median(own_gaps) > max(WORSE * median(step_gaps), INEXACT):
         detail = (
             "the defense's own account of its uploads explains them worse than the step that its server takes on them: "
-            f"median discrepancy at the truth {median(told):.2g}, of the step {median(stepped):.2g}"
+            f"median discrepancy at the truth {median(own_gaps):.2g}, of the step {median(step_gaps):.2g}"
         )
         flags.append(Flag(code="own_account", severity="warning", detail=detail))
     hidden = [one for one in own.values() if one.weight is not None and not any(map(torch.any, one.weight.values()))]
@@ -128,18 +128,18 @@ def accounts_differ(
 
 
 def _at_truth(evidence: Evidence, truth: Data, units: int) -> float:
-    found = at_truth(replace(evidence, weight=None), *_there(evidence, truth, units))
-    return found if isfinite(found) else 1.0
+    discrepancy = at_truth(replace(evidence, weight=None), *_there(evidence, truth, units))
+    return discrepancy if isfinite(discrepancy) else 1.0
 
 
 def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
-    """Return the true x [U, B, *shape] and y [U, B, C] float64 where the evidence lies; the truth is on the CPU."""
+    """Return the true x [U, B, *shape] and y [U, B, C] float64 on the device of the evidence."""
     x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
     return x, y
 
 
 def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None without, or unperturbed."""
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None: no bias or perturbation."""
     simulated = plain.simulate(*_there(plain, truth, units))
     clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
     if not clean:
@@ -151,19 +151,19 @@ def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
     return float(size / perturbation)
 
 
-def answered(guess: Guess, truth: Data) -> Tensor:
-    """Return a guess's images like the true ones: on the CPU, in their dtype; NaN where there are none."""
+def guessed_images(guess: Guess, truth: Data) -> Tensor:
+    """Return a guess's images on the CPU in the dtype of the true ones; NaN if it has none."""
     return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
 
 
 def _unit_scores(
-    guess: Guess, found: Tensor, truth: Data, data_range: Range, mean: Tensor | None
+    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None
 ) -> list[dict[str, Any]]:
-    """Return what a guess says of each image of a unit, by field of `ImageScore`; found: its images, matched."""
+    """Return the score of each image of a unit, by field of `ImageScore`; images: the guess's, matched."""
     hits: Sequence[bool | None] = [None] * len(truth.x)
     if guess.y is not None:
         hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
-    paths, oracle = _paths(guess, truth, data_range), _oracle(guess, found, truth, data_range)
+    paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
     return [
         {
             **asdict(image_figures(image, original, data_range)),
@@ -174,7 +174,7 @@ def _unit_scores(
             "oracle": None if mean is None else oracle[index],
             "path": [(mark, values[index]) for mark, values in paths],
         }
-        for index, (image, original) in enumerate(zip(found, truth.x, strict=True))
+        for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
     ]
 
 
@@ -183,44 +183,46 @@ def _finite(value: float | None) -> float | None:
 
 
 def perceived(
-    scores: list[ImageScore], guess: Tensor, truth: Tensor, data_range: Range, network: Network | None
+    scores: list[ImageScore], guess: Tensor, truth: Tensor, data_range: DataRange, network: Network | None
 ) -> list[ImageScore]:
-    """Return `scores` with LPIPS and feature errors of the matched images [N, *shape], where they can be measured."""
+    """Return `scores` with LPIPS and feature errors of the matched images [N, *shape], if these can be measured."""
     if network is None or not measurable(tuple(truth.shape[1:])):
         return scores
-    found = network.compare(guess, truth, data_range)
-    return [s.model_copy(update={"lpips": f.lpips, "feat_mse": f.feat_mse}) for s, f in zip(scores, found, strict=True)]
+    figures = network.compare(guess, truth, data_range)
+    return [
+        s.model_copy(update={"lpips": f.lpips, "feat_mse": f.feat_mse}) for s, f in zip(scores, figures, strict=True)
+    ]
 
 
 def recognized(scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery) -> list[ImageScore]:
-    """Return `scores` with what who looks at the matched images [N, *shape] gets; y: targets [N, C]."""
+    """Return `scores` with the recognition of the matched images [N, *shape]; y: targets [N, C]."""
     classes = None if gallery.classes is None else y.argmax(1).cpu()
-    seen = gallery.recognize(guess, truth, classes)
+    recognized_images = gallery.recognize(guess, truth, classes)
     shared = dict(gallery=len(gallery.x), common=gallery.common)
-    found = [Recognition(**shared, **asdict(one)) for one in seen]  # type: ignore[arg-type]  # by name, as declared
-    return [s.model_copy(update={"recognition": one}) for s, one in zip(scores, found, strict=True)]
+    recognitions = [Recognition(**shared, **asdict(one)) for one in recognized_images]  # type: ignore[arg-type]  # by name, as declared
+    return [s.model_copy(update={"recognition": one}) for s, one in zip(scores, recognitions, strict=True)]
 
 
-def _decibels(guess: Tensor, truth: Data, data_range: Range) -> list[float]:
-    """Return the PSNR of every true image under the best matching; 0 where the reconstruction is not finite."""
+def _decibels(guess: Tensor, truth: Data, data_range: DataRange) -> list[float]:
+    """Return the PSNR of every true image under the best matching; 0 for a reconstruction that is not finite."""
     images = guess.detach().cpu().to(truth.x.dtype)
     order = match(images, truth.x, data_range)
     return [psnr(*pair) or 0.0 for pair in zip(images[order], truth.x, repeat(data_range), strict=False)]
 
 
-def _paths(guess: Guess, truth: Data, data_range: Range) -> list[tuple[int, list[float]]]:
+def _paths(guess: Guess, truth: Data, data_range: DataRange) -> list[tuple[int, list[float]]]:
     """Return the PSNR of every image at each mark of the budget, to 1e-6 dB."""
     marks = sorted(guess.path, key=lambda pair: pair[0])
     return [(int(mark), [round(v, 6) for v in _decibels(x, truth, data_range)]) for mark, x in marks]
 
 
-def _oracle(guess: Guess, found: Tensor, truth: Data, data_range: Range) -> list[float]:
-    """Return the PSNR of every image, had an oracle chosen one result for the unit, rejected ones included."""
-    mine = _decibels(found, truth, data_range)
-    return max([mine, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
+def _oracle(guess: Guess, images: Tensor, truth: Data, data_range: DataRange) -> list[float]:
+    """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions."""
+    answered = _decibels(images, truth, data_range)
+    return max([answered, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
 
 
-def blind_decibels(mean: Tensor, original: Tensor, data_range: Range) -> float:
-    """Return the PSNR of the better of two guesses that see nothing: the mean image, and mid-grey."""
+def blind_decibels(mean: Tensor, original: Tensor, data_range: DataRange) -> float:
+    """Return the PSNR of the better of two blind guesses: the mean image, and mid-grey."""
     grey = torch.full_like(original, sum(data_range) / 2)
     return max(psnr(blind, original, data_range) or 0.0 for blind in (mean.to(original.dtype), grey))

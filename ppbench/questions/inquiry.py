@@ -1,4 +1,4 @@
-"""What a question is asked about (probed clients, a model, an audit), and what it makes of it."""
+"""The subjects of questions (probed clients, a model, an audit), and the challenges and scores about them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ppbench.metrics.modalities import modality_from
 from ppbench.records.schema import Flag
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 class Scored:
     """Scores of one cell, and for reconstructions the images themselves in the order of the truth.
 
-    blind: [*shape], the mean image that who sees nothing guesses, where it was measured. drawn: whether reconstructions
-    are pictures.
+    blind: [*shape], the mean image as a blind guess, if it was measured. drawn: whether reconstructions
+    are pictures; None: by their shape.
     """
 
     victims: list[Any]
@@ -35,23 +36,25 @@ class Scored:
     guess: Tensor | None = None
     truth: Tensor | None = field(default=None, repr=False)
     blind: Tensor | None = field(default=None, repr=False)
-    drawn: bool = False
+    drawn: bool | None = None
 
     @property
     def images(self) -> dict[str, Tensor] | None:
-        """What is kept beside a record: matched images with their originals; None where answers are none."""
-        if self.guess is None or self.truth is None or not self.drawn:
+        """The images to store beside a record: matched images with their originals; None if answers are no images."""
+        if self.guess is None or self.truth is None:
             return None
-        seen = {"guess": self.guess, "truth": self.truth}
-        return seen if self.blind is None else {**seen, "blind": self.blind.unsqueeze(0)}
+        if not (modality_from(self.guess.shape[1:]).drawn if self.drawn is None else self.drawn):
+            return None
+        images = {"guess": self.guess, "truth": self.truth}
+        return images if self.blind is None else {**images, "blind": self.blind.unsqueeze(0)}
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """One cell's questions: the challenges that the attack is handed, and how guesses, one a challenge, are scored.
+    """One cell's challenges for the attack, and the function that scores its guesses, one per challenge.
 
-    score holds the truth, so no attack ever sees it; it raises ValueError for answers without the form that is asked
-    for. digest: hash of what was asked with its answers, see `Record.asked`.
+    score holds the truth and is never passed to an attack; it raises ValueError for malformed answers. digest: hash of
+    the challenges with their true answers, see `Record.asked`.
     """
 
     challenges: list[Challenge]
@@ -61,10 +64,10 @@ class Inquiry:
 
 @dataclass(frozen=True, eq=False)
 class Yardstick:
-    """What reconstructions are measured with, beside the truth.
+    """References for measuring reconstructions, beside the truth.
 
-    mean: [*shape], of examples that anyone may see: a blind guess; None: none is measured. network: for LPIPS and
-    feature errors; None: they are null. gallery: held-out images, for what who looks gets; None: it is not measured.
+    mean: [*shape], of public examples, a blind guess; network: for LPIPS and feature errors; gallery: held-out images
+    for recognition. What is None is not measured.
     """
 
     mean: Tensor | None = None
@@ -76,9 +79,9 @@ class Yardstick:
 class Probe:
     """Probed clients: the attack with its view, and its victims with the truth; test: examples that nobody trains on.
 
-    yardstick: makes what reconstructions are measured with; None: only what tells good answers from bad is measured,
-    nothing about the evidence. answers: of the attack that this one follows, on the same victims. detected: where the
-    server acts, how far each victim notices, see `run.detection`.
+    yardstick: makes the `Yardstick`; None: only the quality of answers is measured, nothing about the evidence.
+    answers: of the attack that this one follows, on the same victims. detected: for an active server, by victim, see
+    `run.detection`.
     """
 
     attack: Attack
@@ -92,11 +95,11 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """A model that the adversary holds: delivered, or sent to be trained on.
+class TargetModel:
+    """A model that the adversary has: delivered, or sent for training.
 
-    test: examples that nobody trains on; count: candidates, or queries, that are wanted; outputs: inputs [Q, *shape] to
-    the true model's outputs [Q, C]; choose: draws the candidates of membership.
+    test: examples that nobody trains on; count: number of candidates, or of queries; outputs: from inputs [Q, *shape]
+    to the true model's outputs [Q, C]; choose: draws the candidates of membership.
     """
 
     test: Data
@@ -106,7 +109,7 @@ class Model:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """Members and others, the same for all attacks."""
+        """Members and non-members, the same for all attacks."""
         return self.choose()
 
     @cached_property
@@ -123,25 +126,25 @@ class Canaries(Protocol):
         """[Q] bool: which directions took part."""
 
     def challenge(self) -> Challenge:
-        """Return the question which did."""
+        """Return the challenge which directions took part."""
 
     def digest(self) -> str:
-        """Return the hash of what is asked, with its answers."""
+        """Return the hash of the challenge with its true answers."""
 
 
-class Audit(Protocol):
-    """An audit that is complete (`ppbench.run.audit.questions`)."""
+class FinishedAudit(Protocol):
+    """A finished audit (`ppbench.run.audit.questions`)."""
 
     @property
     def candidates(self) -> Candidates:
-        """The truth about the candidates."""
+        """The candidates with their true membership."""
 
     @property
     def clients(self) -> Canaries:
         """The canary clients; UsageError: there are none."""
 
     def challenges(self) -> list[Challenge]:
-        """Return the membership questions about either half, with the references."""
+        """Return the membership challenge of each half, with the reference runs."""
 
     def tracing(self) -> tuple[Challenge, Tensor]:
-        """Return the question who holds each member, and the owners."""
+        """Return the challenge which client owns each member, and the true owners."""

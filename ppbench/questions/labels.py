@@ -1,4 +1,4 @@
-"""Labels: which classes a probed batch had."""
+"""Label recovery: the classes of a probed batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from ppbench.metrics.intervals import Estimate, proportion
 from ppbench.metrics.labels import multiset_chance, multiset_hits
-from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
 
 
-LABELS = DistanceLaw("label/1", "label_accuracy", rest, "1 - label accuracy")
-"""The distance of labels, also of those that come with images."""
+LABEL_DISTANCE = DistanceLaw("label/1", "label_accuracy", one_minus, "1 - label accuracy")
+"""The distance of labels, also of labels that come with images."""
 
 
 class LabelScore(ProbedScore):
@@ -34,24 +34,24 @@ class LabelScore(ProbedScore):
 
 
 class Labels(Question):
-    """Which labels did a batch have? Compared as multisets: a gradient does not say which image has which."""
+    """Which labels does a batch have? Compared as multisets: a gradient does not show which image has which label."""
 
     name = "label"
     title = "Label recovery"
     score = LabelScore
     board = "reconstruction"
     chapter = "uploads"
-    distances = (LABELS,)
+    distances = (LABEL_DISTANCE,)
     figures = (("label_accuracy", "Labels"),)
     rules = (Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, 0.05),)
 
     def of_probe(self, probe: Probe) -> Inquiry:
-        """Return one question a unit."""
+        """Return one challenge per unit."""
         victims = probe.victims
         return Inquiry(victims.challenges(), lambda guesses: score_labels(victims, guesses), victims.digest())
 
     def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
-        """Yield what is wrong with the labels: int64, one an example."""
+        """Yield faults of the labels: int64, one per example."""
         yield from mislabelled(guess, challenge, plan)
 
     def metrics(self, scores: Sequence[LabelScore], terms: Terms) -> list[Metric]:
@@ -60,7 +60,7 @@ class Labels(Question):
         for score in scores:
             groups.setdefault(score.unit, []).append(score.label)
         units = [np.array(unit, dtype=bool) for unit in groups.values()]
-        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]
+        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False)]
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""
@@ -74,25 +74,25 @@ def label_accuracy(units: Sequence[NDArray[np.bool_]], classes: int) -> Estimate
 
 
 def mislabelled(guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
-    """Yield what is wrong with the labels of a guess."""
+    """Yield faults of the labels of a guess."""
     import torch
 
-    found, count = guess.y, len(challenge.unit) * challenge.batch
-    if found is None or tuple(found.shape) != (count,) or found.dtype != torch.int64:
-        seen = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
-        yield f"the guess y is {seen}; it must be int64 of shape ({count},)"
-    elif not 0 <= int(found.min()) <= int(found.max()) < plan.spec.classes:
-        yield f"the guess y {found.tolist()} names classes that do not exist"
+    labels, count = guess.y, len(challenge.unit) * challenge.batch
+    if labels is None or tuple(labels.shape) != (count,) or labels.dtype != torch.int64:
+        form = "nothing" if labels is None else f"{labels.dtype} {tuple(labels.shape)}"
+        yield f"the guess y is {form}; it must be int64 of shape ({count},)"
+    elif not 0 <= int(labels.min()) <= int(labels.max()) < plan.spec.classes:
+        yield f"the guess y {labels.tolist()} names classes that do not exist"
 
 
 def score_labels(victims: Victims, guesses: Sequence[Guess]) -> Scored:
-    """Score recovered labels as multisets; no guess is a wrong one."""
+    """Score recovered labels as multisets; a missing guess is wrong."""
     scores = []
     for unit, guess in zip(victims.units, guesses, strict=True):
         labels = victims.truth(unit).y.argmax(1).tolist()
         hits = multiset_hits(guess.y.tolist() if guess.y is not None else [], labels)
         for index, hit in enumerate(hits):
             slot = unit[index // victims.batch]
-            place, cohort = index % victims.batch, len(unit) > 1
-            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=place, label=hit, cohort=cohort))
+            position, cohort = index % victims.batch, len(unit) > 1
+            scores.append(LabelScore(probe=slot.probe, client=slot.client, index=position, label=hit, cohort=cohort))
     return Scored(scores)

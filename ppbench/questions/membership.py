@@ -1,4 +1,4 @@
-"""Membership: whether a record was trained on. Average records, canaries, and what an audit bounds."""
+"""Membership: whether a record was trained on; for average records and canaries, and for bounds by audits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from ppbench.metrics.audit import DELTA, audited
-from ppbench.metrics.intervals import Estimate, refused
+from ppbench.metrics.audit import DELTA, epsilon_bound
+from ppbench.metrics.intervals import Estimate, unsupported
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
 from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.inquiry import Audit, Inquiry, Model, Scored
-from ppbench.records.figure import Terms, metric_of, seed_of
+from ppbench.questions.inquiry import FinishedAudit, Inquiry, Scored, TargetModel
+from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ppbench.adversary.victims import Candidates
 
 AVERAGE = "average"
-"""The family of candidates that are records of the data; all others are canaries."""
-RATES = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
+"""The family of candidates that are ordinary records; all others are canaries."""
+FPR_METRICS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
 
 
 class MemberScore(Score):
-    """One candidate of a membership attack, asked in one `half`; score: higher is member.
+    """One candidate of a membership attack in one `half`; score: higher means member.
 
-    decision: by the other half's fit; null where the attack abstained (audits guess on the surest only). family:
-    "average" for a record of the data, else the family of canaries; the scorer's, never the attack's.
+    decision: by the threshold of the other half; null if the attack abstained (audits guess on the surest only).
+    family: "average" for an ordinary record, else the family of canaries, unknown to the attack.
     """
 
     kind: Literal["member"] = "member"
@@ -55,13 +55,13 @@ class MemberScore(Score):
         return self.family != AVERAGE
 
 
-def hidden(asr: Any) -> Any:
-    """Return the distance of a share of right decisions, or of several: 1 at chance, 0 where all are right."""
+def decision_distance(asr: Any) -> Any:
+    """Return the distance of a share of right decisions, scalar or array: 1 at chance, 0 if all are right."""
     return 2 * (1 - np.maximum(asr, 0.5))
 
 
 class Membership(Question):
-    """Which of the candidates were trained on? Asked in two halves, the other half's membership being known."""
+    """Which of the candidates were trained on? Each half is attacked with the membership of the other half known."""
 
     name = "membership"
     title = "Membership inference"
@@ -72,7 +72,7 @@ class Membership(Question):
     order = 2
     chart = "roc"
     chapter = "models"
-    distances = (DistanceLaw("mia/1", "asr", hidden, "2 (1 - ASR)"),)
+    distances = (DistanceLaw("mia/1", "asr", decision_distance, "2 (1 - ASR)"),)
     figures = (
         *(("auc", "AUC"), ("asr", "ASR")),
         *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
@@ -87,12 +87,12 @@ class Membership(Question):
         Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, 0.25),
     )
 
-    def of_model(self, model: Model) -> Inquiry:
-        """Return the questions about either half of the candidates."""
+    def of_model(self, model: TargetModel) -> Inquiry:
+        """Return one challenge per half of the candidates."""
         return self._about(model.candidates, [model.candidates.challenge(half) for half in (0, 1)])
 
-    def of_audit(self, audit: Audit) -> Inquiry:
-        """Return the questions about either half, with the references."""
+    def of_audit(self, audit: FinishedAudit) -> Inquiry:
+        """Return one challenge per half, with the reference runs."""
         return self._about(audit.candidates, audit.challenges())
 
     def _about(self, candidates: Candidates, challenges: list[Challenge]) -> Inquiry:
@@ -101,25 +101,25 @@ class Membership(Question):
     def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
         """Return the metrics of a membership cell.
 
-        asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all where there are only
-        canaries. Of canaries: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over all families together,
-        and auc_FAMILY of each. Where the attack abstained on some: epsilon_lower over the canaries, whose membership is
-        by independent coins, and epsilon_gaussian, which a Gaussian mechanism alone must keep below its own; no asr,
-        which needs a decision on everyone.
+        asr, auc, tpr_at_1pct_fpr, tpr_at_0.1pct_fpr: of the average candidates, or of all if there are only canaries.
+        Of canaries: canary_auc, canary_tpr_at_1pct_fpr, canary_tpr_at_0.1pct_fpr over all families together, and
+        auc_FAMILY of each. If the attack abstained on some: epsilon_lower over the canaries, whose membership is by
+        independent coins, and epsilon_gaussian, which bounds Gaussian mechanisms only; no asr, which needs a decision
+        on every candidate.
         """
         average = [score for score in scores if not score.canary]
         canaries = [score for score in scores if score.canary]
-        found = _figures(average or canaries, terms.seed, "", pooled=bool(canaries))
+        metrics = _figures(average or canaries, terms.seed, "", pooled=bool(canaries))
         if canaries:
-            found += _figures(canaries, terms.seed, "canary_", pooled=True)
+            metrics += _figures(canaries, terms.seed, "canary_", pooled=True)
             for family in sorted({score.family for score in canaries}):
-                some = halves([s for s in canaries if s.family == family])
-                found.append(_auc(f"auc_{family}", some, terms.seed))
+                family_halves = halves([s for s in canaries if s.family == family])
+                metrics.append(_auc(f"auc_{family}", family_halves, terms.seed))
         if any(score.decision is None for score in scores):
             for name, gaussian in (("epsilon_lower", False), ("epsilon_gaussian", True)):
                 bound = _bound(canaries, DELTA if terms.delta is None else terms.delta, gaussian)
-                found.append(metric_of(name, bound, False))
-        return found
+                metrics.append(record_metric(name, bound, False))
+        return metrics
 
     def headline(self, config: CellConfig) -> str:
         """Return the AUC, in audits that of the canaries."""
@@ -130,7 +130,7 @@ class Membership(Question):
         return self.canaries if headline == "canary_auc" else self.figures
 
     def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of right decisions, coins being right half of the time; None where there are none."""
+        """Return the share of right decisions; chance is 0.5. None without decisions."""
         decided = [score for score in scores if score.decision is not None]
         hits = sum(score.member == score.decision for score in decided)
         return (hits / len(decided), len(decided), 0.5) if decided else None
@@ -141,7 +141,7 @@ class Membership(Question):
 
 
 def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[MemberScore] = MemberScore) -> Scored:
-    """Score each half by the answer in which it was unknown; ValueError: scores or decisions lack or are infinite."""
+    """Score each half by the guess on it; ValueError: scores or decisions are missing or not finite."""
     scores = []
     families = candidates.family
     for half, guess in enumerate(guesses):
@@ -163,7 +163,7 @@ def score_members(candidates: Candidates, guesses: Sequence[Guess], form: type[M
 
 
 def halves(scores: Sequence[Any]) -> list[Half]:
-    """Return the candidates by the half in which they were asked; an abstention reads as "not a member"."""
+    """Return the candidates of each half; an abstention counts as the decision "not a member"."""
     return [
         Half(
             np.array([score.member for score in some], dtype=bool),
@@ -176,28 +176,30 @@ def halves(scores: Sequence[Any]) -> list[Half]:
 
 
 def _figures(scores: Sequence[MemberScore], seed: int, prefix: str, pooled: bool) -> list[Metric]:
-    """Return the figures of one kind of candidates. pooled: one threshold for both halves where each is too small."""
-    both, found = halves(scores), []
+    """Return the metrics of one kind of candidates. pooled: use one threshold for both halves if each is too small."""
+    by_half, metrics = halves(scores), []
     if not prefix:
         silent = any(score.decision is None for score in scores)
-        whole = refused(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
-        found.append(metric_of("asr", whole or asr(both, seed_of(seed, "asr")), False))
-    found.append(_auc(f"{prefix}auc", both, seed))
-    return found + [metric_of(f"{prefix}{name}", tpr_at(both, rate, pooled), False) for name, rate in RATES.items()]
+        no_asr = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
+        metrics.append(record_metric("asr", no_asr or asr(by_half, bootstrap_seed(seed, "asr")), False))
+    metrics.append(_auc(f"{prefix}auc", by_half, seed))
+    return metrics + [
+        record_metric(f"{prefix}{name}", tpr_at(by_half, rate, pooled), False) for name, rate in FPR_METRICS.items()
+    ]
 
 
 def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
-    return metric_of(name, auc(both, seed_of(seed, name)), False)
+    return record_metric(name, auc(both, bootstrap_seed(seed, name)), False)
 
 
 def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Estimate:
-    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score moves."""
+    """Return the lower bound on epsilon from guesses on half of the canaries, a number that no score changes."""
     if not canaries:
-        return refused(0, "no canaries, whose membership alone is by independent coins", 0.0)
-    # The quarter with the highest scores is called in, that with the lowest out; equal ones by their places.
+        return unsupported(0, "no canaries, whose membership alone is by independent coins", 0.0)
+    # The quarter with the highest scores is guessed in, the lowest quarter out; ties are broken by index.
     order = sorted(range(len(canaries)), key=lambda place: (canaries[place].score, canaries[place].index))
     quarter = len(order) // 4
     decision, guessed = np.zeros(len(order), dtype=bool), np.zeros(len(order), dtype=bool)
     decision[order[len(order) - quarter :]] = True
     guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
-    return audited(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta, gaussian)
+    return epsilon_bound(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta, gaussian)

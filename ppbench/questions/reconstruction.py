@@ -1,4 +1,4 @@
-"""Reconstruction: a probed batch's inputs, images or rows of a table."""
+"""Reconstruction: the inputs of a probed batch, images or rows of a table."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import ImageScore, image_metrics
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.questions.labels import LABELS, mislabelled
+from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
 from ppbench.records.schema import CellConfig, Metric, Record
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-    from ppbench.records.store import Images
+    from ppbench.records.store import CellImages
 
 
 class Reconstruction(Question):
-    """What did a batch look like? Images are judged in decibels, rows of tables by their relative error."""
+    """What are the inputs of a batch? Images are judged in decibels, table rows by their relative error."""
 
     name = "reconstruction"
     title = "Reconstruction and label recovery"
@@ -35,7 +35,7 @@ class Reconstruction(Question):
         DistanceLaw("recon/1", "rmse_mean", lambda error: error, "relative RMSE"),
         DistanceLaw("recon_unit/1", "rmse_unit_mean", lambda error: error, "relative RMSE, at most 1"),
         DistanceLaw("recon_raw/1", "rmse_raw_mean", lambda error: error, "relative RMSE, not clipped"),
-        LABELS,
+        LABEL_DISTANCE,
     )
     figures = (
         ("rmse_mean", "Relative error"),
@@ -49,7 +49,7 @@ class Reconstruction(Question):
     )
 
     def of_probe(self, probe: Probe) -> Inquiry:
-        """Return one question a unit; labels are not granted."""
+        """Return one challenge per unit, without labels."""
         from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
@@ -62,21 +62,21 @@ class Reconstruction(Question):
                 )
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            told = probe.yardstick(), probe.detected, view.plan.columns, modality
-            found = score_images(victims, guesses, own, plain, view.plan.data_range, *told)
+            measured_with = probe.yardstick(), probe.detected, view.plan.columns
+            scored = score_images(victims, guesses, own, plain, view.plan.data_range, *measured_with)
             flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
-            return replace(found, flags=(*found.flags, *flags))
+            return replace(scored, flags=(*scored.flags, *flags))
 
         return Inquiry(victims.challenges(), score, victims.digest())
 
     def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
-        """Yield what is wrong with the images, float32 without history, and with labels where there are any."""
+        """Yield faults of the images, float32 without autograd history, and of labels if there are any."""
         import torch
 
-        right = (len(challenge.unit) * challenge.batch, *plan.spec.shape)
-        if guess.x is None or tuple(guess.x.shape) != right or guess.x.dtype != torch.float32:
-            seen = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
-            yield f"the guess x is {seen}; it must be float32 of shape {right}"
+        expected = (len(challenge.unit) * challenge.batch, *plan.spec.shape)
+        if guess.x is None or tuple(guess.x.shape) != expected or guess.x.dtype != torch.float32:
+            form = "nothing" if guess.x is None else f"{guess.x.dtype} {tuple(guess.x.shape)}"
+            yield f"the guess x is {form}; it must be float32 of shape {expected}"
         elif guess.x.requires_grad:
             yield "the guess x drags its autograd history along; detach it"
         if guess.y is not None:
@@ -87,18 +87,18 @@ class Reconstruction(Question):
         return [make() for make in image_metrics(scores, terms.classes, terms.seed).values()]
 
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
-        """Return what the modality says of it: the median PSNR, of table rows minus the median relative error."""
+        """Return the median PSNR; for table rows, where decibels are meaningless, minus the median relative error."""
         return modality_from(plan.spec.shape, plan.loss).worth(scores)
 
     def flawed(self, record: Record) -> Iterator[str]:
-        """Yield what images of one unit do not share, and flags that the scores do not raise, or that are missing."""
+        """Yield fields in which images of one unit wrongly differ, and flags that do not follow from the scores."""
         if record.victims:
-            yield from kept.flawed(images_of(record), modality_of(record.config), record.flags)
+            yield from kept.flawed(image_scores(record), modality_of(record.config), record.flags)
 
-    def contradicted(self, record: Record, images: Images) -> Iterator[str]:
-        """Yield the figures that the images do not give, and units that are not matched; none in an unknown range."""
+    def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
+        """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""
         if kept.in_range(images):
-            yield from kept.contradicted(images_of(record), record.config, images)
+            yield from kept.contradicted(image_scores(record), record.config, images)
 
     def headline(self, config: CellConfig) -> str:
         """Return the PSNR of images, the relative error of table rows."""
@@ -112,13 +112,13 @@ class Reconstruction(Question):
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
     def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
-        """Return the share of rebuilt victims; a blind guess may succeed on a nearly uniform image: one in twenty."""
+        """Return the share of rebuilt victims; chance is 0.05, for nearly uniform images."""
         rebuilt = modality_of(config).rebuilt
         return sum(rebuilt(v) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
 
     def judged(self, score: ImageScore, metric: str) -> float:
         """Return dB, relative error, or 1 for a right label; a failed reconstruction is 0 dB and an error of 1."""
-        if metric == LABELS.metric:
+        if metric == LABEL_DISTANCE.metric:
             return float(bool(score.label))
         if metric == "rmse_mean":
             return score.error
@@ -130,6 +130,6 @@ class Reconstruction(Question):
         return tuple(rule for rule in self.rules if rule.metric in metrics)
 
 
-def images_of(record: Record) -> list[ImageScore]:
+def image_scores(record: Record) -> list[ImageScore]:
     """Return the scores of a reconstruction cell."""
     return [score for score in record.victims if isinstance(score, ImageScore)]

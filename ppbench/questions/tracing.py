@@ -1,4 +1,4 @@
-"""Tracing: which client owns an image."""
+"""Tracing: the client that owns an image."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ppbench.metrics.tracing import tracing_accuracy
-from ppbench.questions.base import DistanceLaw, Question, Rule, rest
-from ppbench.questions.inquiry import Audit, Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
 from ppbench.records.scores import Count, Whole
 
@@ -32,7 +32,7 @@ class TraceScore(Score):
 
 
 class Tracing(Question):
-    """Who owns each image? Of probed clients by the reconstructions of an attack, in audits by all rounds' mail."""
+    """Which client owns each image? From an attack's reconstructions, or in audits from the mail of all rounds."""
 
     name = "tracing"
     title = "Tracing"
@@ -42,12 +42,12 @@ class Tracing(Question):
     owners = 2
     order = 4
     chapter = "uploads"
-    distances = (DistanceLaw("trace/1", "tracing_accuracy", rest, "1 - tracing accuracy"),)
+    distances = (DistanceLaw("trace/1", "tracing_accuracy", one_minus, "1 - tracing accuracy"),)
     figures = (("tracing_accuracy", "Traced to the owner"),)
     rules = (Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, 0.05),)
 
     def of_probe(self, probe: Probe) -> Inquiry:
-        """Return the question about all victims' images, with the adversary's own reconstructions of them."""
+        """Return one challenge about all victims' images, with the adversary's own reconstructions of them."""
         import torch
 
         from ppbench.adversary.attack import Challenge
@@ -55,31 +55,31 @@ class Tracing(Question):
         victims = probe.victims
         slots = tuple(slot for unit in victims.units for slot in unit)
         images = [g.x for g in probe.answers if g.x is not None]
-        whole = len(images) == len(victims.units)
-        rebuilt = torch.cat(images) if whole else torch.full((0, *probe.view.plan.spec.shape), 0.0)
+        complete = len(images) == len(victims.units)
+        rebuilt = torch.cat(images) if complete else torch.full((0, *probe.view.plan.spec.shape), 0.0)
         queries, owners = victims.queries(probe.seeds)
         challenge = Challenge(slots, victims.batch, x=queries, reconstructions=rebuilt)
         return Inquiry([challenge], lambda guesses: score_traces(owners, guesses[0]), victims.digest())
 
-    def of_audit(self, audit: Audit) -> Inquiry:
-        """Return the question who holds each member."""
+    def of_audit(self, audit: FinishedAudit) -> Inquiry:
+        """Return the challenge which client owns each member."""
         challenge, owners = audit.tracing()
         return Inquiry([challenge], lambda guesses: score_traces(owners, guesses[0]), audit.candidates.digest())
 
     def metrics(self, scores: Sequence[TraceScore], terms: Terms) -> list[Metric]:
         """Return tracing_accuracy."""
         figure = tracing_accuracy([v.owner for v in scores], [v.guess for v in scores])
-        return [metric_of("tracing_accuracy", figure, False)]
+        return [record_metric("tracing_accuracy", figure, False)]
 
     def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float] | None:
-        """Return the share of traced images, one owner in so many being right, None of one; a batch is one unit."""
+        """Return the share of traced images; chance is 1 / owners, a batch is one unit. None for too few owners."""
         if len({v.owner for v in scores}) < self.owners:
             return None
         share = sum(v.owner == v.guess for v in scores) / len(scores)
         return share, max(1, len(scores) // max(1, config.batch_size)), 1 / len({v.owner for v in scores})
 
     def together(self, score: TraceScore, config: CellConfig) -> tuple[int, ...]:
-        """Return the owner where clients sent batches: one reconstruction tells the owners of all images in it."""
+        """Return the owner as cluster for batches, because one upload decides on all images in it; else the unit."""
         batches = config.audit is None and config.batch_size > 1
         return (score.owner,) if batches else score.unit
 
@@ -89,7 +89,7 @@ class Tracing(Question):
 
 
 def score_traces(owners: Tensor, guess: Guess) -> Scored:
-    """Score traced owners against the true `owners` [Q] of the queries; -1 is no answer."""
-    found = guess.owner.tolist() if guess.owner is not None else [-1] * len(owners)
-    pairs = zip(owners.tolist(), found, strict=True)
+    """Score guessed owners against the true `owners` [Q] of the queries; -1 is no answer."""
+    answers = guess.owner.tolist() if guess.owner is not None else [-1] * len(owners)
+    pairs = zip(owners.tolist(), answers, strict=True)
     return Scored([TraceScore(index=i, owner=owner, guess=answer) for i, (owner, answer) in enumerate(pairs)])

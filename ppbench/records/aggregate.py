@@ -1,7 +1,7 @@
-"""From per-victim scores to a cell's metrics: a pure function, so that `ppbench verify` can recompute every figure.
+"""Aggregate per-victim scores to a cell's metrics: a pure function, so that `ppbench verify` can recompute it.
 
-Which metrics they are is the question's to say. Figures keep 12 significant digits, so that a last bit that differs
-between processors does not read as a forged record.
+The question defines the metrics. Figures keep 12 significant digits, so that a last bit that differs between
+processors does not look like a forged record.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float
     if len(kinds) > 1:
         raise UsageError(f"A cell's victims are scored as {' and '.join(kinds)}; expected one kind.")
     for question in load_all("questions").values() if kinds else ():
-        if type(victims[0]) is question.score:  # a form may be made of another
-            found: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
-            return found
+        if type(victims[0]) is question.score:  # its class may derive from another question's
+            metrics: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
+            return metrics
     if kinds:
         raise UsageError(f"Scores of kind {kinds[0]!r} belong to a question that is not installed here.")
     return []

@@ -1,9 +1,9 @@
 """Results in one file: a zip of the files of `MEMBER`, safe to open wherever it comes from.
 
 Its bytes are a function of the folder's. Records and times are members in groups (`groups.py`); archives made before
-2026-11-26 have each as a member of its own, and are read alike. Nothing is believed: what `pack` would not write, or
-would unfold beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, is refused before anything is read; a group is, as a
-whole, when it is unfolded. A damaged member is an OSError of its own; a damaged group, `Archive.lost`.
+2026-11-26 have each as a member of its own, and are read too. Archives are not trusted: members that `pack` would not
+write, or that unfold beyond `MEMBER_BYTES`, `TOTAL_BYTES` or `RATIO`, are refused before anything is read; a group is
+refused as a whole when it is unfolded. A damaged member is an OSError of its own; a damaged group, `Archive.lost`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, read_regular, unwritable, write_output
-from ppbench.records.groups import GROUP, GROUP_BYTES, INSIDE, MOST_BYTES, grouped, split
+from ppbench.records.groups import GROUP, GROUP_BYTES, GROUPED_FILE, MOST_BYTES, pack_groups, unpack_group
 
 MEMBER = re.compile(
     r"(?:ppbench|selftest|sources|origin|submission)\.json|accepted\.jsonl|(?:leaderboard|worst_case)\.csv|"
-    rf"records/[0-9a-f]{{32}}\.safetensors|{INSIDE.pattern}"
+    rf"records/[0-9a-f]{{32}}\.safetensors|{GROUPED_FILE.pattern}"
 )
-MEMBERS = 200_000  # of groups too
+MAX_MEMBERS = 200_000  # of groups too
 MEMBER_BYTES = 1 << 30
 TOTAL_BYTES = 1 << 35
 RATIO, FREE_BYTES = 200, 1 << 24
-"""How many times its own size an archive may unfold to, beyond `FREE_BYTES`; groups of records give 10 to 45."""
+"""Largest ratio of unfolded size to archive size, beyond `FREE_BYTES`; groups of records have 10 to 45."""
 _KNOWN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
 _DICTIONARY = 1 << 27  # bytes of memory that LZMA may take
 _DAY = (1980, 1, 1, 0, 0, 0)  # the first that a zip can state
@@ -40,33 +40,33 @@ _HEADER = 30  # bytes of a member's own header before its name
 
 
 class Folder:
-    """The files of results in a folder, which need not exist yet, by their names below it, with "/" between."""
+    """The files of results in a folder, which need not exist yet, by relative path with "/"."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost: list[str] = []
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder of it that are no folders', sorted: who reads what is no file is told."""
+        """Return the sorted names in a subfolder, except folders; reading a special file fails."""
         inner = self.path / folder
         if kind_of(inner) != "folder":
             return []
         return [path.name for path in listing(inner) if kind_of(path, follow=False) != "folder"]
 
     def holds(self, name: str) -> bool:
-        """Return whether something is called so, and is no folder."""
+        """Return whether `name` exists and is no folder."""
         return kind_of(self.path / name, follow=False) not in (None, "folder")
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises FileNotFoundError, or another OSError where it cannot be read."""
+        """Return a file's bytes. Raises FileNotFoundError, or another OSError: it cannot be read."""
         return read_regular(self.path / name)
 
 
 class Archive:
-    """Results in one file, each group unfolded once to learn the names in it, and the last one kept."""
+    """Results in one file. Each group is unfolded once for the names in it; the last unfolded one is cached."""
 
     def __init__(self, path: Path) -> None:
-        """Open an archive, unfolding nothing; UsageError where it is no whole zip such as `ppbench pack` writes."""
+        """Open an archive, unfolding nothing; UsageError: it is no complete zip as `ppbench pack` writes it."""
         self.path = path
         try:
             with zipfile.ZipFile(path) as opened:
@@ -78,55 +78,55 @@ class Archive:
         self._last: tuple[str, dict[str, bytes]] = ("", {})
 
     def _check(self, members: list[zipfile.ZipInfo]) -> None:
-        """Refuse an archive for what its directory says (UsageError)."""
+        """Refuse an archive with faults in its directory (UsageError)."""
         names: set[str] = set()
         for member in members:
             if why := _refusal(member, names):
                 raise UsageError(f"{self.path} is refused: its member {member.orig_filename[:80]!r} {why}.")
             names.add(member.filename)
         total, most = sum(member.file_size for member in members), RATIO * self.path.stat().st_size
-        if len(members) > MEMBERS or total > min(TOTAL_BYTES, max(FREE_BYTES, most)):
+        if len(members) > MAX_MEMBERS or total > min(TOTAL_BYTES, max(FREE_BYTES, most)):
             raise UsageError(f"{self.path} is refused: it would unfold to {len(members)} files of {total} bytes.")
 
     @cached_property
     def _index(self) -> tuple[dict[str, str], list[str]]:
-        """Which group or member each file is in; a sentence for each damaged group. UsageError: not as we write it.
+        """The group or member of each file; a sentence for each damaged group. UsageError: not as `pack` writes it.
 
-        Names increase from group to group, or reading in their order could unfold a group for each file.
+        Names must increase from group to group; else reading in order could unfold a group for each file.
         """
-        grouped_ = sorted(member for member in self._members if GROUP.fullmatch(member))
-        found, last, lost = {m: m for m in self._members if m not in grouped_}, "", []
-        for member in grouped_:
+        groups = sorted(member for member in self._members if GROUP.fullmatch(member))
+        places, last, lost = {m: m for m in self._members if m not in groups}, "", []
+        for member in groups:
             try:
                 inner = list(self._group(member, last))
             except OSError as cause:
                 lost.append(f"{self.path / member} cannot be read, and no file in it ({cause.strerror}).")
                 continue
-            if twice := next((name for name in inner if name in found), ""):
+            if twice := next((name for name in inner if name in places), ""):
                 raise UsageError(f"{self.path} is refused: it holds {twice} twice.")
-            found |= dict.fromkeys(inner, member)
+            places |= dict.fromkeys(inner, member)
             last = max([last, *inner])
-            if len(found) > MEMBERS:
-                raise UsageError(f"{self.path} is refused: it would unfold to more than {MEMBERS} files.")
-        return found, lost
+            if len(places) > MAX_MEMBERS:
+                raise UsageError(f"{self.path} is refused: it would unfold to more than {MAX_MEMBERS} files.")
+        return places, lost
 
     @property
     def lost(self) -> list[str]:
-        """A sentence for each damaged group: what files were in it is not known."""
+        """A sentence for each damaged group, whose files are unknown."""
         return self._index[1]
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files in a folder of it, sorted."""
+        """Return the sorted names of the files in a folder."""
         start = f"{folder}/" if folder else ""
         inner = (name.removeprefix(start) for name in self._index[0] if name.startswith(start))
         return sorted(name for name in inner if "/" not in name)
 
     def holds(self, name: str) -> bool:
-        """Return whether there is such a file."""
+        """Return whether the archive has a file `name`."""
         return name in self._members or name in self._index[0]
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises FileNotFoundError, or another OSError where its member is damaged."""
+        """Return a file's bytes. Raises FileNotFoundError, or another OSError: its member is damaged."""
         if name in self._members and MEMBER.fullmatch(name):
             return self._member(self._members[name])
         if name not in self._index[0]:
@@ -134,21 +134,21 @@ class Archive:
         return self._group(self._index[0][name])[name]
 
     def _group(self, member: str, before: str = "") -> dict[str, bytes]:
-        """Return the files in a group by name, all after `before`. OSError: damaged; UsageError: not as we write it."""
+        """Return the files in a group by name, all after `before`. OSError: damaged; UsageError: malformed."""
         if self._last[0] != member:
-            held: dict[str, bytes] = {}
+            files: dict[str, bytes] = {}
             try:
-                for name, data in split(self._member(self._members[member])):
+                for name, data in unpack_group(self._member(self._members[member])):
                     if name <= before:
                         raise ValueError(f"holds {name} after {before}")
-                    before, held[name] = name, data
+                    before, files[name] = name, data
             except ValueError as cause:
                 raise UsageError(f"{self.path} is refused: its member {member} {cause}.") from cause
-            self._last = member, held
+            self._last = member, files
         return self._last[1]
 
     def _member(self, member: zipfile.ZipInfo) -> bytes:
-        """Return what a member unfolds to. Raises OSError where it is damaged."""
+        """Return a member's unfolded bytes. Raises OSError: it is damaged."""
         with self.path.open("rb") as file:
             file.seek(member.header_offset)
             header = file.read(_HEADER)
@@ -156,7 +156,7 @@ class Archive:
             file.seek(member.header_offset + _HEADER + skipped)
             packed = file.read(member.compress_size)
         try:
-            data = _unfolded(packed, member)
+            data = _unfold(packed, member)
         except (zlib.error, lzma.LZMAError, EOFError, ValueError) as cause:
             raise OSError(errno.EIO, f"damaged: {cause}", member.filename) from cause
         if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
@@ -169,7 +169,7 @@ Files = Folder | Archive
 
 
 def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
-    """Return why a member cannot be accepted beside those named `before`, "" where it can."""
+    """Return why a member cannot be accepted after those named `before`, "" if it can."""
     if (MEMBER.fullmatch(member.orig_filename) or GROUP.fullmatch(member.orig_filename)) is None:
         return "is no file of results"
     if member.filename in before:
@@ -182,8 +182,8 @@ def _refusal(member: zipfile.ZipInfo, before: set[str]) -> str:
     return f"would unfold to {member.file_size} bytes" if member.file_size > most else ""
 
 
-def _unfolded(packed: bytes, member: zipfile.ZipInfo) -> bytes:
-    """Return what a member's `packed` bytes unfold to, at most one byte more than it states."""
+def _unfold(packed: bytes, member: zipfile.ZipInfo) -> bytes:
+    """Return a member's unfolded bytes, at most one byte more than it states."""
     most = member.file_size + 1
     if member.compress_type == zipfile.ZIP_STORED:
         return packed
@@ -196,43 +196,43 @@ def _unfolded(packed: bytes, member: zipfile.ZipInfo) -> bytes:
 
 
 def files_of(path: Path) -> Files:
-    """Return the files of a folder, which need not exist, or of an archive. Raises UsageError, see `Archive`."""
+    """Return the files of a folder, which need not exist, or of an archive. Raises UsageError as `Archive`."""
     return Archive(path) if kind_of(path) == "file" else Folder(path)
 
 
 SUBMISSION = "submission.json"
-"""What `ppbench submit` adds to an archive, see `ppbench.ledger.submission`."""
+"""The file that `ppbench submit` adds to an archive, see `ppbench.ledger.submission`."""
 
 
-def pack(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
-    """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of what was left out.
+def pack_archive(folder: Path, target: Path, submission: bytes = b"") -> list[str]:
+    """Write a folder's archive to `target`, whole or not at all (UsageError); return the names of files left out.
 
-    submission: what the archive says of itself as one that is handed in, in the place of the folder's own.
+    submission: bytes of submission.json, in place of the folder's own.
     """
     if kind_of(target, follow=False) is not None:
         raise UsageError(f"{target} is there already; give another name for the archive.")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     kept = sorted(name for name in names if MEMBER.fullmatch(name) and not (folder / name).is_symlink())
     kept = sorted({*kept, SUBMISSION}) if submission else kept
-    told, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
+    added, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
     try:
-        small = {n for n in kept if INSIDE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES}
+        small = {n for n in kept if GROUPED_FILE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES}
         texts = ((name, read_regular(folder / name)) for name in kept if name in small)
-        others = ((name, told.get(name) or read_regular(folder / name)) for name in kept if name not in small)
-        with zipfile.ZipFile(out, "w") as made:
-            for name, data in chain(others, grouped(texts)):
+        others = ((name, added.get(name) or read_regular(folder / name)) for name in kept if name not in small)
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, data in chain(others, pack_groups(texts)):
                 member = zipfile.ZipInfo(name, _DAY)
                 member.create_system, member.external_attr = 3, (stat.S_IFREG | 0o644) << 16
                 floats = name.endswith(".safetensors")
                 member.compress_type = zipfile.ZIP_DEFLATED if floats else zipfile.ZIP_LZMA
-                made.writestr(member, data)
+                archive.writestr(member, data)
     except OSError as cause:
         raise UsageError(f"{folder} cannot be packed ({cause}).") from cause
     write_output(target, out.getvalue())
     return sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in names - {*kept}})
 
 
-def unpack(archive: Path, folder: Path) -> list[str]:
+def unpack_archive(archive: Path, folder: Path) -> list[str]:
     """Unpack into a new or empty folder (else UsageError); return a sentence for each file that is damaged."""
     files = Archive(archive)
     if kind_of(folder) is not None and (kind_of(folder) != "folder" or listing(folder)):

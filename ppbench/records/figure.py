@@ -1,4 +1,4 @@
-"""The form that figures have in records, and which of several leaks most."""
+"""The form of figures in records, and which of several leaks most."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ppbench.records.schema import CellConfig, Metric, Score, Utility
 
 @dataclass(frozen=True)
 class Terms:
-    """What a cell's metrics depend on beside its scores.
+    """The inputs of a cell's metrics besides its scores.
 
     classes: their number, for chance levels; seed: the cell's, every bootstrap draws from (seed, name of the metric);
-    delta: of the guarantee that the defense claims, None: it claims none.
+    delta: of the defense's guarantee, None if it claims none.
     """
 
     classes: int
@@ -24,40 +24,40 @@ class Terms:
     delta: float | None = None
 
 
-def rounded(value: float | None) -> float | None:
-    """Return `value` with 12 significant digits: what records keep."""
+def round_figure(value: float | None) -> float | None:
+    """Return `value` with 12 significant digits, as records keep it."""
     return None if value is None else float(f"{value:.12g}")
 
 
-def metric_of(name: str, figure: Estimate, safer: bool) -> Metric:
+def record_metric(name: str, figure: Estimate, safer: bool) -> Metric:
     """Return the record's form of a figure. safer: whether a higher value means less leakage."""
     return Metric(
         name=name,
-        value=rounded(figure.value),
-        low=rounded(figure.interval.low),
-        high=rounded(figure.interval.high),
+        value=round_figure(figure.value),
+        low=round_figure(figure.interval.low),
+        high=round_figure(figure.interval.high),
         method=figure.interval.method,
         n=figure.n,
         higher_is_safer=safer,
         reason=figure.reason,
-        chance=rounded(figure.chance),
-        realized_fpr=rounded(figure.realized_fpr),
+        chance=round_figure(figure.chance),
+        realized_fpr=round_figure(figure.realized_fpr),
     )
 
 
-def seed_of(seed: int, name: str) -> int:
+def bootstrap_seed(seed: int, name: str) -> int:
     """Return the seed of the bootstrap of the metric called `name` in a cell with master seed `seed`."""
     return (seed % 2**32) << 32 | zlib.crc32(name.encode())
 
 
-def leak(metric: Metric) -> float:
+def leakage_value(metric: Metric) -> float:
     """Return a metric's value such that larger leaks more; it must not be null."""
     value = metric.value or 0.0
     return -value if metric.higher_is_safer else value
 
 
 class Figured(Protocol):
-    """What has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
+    """Has figures: a cell, or the worst case over several (`ppbench.report.worst`)."""
 
     @property
     def config(self) -> CellConfig:
@@ -69,7 +69,7 @@ class Figured(Protocol):
 
     @property
     def utility(self) -> Utility:
-        """What the delivered model is good for."""
+        """The utility of the delivered model."""
 
     @property
     def victims(self) -> Sequence[Score]:
@@ -79,15 +79,15 @@ class Figured(Protocol):
         """Return the aggregate called `name`, or None."""
 
 
-Some = TypeVar("Some", bound=Figured)
+AnyFigured = TypeVar("AnyFigured", bound=Figured)
 
 
-def best(records: Iterable[Some], name: str) -> Some | None:
-    """Return what leaks most by a metric, oracles aside, of equals the first by attack and cell; or None."""
+def best(records: Iterable[AnyFigured], name: str) -> AnyFigured | None:
+    """Return the record that leaks most by a metric, without oracles; ties go to the first attack and cell; or None."""
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
-    found = [(leak(m), r) for m, r in figures if m is not None and m.value is not None]
-    most = max((leaked for leaked, _ in found), default=0.0)
-    equal = [record for leaked, record in found if leaked == most]
+    leaks = [(leakage_value(m), r) for m, r in figures if m is not None and m.value is not None]
+    most = max((leaked for leaked, _ in leaks), default=0.0)
+    equal = [record for leaked, record in leaks if leaked == most]
     first = min((record.config.attack.id for record in equal), default="")
     equal = [record for record in equal if record.config.attack.id == first]
     return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)

@@ -1,8 +1,7 @@
-"""Small files of results packed together: a tar, as large as what the archive's compressor looks back over.
+"""Groups: small files of results in one tar, as large as the window of the archive's compressor.
 
-Records of one sweep say the same things in the same words. Packed each for itself, 1,620 of them take 4.4 MB; in tars
-of 8 MB, 1.8. Any tar program reads a group; we read plain headers of regular files of ours alone, so that nothing else
-has to be safe.
+Records of one sweep are similar. Packed one by one, 1,620 of them take 4.4 MB; in tars of 8 MB, 1.8. Any tar program
+reads a group; this module reads only plain headers of regular files of ours, so that nothing else has to be safe.
 """
 
 from __future__ import annotations
@@ -13,50 +12,50 @@ import tarfile
 from collections.abc import Iterable, Iterator
 
 GROUP = re.compile(r"group-[0-9]{4}\.tar")
-INSIDE = re.compile(r"records/[0-9a-f]{32}\.(?:json|timing\.json)|times/[0-9a-f]{32}\.json")
-"""What a group can hold."""
+GROUPED_FILE = re.compile(r"records/[0-9a-f]{32}\.(?:json|timing\.json)|times/[0-9a-f]{32}\.json")
+"""Names of files that a group can hold."""
 GROUP_BYTES = 1 << 23
-"""From how many bytes on a group takes no other file: zipfile's LZMA looks back 8 MiB. Larger files are in no group."""
+"""Size at which a group is closed: the window of zipfile's LZMA is 8 MiB. Larger files are in no group."""
 MOST_BYTES = 4 * GROUP_BYTES
-"""More than any group has."""
+"""Upper bound of a group's size."""
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def grouped(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Yield groups, name and bytes, of files in the order given: equal files give equal groups. Names must increase."""
-    held: list[tuple[str, bytes]] = []
+def pack_groups(files: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """Yield groups (name, bytes) of files (name, bytes) in order; equal files give equal groups. Names increase."""
+    pending: list[tuple[str, bytes]] = []
     number = size = 0
     for name, data in files:
-        held.append((name, data))
+        pending.append((name, data))
         size += len(data) + _BLOCK
         if size >= GROUP_BYTES:
-            yield f"group-{number:04}.tar", _tar(held)
-            held, number, size = [], number + 1, 0
-    if held:
-        yield f"group-{number:04}.tar", _tar(held)
+            yield f"group-{number:04}.tar", _tar(pending)
+            pending, number, size = [], number + 1, 0
+    if pending:
+        yield f"group-{number:04}.tar", _tar(pending)
 
 
 def _tar(files: list[tuple[str, bytes]]) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as made:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in files:
-            about = tarfile.TarInfo(name)  # no owner, no day
-            about.size = len(data)
-            made.addfile(about, io.BytesIO(data))
+            info = tarfile.TarInfo(name)  # no owner, no day
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
 
-def split(group: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a group, name and bytes. Raises ValueError, with a clause, where we would not write it so."""
+def unpack_group(group: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a group, name and bytes. Raises ValueError, a clause: it is not as `pack_groups` writes it."""
     at = 0
     while group[at : at + _BLOCK].strip(b"\0"):
         try:  # no header but a plain one is understood, so no link, path or size comes from anywhere else
-            about = tarfile.TarInfo.frombuf(group[at : at + _BLOCK], "ascii", "strict")
+            info = tarfile.TarInfo.frombuf(group[at : at + _BLOCK], "ascii", "strict")
         except (tarfile.HeaderError, ValueError) as cause:
             raise ValueError(f"is no tar ({cause})") from cause
-        start, at = at + _BLOCK, at + _BLOCK + -(-about.size // _BLOCK) * _BLOCK
-        if about.type != tarfile.REGTYPE or INSIDE.fullmatch(about.name) is None:
-            raise ValueError(f"holds {about.name[:80]!r}, which is no file of results")
-        if not 0 <= about.size <= len(group) - start:
-            raise ValueError(f"states {about.size} bytes of {about.name}, which it has not")
-        yield about.name, group[start : start + about.size]
+        start, at = at + _BLOCK, at + _BLOCK + -(-info.size // _BLOCK) * _BLOCK
+        if info.type != tarfile.REGTYPE or GROUPED_FILE.fullmatch(info.name) is None:
+            raise ValueError(f"holds {info.name[:80]!r}, which is no file of results")
+        if not 0 <= info.size <= len(group) - start:
+            raise ValueError(f"states {info.size} bytes of {info.name}, which it has not")
+        yield info.name, group[start : start + info.size]

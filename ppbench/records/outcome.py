@@ -1,4 +1,4 @@
-"""What a training gave, and what tuning an attack gave, as records keep them."""
+"""Results of a training and of an attack's tuning, as records keep them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic import Field, model_validator
 from ppbench.records.scores import Amount, Count, Grown, Scalar, Share, Strict
 
 TRAININGS = 3
-"""Trainings of one cell at most: its own, and of other seeds where that one collapsed."""
+"""Most trainings of one cell: its own, and with other seeds if that one collapsed."""
 
 
 class Utility(Grown):
     """Accuracy of the delivered model on the test part, 95 % Clopper-Pearson interval, chance level.
 
     curve: (round, accuracy) pairs measured during training, or (round, mse) where targets are numbers.
-    mse: mean squared error an output on the test part, with its 95 % interval, where the loss is the squared one.
-    dice: mean Dice coefficient an image, with its 95 % interval, where targets are masks; then accuracy is the share
+    mse: mean squared error per output on the test part, with its 95 % interval, if the loss is the squared one.
+    dice: mean Dice coefficient per image, with its 95 % interval, if targets are masks; then accuracy is the share
     of pixels, n the number of images, chance the best constant mask's accuracy, and both intervals resample images.
     accuracy_top5: share of the test part whose class is among the five likeliest, where there are more than ten.
     collapsed: how many trainings stayed at chance in every evaluated round (or, tried again, diverged); retrained: the
-    seed of the training that stands here, None where it is the cell's own. All figures are of one training: the first
-    that did not collapse, or the cell's own where all did.
+    seed of the training described here, None if it is the cell's own. All figures are of one training: the first that
+    did not collapse, or the cell's own if all did.
     constant, constant_mse: accuracy, or mean squared error, of the best constant answer on the test part; None in older
     records, and where targets are masks: `chance` is that accuracy there.
     """
@@ -56,17 +56,17 @@ class Utility(Grown):
 
     @property
     def floor(self) -> float:
-        """The accuracy of the best constant answer, where that is known, else the chance level."""
+        """The accuracy of the best constant answer if it is known, else the chance level."""
         return self.chance if self.constant is None else self.constant
 
     @property
     def is_collapsed(self) -> bool:
-        """Whether every training collapsed, so that accuracy is no figure of a model that learnt."""
+        """Whether every training collapsed, so that accuracy describes no model that learnt."""
         return self.collapsed >= TRAININGS
 
     @property
     def collapse(self) -> str:
-        """How many trainings collapsed, in words; "" where none did."""
+        """The number of collapsed trainings, in words; "" for none."""
         if not self.collapsed:
             return ""
         tried = self.collapsed if self.is_collapsed else self.collapsed + 1
@@ -82,7 +82,7 @@ class Cost(Strict):
     """Bytes per client and round from the Wire, and of set-up in all.
 
     memory_peak: most bytes at a time that the first client's computation in round 1 allocates beyond its inputs
-    (`ppbench.run.cost`); null in records of before it was measured, or where that round is out of range.
+    (`ppbench.run.cost`); null in older records, or if that round overflows.
     """
 
     bytes_up: Amount
@@ -94,8 +94,8 @@ class Cost(Strict):
 class Privacy(Grown):
     """The formal guarantee over the whole training, or null with the reason.
 
-    probe_epsilon, probe_delta: the same of what a probed client sent alone, for an example that certainly takes part;
-    null where there is no guarantee, where nothing was probed, and in older records.
+    probe_epsilon, probe_delta: of a probed client's upload alone, for an example that certainly takes part; null
+    without a guarantee, without a probe, and in older records.
     """
 
     epsilon: Amount | None
@@ -107,7 +107,7 @@ class Privacy(Grown):
 
     @property
     def of_training(self) -> Privacy:
-        """What the training gave, whatever was probed of it: the same in all its cells."""
+        """The guarantee of the training alone, without the probe: the same in all its cells."""
         return self.model_copy(update=dict(self.LATER))
 
 
@@ -121,12 +121,12 @@ class Played(Strict):
     @model_validator(mode="after")
     def _fits(self) -> Played:
         if len(self.rounds) != len(self.roles) or any(len(row) != len(self.examples) for row in self.rounds):
-            raise ValueError("rounds must have a row a role, and in it a number a client of examples")
+            raise ValueError("rounds must have one row per role, with one number per client")
         return self
 
 
 class Tuned(Strict):
-    """What an attack's settings, which differ in `variants`, gave on tuning victims: median dB each; chosen: index."""
+    """Scores of an attack's `variants` (their differing settings) on tuning victims, median dB; chosen: index."""
 
     variants: list[dict[str, Scalar]]
     scores: list[float]
@@ -135,5 +135,5 @@ class Tuned(Strict):
     @model_validator(mode="after")
     def _fits(self) -> Tuned:
         if len(self.scores) != len(self.variants) or self.chosen >= len(self.variants):
-            raise ValueError("there must be a score a variant, and chosen must be the index of one")
+            raise ValueError("there must be one score per variant, and chosen must be the index of one")
         return self

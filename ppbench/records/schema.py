@@ -1,6 +1,6 @@
 """The record of one evaluated cell (`ppbench.run/1`). A missing number is null with its reason, never NaN.
 
-The hash of `CellConfig` names the cell. Timing lies beside, so that equal runs give equal records byte for byte.
+The hash of `CellConfig` names the cell. Timing is kept apart, so that equal runs give equal records byte for byte.
 """
 
 from __future__ import annotations
@@ -15,15 +15,27 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ppbench.base.registry import plugins
 from ppbench.records.outcome import Cost, Played, Privacy, Tuned, Utility
-from ppbench.records.scores import Amount, Count, Grown, OtherScore, Scalar, Score, Share, Some, Strict, Victim, Whole
+from ppbench.records.scores import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Grown,
+    OtherScore,
+    Scalar,
+    Score,
+    Share,
+    Strict,
+    Victim,
+    Whole,
+)
 
-SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
-MOST, MOST_ROUNDS = 10**6, 10**9
-"""Clients, classes, victims, examples of a batch; rounds. Draws and accountants are made again for so many."""
-Few = Annotated[int, Field(ge=1, le=MOST)]
+RECORD_SCHEMA: Literal["ppbench.run/1"] = "ppbench.run/1"
+MAX_COUNT, MAX_ROUNDS = 10**6, 10**9
+"""Most clients, classes, victims, examples of a batch; most rounds. Verification repeats draws for so many."""
+Few = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
-class ThreatModel(Strict):
+class ThreatInfo(Strict):
     """Whose view is attacked. id: e.g. "server/1"; sees: in words; knows_defense: adaptive attack or not."""
 
     id: str
@@ -40,9 +52,9 @@ class Control(Strict):
 
 
 class Coded(Grown):
-    """What a plugin may have brought. code: digest of its source where it is another package's, see `sources.code_of`.
+    """Part of a configuration that a plugin may define. code: digest of another package's source (`sources.code_of`).
 
-    So an edited plugin never finds cells of its older code; names of cells of ours stay.
+    So an edited plugin never reuses cells of its older code; names of our own cells stay.
     """
 
     code: str = ""
@@ -59,7 +71,7 @@ class DefenseInfo(Coded):
 
     @property
     def edition(self) -> str:
-        """The version, and of a stranger's defense its code too: "1+3f9a0c12b4de"."""
+        """The version, with the code of another package's defense: "1+3f9a0c12b4de"."""
         return f"{self.version}+{self.code}" if self.code else self.version
 
 
@@ -79,14 +91,14 @@ class AttackInfo(Coded):
 
 
 class FederationInfo(Grown):
-    """How the model was trained. tf32: whether a GPU may compute with it; None on a CPU, and in older records."""
+    """How the model was trained. tf32: whether a GPU may use it; None on a CPU, and in older records."""
 
     clients: Few
-    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
     schedule: str
     upload: str
-    local_epochs: Some
-    batch: Some
+    local_epochs: AtLeastOne
+    batch: AtLeastOne
     optimizer: str
     lr: Amount
     momentum: Share
@@ -104,21 +116,21 @@ class FederationInfo(Grown):
 
 
 class DataInfo(Coded):
-    """Which data. sha256: digest of the tensors; sizes in examples; public: those set apart that no client holds.
+    """Which data. sha256: digest of the tensors; sizes in examples; public: those that no client holds.
 
-    salt: where a secret took part in all draws, 32 hex digits of its SHA-256: its holder can show which it was.
+    salt: 32 hex digits of the SHA-256 of the secret of all draws, by which its holder can prove it; "" for none.
     """
 
     name: str
     sha256: str
-    train: Some
-    test: Some
+    train: AtLeastOne
+    test: AtLeastOne
     public: Count = 0
     salt: str = Field(default="", pattern="^([0-9a-f]{32})?$")
 
     @property
     def identity(self) -> str:
-        """The digest, and that of the secret if there is one: records of one identity were drawn from the same."""
+        """The digest, with that of the secret if there is one: records of one identity have the same data and draws."""
         return "+".join(filter(None, (self.sha256, self.salt)))
 
 
@@ -127,7 +139,7 @@ class ModelInfo(Coded):
 
     id: str
     options: dict[str, Scalar]
-    shape: Annotated[list[Some], Field(min_length=1)]
+    shape: Annotated[list[AtLeastOne], Field(min_length=1)]
     classes: Few
     parameters: Count
     loss: str
@@ -146,18 +158,18 @@ class CellConfig(Grown):
     """Everything that determines a cell.
 
     stage: "init" (random weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
-    training with canaries); batch_size: examples in a victim's batch; victims: number of victim images asked for, or of
-    candidates or queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: the part
-    that the victims played, "" where all do the same. tuning: images on which the attack's settings were tried.
-    perceptual: the feature network of LPIPS and feature errors with its digest, "" where there is none.
-    victims_from: examples of each client that were passed over before victims were drawn; None where they were not.
-    suite: who asked, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.run.suite`), "" where an
-    evaluation asked alone.
+    training with canaries); batch_size: examples in a victim's batch; victims: number of victim images, candidates or
+    queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: of the victims, "" if
+    all clients do the same. tuning: number of images on which the attack's settings were tuned.
+    perceptual: the feature network of LPIPS and feature errors with its digest, "" for none.
+    victims_from: number of each client's examples that were skipped before victims were drawn; None: not used.
+    suite: its name, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.run.suite`), "" for a
+    single evaluation.
     """
 
-    schema_: Literal["ppbench.run/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["ppbench.run/1"] = Field(default=RECORD_SCHEMA, alias="schema")
     suite: str
-    threat_model: ThreatModel
+    threat_model: ThreatInfo
     defense: DefenseInfo
     attack: AttackInfo
     federation: FederationInfo
@@ -168,7 +180,7 @@ class CellConfig(Grown):
     victims: Few
     seed: Whole
     probe: Literal["gradient", "local"] = "gradient"
-    probe_rounds: Some = 1
+    probe_rounds: AtLeastOne = 1
     role: str = ""
     tuning: Count = 0
     perceptual: str = ""
@@ -183,7 +195,7 @@ class CellConfig(Grown):
 
     @property
     def edition(self) -> str:
-        """The defense's version, and the code of what strangers brought to the training: "1+3f9a0c12b4de"."""
+        """The defense's version, with the code of other packages' parts of the training: "1+3f9a0c12b4de"."""
         return "+".join(filter(None, (self.defense.edition, self.data.code, self.model.code)))
 
     def cell_id(self) -> str:
@@ -195,9 +207,9 @@ class CellConfig(Grown):
 class Metric(Strict):
     """One aggregate over n victims (images, labels, candidates).
 
-    value: null with `reason` where n cannot support it. low, high: 95 % interval by `method`; null where there is none,
-    then `method` says why. chance: what blind guessing gives, where that is defined. realized_fpr: for TPR at
-    a false-positive rate, the rate that was really reached.
+    value: null with `reason` if n cannot support it. low, high: 95 % interval by `method`; null without one, then
+    `method` says why. chance: the value of blind guessing, if defined. realized_fpr: for TPR at a false-positive rate,
+    the rate that was reached.
     """
 
     name: str
@@ -230,13 +242,13 @@ class Flag(Strict):
 
 
 class Environment(Grown):
-    """Where it ran; outside the cell's name. apart: where a stranger's attack ran by itself, what it was kept from."""
+    """Where it ran; not part of the cell's name. apart: for an isolated attack, what it had no access to."""
 
     ppbench: str
     python: str
     torch: str
     device: str
-    threads: Some
+    threads: AtLeastOne
     dtype: str
     apart: str = Field(default="", max_length=300)
     LATER: ClassVar[Mapping[str, Any]] = {"apart": ""}
@@ -246,7 +258,7 @@ class Record(Strict):
     """One evaluated cell, whole. Only status "complete" is ranked.
 
     asked: hash of the questions and their answers (victims, candidates, queries), in the order of the scores: two cells
-    of one hash may be compared victim by victim. None where nothing was asked, and in older records.
+    of one hash may be compared victim by victim. None without questions, and in older records.
     """
 
     model_config = ConfigDict(defer_build=True)  # questions, which say what scores are, are built on this module
@@ -268,7 +280,7 @@ class Record(Strict):
     environment: Environment
 
     @model_validator(mode="after")
-    def _scored_as_asked(self) -> Record:
+    def _check_kind_of_scores(self) -> Record:
         kind = self.config.attack.kind
         if any(type(score) is OtherScore for score in self.victims) and kind in plugins("questions"):
             raise ValueError(f"scores of kind {self.victims[0].kind!r} do not answer the question {kind!r}")
@@ -280,7 +292,7 @@ class Record(Strict):
 
 
 def lean(record: Record) -> Record:
-    """Return `record` in a third of the memory: the set of given fields that pydantic keeps an object, once a class."""
+    """Return `record` in a third of the memory: pydantic's set of fields per object is shared by the class."""
     for one in (*record.victims, *record.metrics):
         object.__setattr__(one, "__pydantic_fields_set__", _fields(type(one)))
     return record
@@ -292,7 +304,7 @@ def _fields(model: type[Strict]) -> set[str]:
 
 
 __all__ = [
-    "SCHEMA", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo", "DefenseInfo",
+    "RECORD_SCHEMA", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo", "DefenseInfo",
     "Environment", "FederationInfo", "Flag", "Metric", "ModelInfo", "Played", "Privacy", "Record", "Scalar", "Score",
-    "Strict", "ThreatModel", "Tuned", "Utility", "Victim", "lean",
+    "Strict", "ThreatInfo", "Tuned", "Utility", "Victim", "lean",
 ]  # fmt: skip

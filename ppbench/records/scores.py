@@ -1,7 +1,7 @@
 """Scores of single victims, as records keep them: from these every aggregate can be computed again.
 
-What a score holds is its question's to say (`ppbench.questions`), found by the word `kind`; the scores of a question
-that is not installed here are kept as they are.
+The question (`ppbench.questions`) defines the fields of its scores; `kind` names the class. Scores of a question that
+is not installed here are kept as they are.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pydantic_core import CoreSchema, core_schema
 
 from ppbench.base.registry import load_all
 
-MOST = 2**63 - 1
+MAX_WHOLE = 2**63 - 1
 """Largest whole number on record: what 64 bits hold."""
-Whole = Annotated[int, Field(ge=-MOST, le=MOST)]
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Some = Annotated[int, Field(ge=1, le=MOST)]
+Whole = Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)]
+Count = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]
-"""What numbers on record may be: whole, >= 0, >= 1, in [0, 1], >= 0; all of them finite."""
+"""Types of numbers on record: whole, >= 0, >= 1, in [0, 1], >= 0; all finite."""
 Scalar = str | Whole | float | bool | None
 
 
@@ -48,7 +48,7 @@ def without_defaults(dumped: dict[str, Any], later: Mapping[str, Any]) -> dict[s
 
 
 class Grown(Strict):
-    """What has got fields since it was first kept. LATER: these, each with the value at which it is not written."""
+    """A form with fields added later. LATER: these, each with the value at which it is not written."""
 
     LATER: ClassVar[Mapping[str, Any]] = {}
 
@@ -58,39 +58,39 @@ class Grown(Strict):
 
 
 class Score(Strict):
-    """One victim's score. kind: the word that names its class; index: its place in what was asked."""
+    """One victim's score. kind: the word that names its class; index: its place in the question."""
 
     kind: str
     index: Count
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Which victim it is, among those of its cell."""
+        """The victim's key within its cell."""
         return (self.index,)
 
     @property
     def truth(self) -> tuple[int | str, ...]:
-        """What it says of the victim whatever was answered: the same in all cells that asked about it."""
+        """The facts about the victim, independent of the answer: the same in all cells that ask about it."""
         return ()
 
     @property
     def unit(self) -> tuple[int, ...]:
-        """What it was observed with: victims of one unit are not independent."""
+        """The unit of observation: victims of one unit are not independent."""
         return (self.index,)
 
     @property
     def slot(self) -> tuple[int, int] | None:
-        """Probe and client that it was observed from; None where no client was probed for it alone."""
+        """Probe and client of the observation; None if no client was probed for it alone."""
         return None
 
     @property
     def stratum(self) -> tuple[int, bool]:
-        """Victims are drawn anew within it: of candidates their half and whether they are members."""
+        """The stratum of resampling: for candidates, their half and whether they are members."""
         return 0, False
 
     @property
     def canary(self) -> bool:
-        """Whether it is no record of the data, but one that was made to be found."""
+        """Whether the victim is an inserted canary, not a record of the data."""
         return False
 
 
@@ -142,12 +142,12 @@ class OtherScore(Score):
 
 
 def _in_range(value: Any) -> bool:
-    """Return whether all numbers in a JSON value are finite, and the whole ones no more than 64 bits hold."""
+    """Return whether all numbers in a JSON value are finite, and whole ones fit into 64 bits."""
     if isinstance(value, dict | list):
         return all(map(_in_range, value.values() if isinstance(value, dict) else value))
     if isinstance(value, float):
         return math.isfinite(value)
-    return not isinstance(value, int) or abs(value) <= MOST
+    return not isinstance(value, int) or abs(value) <= MAX_WHOLE
 
 
 def word_of(score: type[Score]) -> str:

@@ -1,4 +1,4 @@
-"""What the harness's self-test gave where cells were last computed: OUT/selftest.json, beside the records."""
+"""The outcome of the self-test where cells were last computed: OUT/selftest.json, beside the records."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import write_atomic
 from ppbench.records.schema import Strict
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 
 SELFTEST = "selftest.json"
 FALLEN = 0.5
 """Share of a network's victims that must be rebuilt."""
 
 
-class Trial(Strict):
+class SelftestTrial(Strict):
     """An undefended network under an attack that must break it. share: of victims above 20 dB; error: "" if it ran."""
 
     model: str
@@ -27,7 +27,7 @@ class Trial(Strict):
 
     @property
     def fell(self) -> bool:
-        """Whether the attack did what it must."""
+        """Whether the attack broke the network."""
         return self.share >= FALLEN
 
     def __str__(self) -> str:
@@ -44,16 +44,16 @@ class Soundness(Strict):
     code: str
     torch: str
     python: str
-    trials: list[Trial] = Field(min_length=1)
+    trials: list[SelftestTrial] = Field(min_length=1)
 
 
 def save_soundness(out: Path, outcome: Soundness) -> None:
-    """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError where that cannot be."""
-    write_atomic(out / SELFTEST, canonical(outcome))
+    """Keep the outcome in the results folder `out`, whole or not at all. Raises UsageError: it cannot be written."""
+    write_atomic(out / SELFTEST, canonical_json(outcome))
 
 
 def soundness_of(store: Store) -> Soundness | None:
-    """Return what was kept in a folder, None in those of an older ppbench; UsageError where it is something else."""
+    """Return the outcome kept in a folder, None for an older ppbench; UsageError: the file is damaged."""
     try:
         return Soundness.model_validate_json(store.files.read(SELFTEST), strict=True)
     except FileNotFoundError:

@@ -5,12 +5,12 @@
     OUT/records/<cell_id>.timing.json   seconds; not part of the result
     OUT/records/<cell_id>.safetensors   reconstructions: "guess" and "truth", float32 [n, *shape]
     OUT/times/<training>.json           how long a client takes; not part of the result, see `times.py`
-    OUT/selftest.json                   what vouches for the harness, see `soundness.py`
+    OUT/selftest.json                   the outcome of the self-test, see `soundness.py`
     OUT/origin.json                     command, day and commit, see `origin.py`
 
-OUT may be a link to a folder; inside it nothing is a link, a device or a pipe: such are neither read nor written.
-Equal records give equal bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions
-were left out: then nothing misses them, and nothing but `ppbench baseline accept` writes there.
+OUT may be a link to a folder; links, devices and pipes inside it are neither read nor written. Equal records give equal
+bytes. The marker of an accepted baseline (`ppbench.report.baseline`) says that reconstructions were left out: then they
+are not required, and only `ppbench baseline accept` writes there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ppbench.base.errors import UsageError, first_fault
 from ppbench.base.files import TEMPORARY, kind_of, listing, make_folder, sweep_abandoned, write_atomic
 from ppbench.base.version import __version__
 from ppbench.records.archive import files_of
-from ppbench.records.schema import SCHEMA, Artifact, Record, Strict, lean
+from ppbench.records.schema import RECORD_SCHEMA, Artifact, Record, Strict, lean
 from ppbench.records.scores import Amount
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32] | Tensor
 
 MARKER = "ppbench.json"
-TIMES = "times"
-FOLDERS = ("records", TIMES, "figures", "cache")
+TIMES_FOLDER = "times"
+FOLDERS = ("records", TIMES_FOLDER, "figures", "cache")
 """Folders of results."""
 RESULTS_SCHEMA = "ppbench.results/1"
 LEFT_OUT = "reconstructions"
@@ -59,10 +59,10 @@ class Timing(Strict):
 
 
 @dataclass(frozen=True)
-class Images:
+class CellImages:
     """A cell's reconstructions and originals, matched: both [n, *shape] float32; guess may hold non-finite values.
 
-    blind: [1, *shape], the mean image that who sees nothing guesses; None in older folders.
+    blind: [1, *shape], the mean image, a blind guess; None in older folders.
     """
 
     guess: NDArray[np.float32]
@@ -70,7 +70,7 @@ class Images:
     blind: NDArray[np.float32] | None = None
 
 
-def canonical(model: BaseModel) -> bytes:
+def canonical_json(model: BaseModel) -> bytes:
     """Return the JSON of `model` as written to disk: sorted keys, shortest float repr, one final newline."""
     data = model.model_dump(mode="json", by_alias=True)
     return (json.dumps(data, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
@@ -85,12 +85,12 @@ def marker_bytes(bare: bool = False) -> bytes:
 class Store:
     """The output folder of a sweep, or an archive of one, which can only be read. Making a Store writes nothing.
 
-    files: what lies there, by name; csv_path, html_path: where the board goes, derived from the records.
+    files: its files, by name; csv_path, html_path: where the board goes, derived from the records.
     bare: whether the folder is an accepted baseline, whose reconstructions were left out on purpose.
     """
 
     def __init__(self, out: Path) -> None:
-        """Open `out`, which need not exist yet. Raises UsageError where it is there and not ours to read."""
+        """Open `out`, which need not exist yet. Raises UsageError: it exists and holds no results of ppbench."""
         self.out = Path(out)
         self.files = files_of(self.out)
         self.folder = self.out / "records"
@@ -105,8 +105,8 @@ class Store:
             raise UsageError(f"{self.out} is a device, pipe or socket; give a folder or an archive of results.")
         marker = self.out / MARKER
         if not self.files.holds(MARKER):
-            found = listing(self.out) if kind == "folder" else [self.out]
-            foreign = [path.name for path in found if not _TEMPORARY.fullmatch(path.name)]
+            present = listing(self.out) if kind == "folder" else [self.out]
+            foreign = [path.name for path in present if not _TEMPORARY.fullmatch(path.name)]
             if foreign:
                 raise UsageError(
                     f"{self.out} holds files that are not ppbench's (such as {foreign[0]!r}) and no {MARKER}; "
@@ -129,7 +129,7 @@ class Store:
                 raise UsageError(f"{self.out / name} is no folder of its own, as results have it there; move it away.")
 
     def prepare(self) -> None:
-        """Make folder and marker; UsageError where one must not."""
+        """Make folder and marker; UsageError: the store must not be written."""
         if kind_of(self.out) == "file":
             raise UsageError(f"{self.out} is an archive, which can only be read; give another --out.")
         if self.bare:
@@ -138,12 +138,12 @@ class Store:
             )
         if kind_of(self.out) is None:
             make_folder(self.out)
-        if not self.files.holds(MARKER):  # first: a run killed here leaves a folder that is known as ours
+        if not self.files.holds(MARKER):  # first: a run killed here leaves a folder that is recognized as ours
             write_atomic(self.out / MARKER, marker_bytes())
         make_folder(self.folder)
 
     def sweep(self) -> None:
-        """Remove what killed runs of this machine left half-made."""
+        """Remove unfinished files of killed runs of this machine."""
         cache = self.out / "cache"
         trainings = [path for path in listing(cache) if path.is_dir()] if kind_of(cache) == "folder" else []
         for folder in (self.out, *(self.out / name for name in FOLDERS), *trainings):
@@ -168,8 +168,8 @@ class Store:
         """Write a cell, its record last; return the record as written, with its artifacts.
 
         seconds: how long the attack took; tensors: "guess" and "truth", matched images [n, *shape] on the CPU, kept as
-        float32, and "blind", [1, *shape]. Raises UsageError where the disk is full or cannot be written; then a cell
-        that was not there leaves nothing. Raises ValueError where guess and truth are missing or differ in shape.
+        float32, and "blind", [1, *shape]. Raises UsageError: the disk is full or cannot be written; then a new cell
+        leaves no files. Raises ValueError: guess or truth is missing, or their shapes differ.
         """
         self.prepare()
         new = not self.has(record.cell_id)
@@ -183,8 +183,8 @@ class Store:
                 write_atomic(images, data)
             record = record.model_copy(update={"artifacts": artifacts})
             if seconds is not None:
-                write_atomic(timing, canonical(Timing(seconds=seconds)))
-            write_atomic(final, canonical(record))
+                write_atomic(timing, canonical_json(Timing(seconds=seconds)))
+            write_atomic(final, canonical_json(record))
         except UsageError:
             for part in (images, timing) if new else ():
                 part.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ class Store:
         return record
 
     def load(self, cell_id: str) -> Record:
-        """Return one record. Raises UsageError where it cannot be read or is no record of the current schema."""
+        """Return one record. Raises UsageError: it cannot be read or is no record of the current schema."""
         path, data = self.folder / f"{cell_id}.json", b""
         try:
             data = self.files.read(f"records/{cell_id}.json")
@@ -219,16 +219,16 @@ class Store:
 
     def readable(self) -> tuple[list[Record], list[str]]:
         """Return the records that can be read, in the order of the cells' names, and a sentence for each other."""
-        found: list[Record] = []
+        records: list[Record] = []
         problems = [*self.files.lost]
         for cell_id in self.ids():
             try:
-                found.append(self.load(cell_id))
+                records.append(self.load(cell_id))
             except UsageError as error:
                 problems.append(str(error))
-        return found, problems
+        return records, problems
 
-    def images(self, record: Record) -> Images | None:
+    def images(self, record: Record) -> CellImages | None:
         """Return a record's reconstructions, None without any; UsageError: no pair of equal float32 shapes.
 
         The path is made from the cell's name, never from the record: a record is data and may come from anyone.
@@ -237,15 +237,15 @@ class Store:
             return None
         path = self.folder / f"{record.cell_id}.safetensors"  # of a portfolio, those of its best cell
         try:
-            found = safe.load(self.files.read(f"records/{path.name}"))
-            guess, truth, blind = found["guess"], found["truth"], found.get("blind")
+            tensors = safe.load(self.files.read(f"records/{path.name}"))
+            guess, truth, blind = tensors["guess"], tensors["truth"], tensors.get("blind")
         except (OSError, SafetensorError, KeyError, ValueError) as cause:
             raise UsageError(f"{path} does not hold the cell's reconstructions ({cause}).") from cause
         if guess.shape != truth.shape or guess.dtype != np.float32 or truth.dtype != np.float32 or not guess.ndim:
             raise UsageError(f"{path} must hold 'guess' and 'truth' as float32 of one shape.")
         if blind is not None and (blind.dtype != np.float32 or blind.shape != (1, *truth.shape[1:])):
             raise UsageError(f"{path} must hold 'blind' as one float32 image like those of 'truth'.")
-        return Images(guess, truth, blind)
+        return CellImages(guess, truth, blind)
 
 
 def _pack(arrays: Mapping[str, Array]) -> bytes:
@@ -261,8 +261,8 @@ def _artifact(name: str, data: bytes) -> Artifact:
     return Artifact(path=name, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data), kind="reconstructions")
 
 
-def results(path: Path) -> Store:
-    """Return the store of a folder or an archive; raises UsageError where none is there, or none of ppbench's."""
+def open_results(path: Path) -> Store:
+    """Return the store of a folder or an archive; UsageError: it does not exist or is not ppbench's."""
     if kind_of(path) is None:
         raise UsageError(f"{path} is no folder and no archive of results; give the --out of an evaluation.")
     return Store(path)
@@ -270,21 +270,21 @@ def results(path: Path) -> Store:
 
 # -- what a newer ppbench wrote: nobody should delete what an upgrade can read ----------------------------------------
 def _newer(stated: object, known: str, version: object) -> str:
-    """Return what to do about a schema with a higher number than `known`, "" where `stated` is no such thing."""
+    """Return advice on a schema with a higher number than `known`, "" if `stated` is none."""
     family, _, number = known.rpartition("/")
     head, _, later = stated.rpartition("/") if isinstance(stated, str) else ("", "", "")
     if head != family or not later.isascii() or not later.isdigit() or int(later[:9]) <= int(number):
         return ""
-    told = isinstance(version, str) and _VERSION.fullmatch(version)
-    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if told else ' in its latest version'}."
+    valid = isinstance(version, str) and _VERSION.fullmatch(version)
+    return f"a newer ppbench wrote it: install ppbench-fl{'>=' + str(version) if valid else ' in its latest version'}."
 
 
 def _by_newer(data: bytes) -> str:
-    """Return what to say of a record that a newer ppbench wrote, "" of one that is damaged. Nothing is deleted."""
+    """Return the message on a record of a newer ppbench, "" for a damaged record."""
     try:
         about = json.loads(data)
         schema, version = about["config"]["schema"], about.get("environment", {}).get("ppbench")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ""
-    advice = _newer(schema, SCHEMA, version)
-    return f"is a record of schema {schema!r}, and this ppbench reads {SCHEMA!r}; {advice}" if advice else ""
+    advice = _newer(schema, RECORD_SCHEMA, version)
+    return f"is a record of schema {schema!r}, and this ppbench reads {RECORD_SCHEMA!r}; {advice}" if advice else ""

@@ -1,6 +1,6 @@
-"""How long a client takes beside an undefended one: OUT/times/<training>.json, one file a training.
+"""How long a client takes beside an undefended one: OUT/times/<training>.json, one file per training.
 
-Records are equal byte for byte where runs are; a time never is, so it is in none of them, and nothing depends on it.
+Equal runs give equal records byte for byte; times differ, so records contain none, and nothing depends on them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.base.files import make_folder, read_regular, write_atomic
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo, Record, Scalar, Strict
-from ppbench.records.scores import Amount, Count, Some
-from ppbench.records.store import TIMES, canonical
+from ppbench.records.scores import Amount, AtLeastOne, Count
+from ppbench.records.store import TIMES_FOLDER, canonical_json
 
 
 class EncryptionTime(Strict):
-    """What real encryption would add to a round, in wall-clock seconds: one operation of each, times how many.
+    """The time that real encryption adds to a round, in wall-clock seconds: seconds per operation times their number.
 
-    client: one that decrypts as well, where clients do. server: adding up and decrypting. library: what was timed, with
-    versions. reason: why nothing was, else "".
+    client: including decryption if clients decrypt. server: adding up and decrypting. library: the timed library with
+    its version. reason: why nothing was timed, else "".
     """
 
     client: Amount | None
@@ -34,8 +34,8 @@ class EncryptionTime(Strict):
 class ClientTime(Strict):
     """A client's part of a round in wall-clock time, in pairs with an undefended client.
 
-    ratio, seconds, undefended_seconds: medians; low, high: of 95 % or more, null of fewer than six pairs; machine: the
-    GPU's name where one was used; encryption: of a defense that encrypts, not part of `seconds`.
+    ratio, seconds, undefended_seconds: medians; low, high: of 95 % or more, null below six pairs; machine: the GPU's
+    name if one was used; encryption: of a defense that encrypts, not part of `seconds`.
     """
 
     ratio: Amount
@@ -45,7 +45,7 @@ class ClientTime(Strict):
     seconds: Amount
     undefended_seconds: Amount
     machine: str
-    threads: Some
+    threads: AtLeastOne
     encryption: EncryptionTime | None = None
 
 
@@ -55,7 +55,7 @@ def training_id(
     parts: tuple[DataInfo, ModelInfo, FederationInfo],
     seed: int,
 ) -> str:
-    """Return the name of a training: a hash of all that determines it, the version of ppbench among it."""
+    """Return the name of a training: a hash of all that determines it, including the version of ppbench."""
     about = [ppbench, *defense, seed, *(part.model_dump(mode="json") for part in parts)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -69,14 +69,14 @@ def training_of(record: Record) -> str:
     )
 
 
-def save_time(out: Path, training: str, found: ClientTime) -> None:
-    """Keep what was measured in a training, whole or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(make_folder(out / TIMES) / f"{training}.json", canonical(found))
+def save_time(out: Path, training: str, time: ClientTime) -> None:
+    """Keep a training's client time, whole or not at all. Raises UsageError: it cannot be written."""
+    write_atomic(make_folder(out / TIMES_FOLDER) / f"{training}.json", canonical_json(time))
 
 
 def time_of(out: Path, record: Record) -> ClientTime | None:
-    """Return what was measured in a record's training, or None; UsageError where the file holds something else."""
-    path = out / TIMES / f"{training_of(record)}.json"
+    """Return the client time of a record's training, or None; UsageError: the file holds something else."""
+    path = out / TIMES_FOLDER / f"{training_of(record)}.json"
     try:
         return ClientTime.model_validate_json(read_regular(path), strict=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, a line a move."""
+"""Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, one line per move."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import Field, ValidationError
 from ppbench.base.errors import UsageError
 from ppbench.records.archive import files_of
 from ppbench.records.schema import Record, Strict
-from ppbench.records.store import Store, canonical
+from ppbench.records.store import Store, canonical_json
 
 HISTORY = "accepted.jsonl"
 
 
 class Moved(Strict):
-    """What accepting changed, in cells: new ones, those that are gone, and those of one name with other results."""
+    """Numbers of cells that a move added, removed, and changed (one name, other results)."""
 
     added: int
     removed: int
@@ -36,11 +36,11 @@ class Accepted(Strict):
 
 
 def records_digest(records: Sequence[Record]) -> str:
-    """Return the SHA-256 over the canonical JSON of `records` by name: how a file is laid out does not count."""
-    found = hashlib.sha256()
+    """Return the SHA-256 over the canonical JSON of `records`, by name; the layout of files does not count."""
+    digest = hashlib.sha256()
     for record in sorted(records, key=lambda r: r.cell_id):
-        found.update(f"{record.cell_id} {hashlib.sha256(canonical(record)).hexdigest()}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{record.cell_id} {hashlib.sha256(canonical_json(record)).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def history(out: Path) -> list[Accepted]:
@@ -53,19 +53,19 @@ def history(out: Path) -> list[Accepted]:
         return []
     except (OSError, UnicodeDecodeError) as cause:
         raise UsageError(f"{path} cannot be read ({cause}); restore it from version control.") from cause
-    found = []
+    entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(Accepted.model_validate_json(line, strict=True))
+            entries.append(Accepted.model_validate_json(line, strict=True))
         except ValidationError as cause:
             raise UsageError(
                 f"{path} line {number} is no entry of `ppbench baseline accept`; restore the file from version control."
             ) from cause
-    return found
+    return entries
 
 
 def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
-    """Yield what shows that an accepted baseline, of these records, was not moved by `ppbench baseline accept`."""
+    """Yield a clause if a baseline with these records was not moved by `ppbench baseline accept`."""
     try:
         lines = history(store.out)
     except UsageError as error:
@@ -75,9 +75,9 @@ def baseline_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
         if store.bare:
             yield f"{HISTORY} is missing, though the marker says that this is an accepted baseline"
         return
-    last, found = lines[-1], records_digest(records)
-    if found != last.digest:
+    last, digest = lines[-1], records_digest(records)
+    if digest != last.digest:
         yield (
-            f"the {len(records)} records have the digest {found[:16]}, the last line of {HISTORY} says "
+            f"the {len(records)} records have the digest {digest[:16]}, the last line of {HISTORY} says "
             f"{last.digest[:16]} of {last.cells}; a baseline is moved by `ppbench baseline accept` alone"
         )

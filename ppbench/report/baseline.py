@@ -1,7 +1,7 @@
-"""Accepted results: the only way in which a baseline moves.
+"""Accepting results: the only way to move a baseline.
 
-It holds the marker, which says that reconstructions were left out, the records, the board made of them, selftest.json
-and accepted.jsonl, which keeps every move; neither images, caches nor times: it can be committed.
+A baseline holds the marker, which says that reconstructions were left out, the records, their board, selftest.json and
+accepted.jsonl, the history of moves; no images, caches or times: it can be committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ppbench.base.version import __version__
 from ppbench.records.origin import ORIGIN, Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
-from ppbench.records.store import MARKER, Store, canonical, marker_bytes, results
+from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results
 from ppbench.report.accepted import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.completeness import failures
@@ -27,17 +27,17 @@ from ppbench.report.page.board import claimed, write_board
 from ppbench.report.verify import Further, verify
 
 _OLD = ".old"
-KEPT = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # of a board, beside the records
-_OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *KEPT}
+BOARD_FILES = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # files of the board
+_OURS = {MARKER, HISTORY, SELFTEST, ORIGIN, "records", *BOARD_FILES}
 
 
 def accept(new: Path, baseline: Path, reason: str, further: Further | None = None, *, keep: bool = False) -> Accepted:
-    """Make the results in `new`, a folder or an archive, the baseline; return the line that says so.
+    """Make the results in `new`, a folder or an archive, the baseline; return the new line of its history.
 
-    Everything is written beside `baseline` and then takes its place: a failure leaves the old one. UsageError: no
-    reason, problems, failed cells or controls in `new`, a `baseline` that is something else, the current folder, or a
-    full disk. further: as of `verify`. keep: whether cells of `baseline` stay that `new` lacks, where they are of a
-    suite of `new`'s with its digest: a board that is computed a seed at a time; problems of `baseline` are one then.
+    The new baseline is written beside the old one and then replaces it: a failure leaves the old one. UsageError: no
+    reason, problems, failed cells or controls in `new`, a `baseline` that is something else or the current folder, or a
+    full disk. further: as in `verify`. keep: whether cells stay that `new` lacks, if they are of a suite in `new` with
+    its digest, as for a board that is computed one seed at a time; then `baseline` may have no problems either.
     """
     reason = " ".join(reason.split())
     if not reason:
@@ -50,7 +50,7 @@ def accept(new: Path, baseline: Path, reason: str, further: Further | None = Non
 
 
 def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep: bool) -> Accepted:
-    """Move a baseline; whoever calls holds the lock."""
+    """Move a baseline; the caller holds the lock."""
     _check_target(baseline)
     known = Store(baseline).load_all()
     if problems := verify(new, claimed, further):
@@ -63,7 +63,7 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
     records += kept
     _check_worth(new, records, outcome)
     lines = history(baseline)
-    before, after = ({r.cell_id: canonical(r) for r in some} for some in (known, records))
+    before, after = ({r.cell_id: canonical_json(r) for r in some} for some in (known, records))
     changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
     line = Accepted(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -83,17 +83,17 @@ def _moved(new: Path, baseline: Path, reason: str, further: Further | None, keep
 
 
 def _kept(baseline: Path, known: list[Record], records: list[Record]) -> list[Record]:
-    """Return the cells `known` of a baseline that stay beside `records`; UsageError where it was edited by hand."""
+    """Return those cells `known` of a baseline that stay beside `records`; UsageError where it was edited by hand."""
     suites, ids = {(r.config.suite, r.config.suite_digest) for r in records}, {r.cell_id for r in records}
-    found = [r for r in known if (r.config.suite, r.config.suite_digest) in suites and r.cell_id not in ids]
-    if found and (problems := list(baseline_problems(Store(baseline), known))):
+    kept = [r for r in known if (r.config.suite, r.config.suite_digest) in suites and r.cell_id not in ids]
+    if kept and (problems := list(baseline_problems(Store(baseline), known))):
         raise UsageError(f"{baseline}, whose cells are to be kept, has problems: {first_of(problems)}.")
-    return found
+    return kept
 
 
 def _check_place(new: Path, baseline: Path) -> None:
-    """Refuse a place where no baseline may be, whatever it holds (UsageError)."""
-    results(new)
+    """Raise UsageError where no baseline may be, whatever the place holds."""
+    open_results(new)
     if kind_of(baseline) is not None and new.resolve() == baseline.resolve():
         raise UsageError(f"NEW and BASELINE are one folder, {new}; give two.")
     if kind_of(baseline.parent) != "folder":
@@ -108,7 +108,7 @@ def _check_place(new: Path, baseline: Path) -> None:
 
 
 def _check_target(baseline: Path) -> None:
-    """Refuse a target that holds anything but a baseline: it is about to be replaced (UsageError)."""
+    """Raise UsageError where the target, about to be replaced, holds anything but a baseline."""
     store, kind = Store(baseline), kind_of(baseline)
     if kind == "file":
         raise UsageError(f"{baseline} is an archive; a baseline that moves is a folder.")
@@ -122,8 +122,8 @@ def _check_target(baseline: Path) -> None:
 
 
 def _check_worth(new: Path, records: list[Record], outcome: Soundness | None) -> None:
-    """Refuse results that nothing can be judged by, whatever the reason (UsageError)."""
-    if failed := failures(records):  # one that diverged is a result, and so is a view in which nothing can be read
+    """Raise UsageError where results have failed cells or controls, so that nothing can be judged by them."""
+    if failed := failures(records):  # diverged cells and views with nothing to read are results
         first = failed[0].config
         raise UsageError(
             f"{len(failed)} of {len(records)} cells in {new} failed, such as {first.defense.id} under "
@@ -140,13 +140,13 @@ def _fill(
     (folder / "records").mkdir()
     write_atomic(folder / MARKER, marker_bytes(bare=True))
     for record in records:
-        write_atomic(folder / "records" / f"{record.cell_id}.json", canonical(record))
+        write_atomic(folder / "records" / f"{record.cell_id}.json", canonical_json(record))
     history_text = "".join(line.model_dump_json() + "\n" for line in lines)
     write_atomic(folder / HISTORY, history_text.encode())
     if outcome is not None:
         save_soundness(folder, outcome)
     if origin != Origin():
-        write_atomic(folder / ORIGIN, canonical(origin))
+        write_atomic(folder / ORIGIN, canonical_json(origin))
     write_board(Store(folder))
     for path in listing(folder):
         if path.name not in _OURS:
@@ -154,9 +154,9 @@ def _fill(
 
 
 def _recover(target: Path) -> None:
-    """Put back a baseline whose move was killed between its two renames, and remove what else killed moves left."""
+    """Restore a baseline whose move was killed between its two renames, and remove leftovers of killed moves."""
     former = [path for path in listing(target.parent) if path.name.startswith(f"{target.name}{_OLD}~")]
-    if former and kind_of(target, follow=False) is None:  # the lock is ours: nobody else is between his renames
+    if former and kind_of(target, follow=False) is None:  # we hold the lock, so no other move is between its renames
         former[0].rename(target)
     sweep_abandoned(target.parent, f"{target.name}~")
     sweep_abandoned(target.parent, f"{target.name}{_OLD}~")
@@ -164,7 +164,7 @@ def _recover(target: Path) -> None:
 
 @contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
-    """Give an empty folder beside `target` that takes its place in the end, whole or not at all (or UsageError)."""
+    """Yield an empty folder beside `target` that replaces it at the end, completely or not at all (UsageError)."""
     fresh, old = temporary_of(target), temporary_of(target, _OLD)
     try:
         fresh.mkdir()

@@ -16,16 +16,16 @@ from ppbench.records.figure import Figured
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import value
 from ppbench.report.frame import EVALUATION, GRID, SERIES, SETTING, TRAINED, Key, frame_of, key_of
-from ppbench.report.strays import FAR, strays
+from ppbench.report.strays import STRAY_MARK, strays
 from ppbench.report.worst import Measured
 
 UNLEARNT = "no training learnt"
-"""Mark of a point whose accuracy is chance because every training collapsed."""
+"""Mark of a point at chance because every training collapsed."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an attack stayed from its goal; larger is safer. name: as "recon/1"; low, high: 95 % interval."""
+    """An attack's distance from the truth; larger is safer. name: as "recon/1"; low, high: 95 % interval."""
 
     name: str
     value: float
@@ -35,9 +35,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class PpcPoint:
-    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: of what is delivered.
+    """A setting of the PPC. ratio: median ||B|| / ||E|| of gradient to perturbation; accuracy: the delivered model's.
 
-    mark: why its accuracy may not be what the defense costs: `UNLEARNT`, `FAR`, or "".
+    mark: why its accuracy may not be due to the defense: `UNLEARNT`, `STRAY_MARK`, or "".
     """
 
     control: float
@@ -55,11 +55,11 @@ class PpcPoint:
 
 @dataclass(frozen=True)
 class Cap:
-    """A CAP over n settings; value: None with `reason` where it cannot be given.
+    """A CAP over n settings; value: None with a `reason` where it is undefined.
 
-    low, high: every accuracy and distance at the lower (upper) end of its own interval: a conservative bracket.
+    low, high: with every accuracy and distance at the lower (upper) end of its interval: a conservative bracket.
     corrected: with accuracy replaced by `corrected_accuracy`; None without an undefended accuracy above chance.
-    collapsed, strays: of the settings, those of which no training learnt, and those far from all other seeds.
+    collapsed, strays: numbers of settings of which no training learned, and of those far from all other seeds.
     """
 
     distance: str
@@ -88,7 +88,7 @@ def corrected_accuracy(accuracy: float, chance: float, undefended: float) -> flo
 
 
 def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
-    """Return the distance that `metric` (the law's) gives, or None where its value is null."""
+    """Return the distance of the law's `metric`, or None where that has no value."""
     if metric.value is None:
         return None
     known = sorted(float(law.of(end)) for end in (metric.low, metric.high) if end is not None)
@@ -97,32 +97,34 @@ def distance_of(metric: Metric, law: DistanceLaw) -> Distance | None:
 
 
 def record_distance(record: Figured, name: str | None = None) -> Distance | None:
-    """Return a record's distance, by default the main one of its question; None where it has none."""
+    """Return a record's distance (by default the main one of its question), or None."""
     law = question_for(record).distance(name)
     metric = None if law is None else record.metric(law.metric)
     return None if law is None or metric is None else distance_of(metric, law)
 
 
 def ppc_point(record: Figured, name: str | None = None, far: Set[Key] = frozenset()) -> PpcPoint | None:
-    """Return a record's point of the PPC, or None where control, accuracy or distance is missing; far: see `strays`."""
+    """Return a record's point of the PPC, None where control, accuracy or distance is missing; far: see `strays`."""
     control, distance, utility = record.config.defense.control, record_distance(record, name), record.utility
     if record.status != "complete" or control is None or distance is None or utility.accuracy is None:
         return None
     ratio = value(record, "ratio_median")
     ends = utility.low, utility.high
-    mark = UNLEARNT if utility.is_collapsed else FAR if far and key_of(record.config).only(TRAINED) in far else ""
+    mark = (
+        UNLEARNT if utility.is_collapsed else STRAY_MARK if far and key_of(record.config).only(TRAINED) in far else ""
+    )
     return PpcPoint(control.value, ratio, utility.accuracy, *ends, distance, mark)
 
 
 def series_cap(
     records: Sequence[Figured], undefended: float | None, name: str | None = None, far: Set[Key] = frozenset()
 ) -> Cap:
-    """Return the CAP of one series: cells that differ in the control value alone.
+    """Return the CAP of one series: cells that differ only in the control value.
 
-    A diverged setting counts with product 0 (no model to use); a failed one, or one without a distance, makes the
-    CAP null: it would otherwise be the mean over a grid of its own. undefended: accuracy of `none` in the same
+    A diverged setting counts with product 0 (no usable model); a failed one, or one without a distance, makes the CAP
+    undefined: it would otherwise be the mean over another grid. undefended: accuracy of `none` in the same
     federation, for the chance-corrected CAP; name: which distance, by default the main one of its question; far:
-    trainings that stray from all other seeds, of all records (`strays`).
+    trainings that stray from all other seeds (`strays` of all records).
     """
     n, question = len(records), question_for(records[0])
     if (law := question.distance(name)) is None:
@@ -145,11 +147,11 @@ def series_cap(
     low, high = (low, high) if low is not None and high is not None else (None, None)
     figures = cap_value(accuracies, distances) * scale, low, high, corrected
     marks = [point.mark for point in known]
-    return Cap(law.name, n, *figures, collapsed=marks.count(UNLEARNT), strays=marks.count(FAR))
+    return Cap(law.name, n, *figures, collapsed=marks.count(UNLEARNT), strays=marks.count(STRAY_MARK))
 
 
 def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> float | None:
-    """Return CAP with everything at one end of its interval; None where a point has no interval."""
+    """Return the CAP of accuracies and distances at one end of their intervals; None where a point has no interval."""
     known = [(a, d) for a, d in ends]
     accuracies, distances = ([a for a, _ in known if a is not None], [d for _, d in known if d is not None])
     whole = len(accuracies) == len(distances) == len(known)
@@ -158,34 +160,34 @@ def _end(ends: Iterable[tuple[float | None, float | None]], scale: float) -> flo
 
 @dataclass(frozen=True)
 class SeriesCap:
-    """The CAP of one series. unit: the same with the question's second distance, if it has one: "recon_unit/1"."""
+    """The CAP of one series. unit: that by the question's second distance ("recon_unit/1"), or None."""
 
     main: Cap
     unit: Cap | None
 
 
 def caps(records: Sequence[Record]) -> dict[str, SeriesCap]:
-    """Return the CAP of the series of every record, by the record's `cell_id`."""
-    found: dict[str, SeriesCap] = {}
+    """Return the CAP of each record's series, by `cell_id`."""
+    by_cell: dict[str, SeriesCap] = {}
     frame = frame_of(records)
     far = strays(frame)
     for evaluation in frame.by(EVALUATION).values():
         whole = next((r for r in evaluation if r.config.defense.id == "none" and r.status == "complete"), None)
         plain = None if whole is None else whole.utility.accuracy
         for key, members in evaluation.by(SERIES).items():
-            others = question_of(key.asked).distances[1:]
+            others = question_of(key.question).distances[1:]
             unit = series_cap(members, plain, others[0].name, far) if others else None
             main = series_cap(members, plain, far=far)
-            found |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
-    return found
+            by_cell |= dict.fromkeys((r.cell_id for r in members), SeriesCap(main, unit))
+    return by_cell
 
 
 def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple[Key, Cap, list[Measured]]]:
-    """Return the CAP of each grid of worst cases, as `series_cap`, with each value's case; of one distance.
+    """Return for each grid of worst cases its key, its CAP (see `series_cap`) and the case at each control value.
 
     name: the distance, by default the main one of the first cell's question.
     """
-    found = []
+    results = []
     for key, grid in frame_of(records).by(GRID).items():
         law = question_for(grid[0]).distance(name)
         if law is None:
@@ -194,5 +196,5 @@ def worst_caps(records: Sequence[Record], name: str | None = None) -> list[tuple
         for row in grid.by(SETTING).values():
             diverged = next((record for record in row if record.status == "diverged"), row[0])
             cases.append(row.worst(law.metric) or diverged)
-        found.append((key, series_cap(cases, None, law.name), cases))
-    return found
+        results.append((key, series_cap(cases, None, law.name), cases))
+    return results

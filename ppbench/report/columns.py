@@ -1,7 +1,6 @@
 """Every column of leaderboard.csv, worst_case.csv and the tables of `ppbench.load`: its type, unit and meaning, once.
 
-docs/columns.md is made from here. A new column goes last in `CELLS`: a table that was written before then still agrees
-with its records.
+docs/columns.md is made from here. New columns go last in `CELLS`, so that older tables still agree with their records.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from typing import Final, Literal
 
 from ppbench.report.metrics import METRICS, SHARE
 
-Value = str | int | float | bool | None
-Row = dict[str, Value]
-"""One row of a table, by the names of its columns; None is an empty field."""
+ColumnValue = str | int | float | bool | None
+Row = dict[str, ColumnValue]
+"""One row of a table by column; None is an empty field."""
 ENDS: Final = ("_low", "_high")
 
 
@@ -21,8 +20,8 @@ ENDS: Final = ("_low", "_high")
 class Column:
     """One column.
 
-    dtype: pandas' type, which can hold a missing value; unit: "" where it has none; path: where a cell's value is read,
-    as "record.status"; "" where it is computed, as a metric is.
+    dtype: pandas' nullable type; unit: "" without one; path: where a cell's value is read, as "record.status", or ""
+    where it is computed, as for metrics.
     """
 
     name: str
@@ -49,7 +48,7 @@ def _truth(name: str, path: str, meaning: str) -> Column:
 
 
 def _ends(name: str, path: str, unit: str = "", of: str = "") -> tuple[Column, Column]:
-    """Return the columns of the interval of a figure, or `of` another, read at `path` and "low" or "high" behind it."""
+    """Return the columns of the interval of `name`, or of the figure `of`, read at `path` + "low" and + "high"."""
     low, high = (f"{path}{end}" if path else "" for end in ("low", "high"))
     return (
         _real(f"{name}_low", low, unit, f"Lower end of the 95 % interval of `{of or name}`."),
@@ -77,21 +76,21 @@ def _chance(name: str) -> Column:
 
 
 KEY: Final = (
-    _text("dataset", "key.data", "Name of the data set, as it was asked for."),
+    _text("dataset", "key.data", "Name of the data set, as given on the command line or in the suite."),
     _text("model", "key.model", "Name of the network."),
-    _text("threat_model", "key.threat", "Who attacks, with the version, as `server/1`; see threat-models.md."),
-    _text("kind", "kind", "The question; in worst_case.csv that of the board, on which label attacks stand, too."),
+    _text("threat_model", "key.threat", "The adversary, with the version, as `server/1`; see threat-models.md."),
+    _text("kind", "kind", "The question; in worst_case.csv that of the board, which includes label attacks."),
     _text("stage", "key.stage", "Which model: `init`, `iterate` (trained on), `final` (delivered) or `audit`."),
     _whole("batch_size", "key.batch", "Examples in a victim's batch.", "examples"),
     _text("probe", "key.probe", "What a probed client does with the batch: `gradient` or `local` training."),
-    _whole("probe_rounds", "key.probe_rounds", "Rounds that it holds the batch.", "rounds"),
+    _whole("probe_rounds", "key.probe_rounds", "Rounds in which it holds the batch.", "rounds"),
     _text("defense", "key.defense", "Name of the defense; `none` and `full_noise` are the controls."),
     _text("control", "key.control", "Name of the control parameter: the x-axis of the trade-off."),
     _real("control_value", "key.value", "", "Its value."),
     _text("parameters", "parameters", "Every parameter of the defense in JSON, sorted by name."),
     _text("role", "key.role", "Role that the victims played; empty where all clients do the same."),
     _whole("seed", "key.seed", "Master seed: one seed, one result."),
-    _text("suite", "key.suite", "Who asked, with the version: `evaluate/1`, or a suite's id."),
+    _text("suite", "key.suite", "Where the cell comes from, with the version: `evaluate/1`, or a suite's id."),
     _whole("train", "key.train", "Training examples that the clients share.", "examples"),
     _whole("public", "key.public", "Examples that no client holds and adversaries may use.", "examples"),
     _whole("references", "key.references", "Reference runs of an audit; empty elsewhere."),
@@ -100,12 +99,12 @@ KEY: Final = (
     _text("federation", "key.federation", "How the model was trained, in JSON: clients, rounds, schedule, optimizers."),
     _text("architecture", "key.architecture", "The network in JSON: options, input shape, classes, parameters, loss."),
     _whole("test", "key.test", "Test examples.", "examples"),
-    _text("data_digest", "key.digest", "SHA-256 of the data: equal data, whatever they are called."),
-    _text("suite_digest", "key.suite_digest", "Digest of what the suite's cells share; empty where no suite asked."),
+    _text("data_digest", "key.digest", "SHA-256 of the data, whatever their name."),
+    _text("suite_digest", "key.suite_digest", "Digest of what the suite's cells share; empty outside suites."),
     _text("defense_version", "key.version", "Version of the defense."),
-    _text("auxiliary", "key.auxiliary", "What else the adversary was given; empty where nothing."),
+    _text("auxiliary", "key.auxiliary", "Further knowledge of the adversary; empty without any."),
 )
-"""What tells rows of boards apart: `report.frame.ROW` as columns; no two rows are equal in all of them."""
+"""The columns that identify a row of a board: `report.frame.ROW`; no two rows are equal in all of them."""
 RANKS: Final = (
     _whole("rank_low", "", "Best rank of the row on its board, 1 leaking least; empty where it is not ranked."),
     _whole("rank_high", "", "Worst rank: rows whose intervals overlap share ranks `rank_low` to `rank_high`."),
@@ -114,13 +113,13 @@ _KEY: Final = {column.name: column for column in KEY}
 CELLS: Final = (
     *(_KEY[name] for name in ("suite", "threat_model", "defense", "control", "control_value")),
     _text("attack", "key.attack", "Name of the attack."),
-    _truth("adaptive", "key.knows", "Whether the attack declares to know the defense's mechanism."),
+    _truth("adaptive", "key.knows", "Whether the attack declares that it knows the defense's mechanism."),
     *(_KEY["stage"], _KEY["batch_size"]),
     _whole("n", "n", "Victims, candidates or queries that were scored."),
     _real("accuracy", "utility.accuracy", SHARE, "Accuracy of the delivered model on the test part."),
     *_values("psnr_median", "psnr_p95", "rmse_mean", "ssim_mean", "label_accuracy", "asr", "auc", "tracing_accuracy"),
     _real("cap", "cap.value", "", "CAP: mean of accuracy x `distance` over the control values; equal along a series."),
-    _text("claimed", "claimed", "What the defense's paper prints for this very setting; leaderboard.csv alone has it."),
+    _text("claimed", "claimed", "The claim of the defense's paper for this very setting; only in leaderboard.csv."),
     _text("status", "record.status", "`complete`, `diverged` or `failed`; `reason` says why."),
     _text("cell_id", "record.cell_id", "Name of the cell: the file in records/, a hash of its whole configuration."),
     *_ends("accuracy", "utility.", SHARE),
@@ -137,10 +136,10 @@ CELLS: Final = (
     _text("cap_reason", "cap.reason", "Why there is no CAP."),
     _real("epsilon", "record.privacy.epsilon", "", "The formal guarantee over the whole training, if any."),
     _real("delta", "record.privacy.delta", "", "Its delta."),
-    _real("bytes_up", "cost.bytes_up", "bytes", "What a client uploads a round."),
-    _real("bytes_down", "cost.bytes_down", "bytes", "What a client downloads a round."),
-    _whole("bytes_setup", "cost.bytes_setup", "What the set-up sends in all.", "bytes"),
-    _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; then it is never a result."),
+    _real("bytes_up", "cost.bytes_up", "bytes", "Bytes that a client uploads per round."),
+    _real("bytes_down", "cost.bytes_down", "bytes", "Bytes that a client downloads per round."),
+    _whole("bytes_setup", "cost.bytes_setup", "Bytes that the set-up sends in total.", "bytes"),
+    _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; such a cell is never a result."),
     *(_KEY["dataset"], _KEY["model"], _KEY["seed"]),
     _text("reason", "record.reason", "Why a cell is not complete."),
     *_whole_metrics("agreement", "output_error"),
@@ -151,7 +150,7 @@ CELLS: Final = (
     *(_KEY["probe"], _KEY["probe_rounds"], _KEY["role"]),
     _real("up_ratio", "ratios.up", "", "`bytes_up` over that of `none` in the same federation."),
     _real("down_ratio", "ratios.down", "", "`bytes_down` over that of `none`."),
-    _whole("memory_peak", "cost.memory_peak", "Most memory that a client's computation takes at a time.", "bytes"),
+    _whole("memory_peak", "cost.memory_peak", "Peak memory of a client's computation.", "bytes"),
     _real("memory_ratio", "ratios.memory", "", "`memory_peak` over that of `none`."),
     *_values("psnr_worst_decile"),
     *_whole_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean"),
@@ -161,7 +160,7 @@ CELLS: Final = (
     *(_KEY["public"], _KEY["references"], _KEY["canaries"]),
     _text("perceptual", "config.perceptual", "Network of perceptual figures and its file's digest; empty without one."),
     _text("tuned", "tuned", "Settings of the attack that were chosen on tuning victims."),
-    _text("flags", "flags", "Codes of what a reader must know about the cell, with spaces between."),
+    _text("flags", "flags", "Codes of remarks on the cell, separated by spaces."),
     _chance("tracing_accuracy"),
     *_whole_metrics("detection_auc", "reconstruction_accuracy"),
     _chance("reconstruction_accuracy"),
@@ -171,19 +170,22 @@ CELLS: Final = (
     *_whole_metrics("reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median"),
     *(_chance("reidentified"), _chance("recognized")),
     _real(
-        "accuracy_top5", "utility.accuracy_top5", SHARE, "Share whose class is among the five likeliest, of over ten."
+        "accuracy_top5",
+        "utility.accuracy_top5",
+        SHARE,
+        "Share whose class is among the five likeliest; only for more than ten classes.",
     ),
     *_ends("accuracy_top5", "utility.accuracy_top5_", SHARE),
-    _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learnt."),
-    _whole("retrained", "utility.retrained", "Seed of the training that stands here, where the cell's own collapsed."),
-    _whole("cap_collapsed", "cap.collapsed", "Of `cap_settings`, those of which no training learnt."),
-    _whole("cap_strays", "cap.strays", "Of `cap_settings`, those whose accuracy is far from that of every other seed."),
+    _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learned."),
+    _whole("retrained", "utility.retrained", "Seed of the training reported here, where the cell's own collapsed."),
+    _whole("cap_collapsed", "cap.collapsed", "Number of `cap_settings` of which no training learned."),
+    _whole("cap_strays", "cap.strays", "Number of `cap_settings` whose accuracy is far from that of every other seed."),
 )
 """The columns of leaderboard.csv, in order; new ones go last.
 
-All are always there, or files of two boards could not be put below one another, and a table of before could not be told
-from one that lost a column. Times are in no column: they differ from run to run, and the table is a function of the
-records. Behind the columns stand the figures of questions without a chapter (`further` in page/table.py).
+Every file has all of them, so that files of two boards can be concatenated, and older tables differ from tables that
+lost a column. There are no times: they differ from run to run, and the table is a function of the records. Further
+columns follow for questions without a chapter (`foreign_metrics` in page/table.py).
 """
 _CELL: Final = {column.name: column for column in CELLS}
 _WORST: Final = (
@@ -204,31 +206,31 @@ WORST: Final = (
     *RANKS,
     RELIABLE,
     _text("level", "", "How far inputs leak: `rebuilt`, `recognizable`, `blind` or `undecided`; see levels.md."),
-    _text("level_plain", "", "The same to attackers who do not know the defense."),
-    _text("qualifiers", "", "Codes of what must be said along with the level, with spaces between."),
+    _text("level_plain", "", "The same for unaware attackers."),
+    _text("qualifiers", "", "Codes of the level's qualifiers, separated by spaces."),
     _CELL["accuracy"],
     _whole("attacks", "", "Attacks that gave reconstructions."),
     _whole("n", "", "Victims of the worst case."),
-    _text("plain", "", "The attack of those that do not know the defense; `portfolio (NAME)`: several, mostly NAME."),
-    *_of_case("plain", "the worst case over attacks that do not know the defense", ("psnr_median", "rmse_mean")),
+    _text("plain", "", "The unaware attack with the worst case; `portfolio (NAME)`: several, mostly NAME."),
+    *_of_case("plain", "the worst case over unaware attacks", ("psnr_median", "rmse_mean")),
     _text("worst", "", "The attack of the worst case, over all; `portfolio (NAME)`: several, mostly NAME."),
     *_of_case("worst", "the worst case", _WORST),
     *KEY[len(_FRONT) :],
 )
-"""The columns of worst_case.csv, in order; new ones go last. One that is empty in every row is not written."""
+"""The columns of worst_case.csv, in order; new ones go last. Columns that are empty in every row are not written."""
 
 LONG: Final = (
     _text("metric", "", "Name of the metric; missing where a cell came to no figure, which `reason` explains."),
     _real("value", "", "of the metric", "Its value; missing where `reason` says why."),
     _real("low", "", "of the metric", "Lower end of its 95 % interval."),
     _real("high", "", "of the metric", "Upper end."),
-    _whole("n", "", "Victims, candidates or queries that it is over."),
+    _whole("n", "", "Number of victims, candidates or queries."),
     _real("chance", "", "of the metric", "What blind guessing gives, where that is defined."),
     _truth("higher_is_safer", "", "Whether a higher value leaks less."),
     _text("reason", "", "Why there is no value."),
 )
-"""What tables of `ppbench.load` have of each metric."""
-OWN: Final = (
+"""The columns of a metric in tables of `ppbench.load`."""
+CELL_KEY: Final = (
     _CELL["cell_id"],
     _CELL["attack"],
     _text("attack_version", "key.attack_version", "Version of the attack."),
@@ -238,27 +240,32 @@ OWN: Final = (
     _CELL["oracle"],
     _CELL["status"],
 )
-"""What tells the cells of one row of a board apart."""
-_TOLD: Final = {c.name for c in (*KEY, *OWN, *LONG)} | {"claimed"}
-LOADED_CELLS: Final = (*KEY, *OWN, *(c for c in CELLS if (c.path or c in RANKS) and c.name not in _TOLD), *LONG)
-"""The columns of `ppbench.load(folder)`: all that leaderboard.csv says of a cell, and a row a metric."""
+"""The columns that distinguish the cells of one row of a board."""
+_NOT_REPEATED: Final = {c.name for c in (*KEY, *CELL_KEY, *LONG)} | {"claimed"}
+LOADED_CELLS: Final = (
+    *KEY,
+    *CELL_KEY,
+    *(c for c in CELLS if (c.path or c in RANKS) and c.name not in _NOT_REPEATED),
+    *LONG,
+)
+"""The columns of `ppbench.load(folder)`: those of leaderboard.csv, with one row per cell and metric."""
 LOADED_VICTIMS: Final = (
     *_FRONT,
-    *(column for column in OWN if column.name not in ("attack_version", "attack_parameters")),
-    _text("victim", "", "Which victim of the cell, the same in all cells that were asked the same; numbers with dots."),
-    _text("unit", "", "What it was observed with: victims of one unit are not independent."),
-    _truth("canary", "", "Whether it is a canary and no record of the data."),
-    _text("metric", "", "Name of the figure, as its question keeps it: a field of the score, see `ppbench/questions`."),
-    _real("value", "", "of the figure", "Its value, yes being 1 and no 0; missing where the victim has none."),
+    *(column for column in CELL_KEY if column.name not in ("attack_version", "attack_parameters")),
+    _text("victim", "", "Which victim of the cell, equal in all cells with the same question; numbers with dots."),
+    _text("unit", "", "Its unit of observation: victims of one unit are not independent."),
+    _truth("canary", "", "Whether it is a canary."),
+    _text("metric", "", "Name of the figure: a field of the question's score, see `ppbench/questions`."),
+    _real("value", "", "of the figure", "Its value, 1 for yes and 0 for no; missing where the victim has none."),
 )
-"""The columns of `ppbench.load(folder, level="victims")`; what else is known of a cell lies under its `cell_id`."""
+"""The columns of `ppbench.load(folder, level="victims")`; join others by `cell_id`."""
 LOADED_WORST: Final = (
     *KEY,
-    _text("row", "", "The row in words, as on its board: the defense, its control value, what else tells it apart."),
+    _text("row", "", "The row in words, as on its board: the defense, its control value, what else distinguishes it."),
     *RANKS,
     RELIABLE,
     *(_CELL[name] for name in ("accuracy", *(f"accuracy{end}" for end in ENDS), "epsilon", "delta")),
-    _text("case", "", "`worst`: over all attacks; `plain`: over those that do not know the defense."),
+    _text("case", "", "`worst`: over all attacks; `plain`: over unaware ones."),
     _text("attack", "", "The attack of the case; `portfolio (NAME)`: several, mostly NAME."),
     _text("cell_id", "", "The cell of the case, of a portfolio the leading one."),
     _truth("headline", "", "Whether the board is ranked by this metric."),

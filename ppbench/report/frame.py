@@ -1,8 +1,8 @@
-"""Records in, one table out: a row a cell, and the one key of what may be compared with what.
+"""Records as one table with one row per cell, and the key that decides which cells may be compared.
 
-Whatever makes two cells incomparable is a field of `Key`, or stands in `NOT_DISTINGUISHING` with the reason. All groups
-that the report makes (boards, their rows, sentences, series along a control value, trainings, the reach of controls)
-are the projections below; no other module makes one.
+Every field of a configuration is in `Key`, or in `NOT_DISTINGUISHING` with the reason. All groups of the report
+(boards, their rows, sentences, series along a control value, trainings, the scope of controls) are projections of the
+key, which are defined below and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.report.worst import WorstCase, contenders, worst_case
 
 NOT_DISTINGUISHING: Final = {
-    "schema_": "there is one; records of another are not read",
+    "schema_": "there is one; records of other schemas are not read",
     "data.name": "the digest says which data they are; a name may be another machine's",
-    "attack.code": "boards take the worst of all attacks, compare those of one version; see `compare.join`",
-    "victims_from": "which examples were drawn; `Record.asked` says whether two cells asked about the same",
-    "threat_model.sees": "wording of what the threat model's versioned id stands for",
+    "attack.code": "boards take the worst over all attacks, `compare` pairs those of one version; see `compare.join`",
+    "victims_from": "which examples were drawn; `Record.asked` decides whether two cells have the same victims",
+    "threat_model.sees": "a description; the versioned id decides",
 }
-"""Fields of a cell's configuration that are no part of the key, and why."""
+"""Fields of a cell's configuration that are not in the key, and why."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a cell is of. Fields that a projection leaves out are blank: the default.
+    """The key of a cell. Fields that a projection leaves out have their default.
 
-    A field that older records lack has the default of the records' schema, which is what they were computed with.
+    Fields that older records lack have the schema's defaults, with which they were computed.
 
     Attributes:
         digest, train, test, public: digest of the data, and how many examples each part has.
         architecture, federation: the whole `ModelInfo` and `FederationInfo`, as JSON.
-        defense, version, parameters: the defense; its version with the code of strangers (`CellConfig.edition`); its
+        defense, version, parameters: the defense; its version with other packages' code (`CellConfig.edition`); its
             parameters but the control parameter, as JSON.
-        kind: the board that the cell is for, its question or the one whose board it shares.
-        asked, attack, attack_version, settings: what kind of attack, which, and its parameters (a budget) as JSON.
-        knows, informed, oracle: whether the attack counts as adaptive, whether the threat model says that it knows the
-            defense, and whether it chose its answer by the truth.
-        data: the name of the data, for words only: it distinguishes nothing.
-        others: as of `CellConfig`.
+        kind: the question whose board the cell is on, its own or another.
+        question, attack, attack_version, settings: kind of attack, the attack, and its parameters as JSON.
+        knows, informed, oracle: whether the attack is adaptive, whether the threat model knows the defense, and whether
+            the attack chose its answer by the truth.
+        data: the name of the data, for text only: it distinguishes nothing.
+        others: as in `CellConfig`.
     """
 
     suite: str = ""
@@ -70,7 +70,7 @@ class Key:
     references: int | None = None
     canaries: int | None = None
     canary_clients: int | None = None
-    asked: str = ""
+    question: str = ""
     attack: str = ""
     attack_version: str = ""
     settings: str = "{}"
@@ -84,11 +84,11 @@ class Key:
     data: str = field(default="", compare=False)
 
     def only(self, names: Iterable[str]) -> Key:
-        """Return the key with all fields blank but `names` and the words of the data."""
+        """Return the key with defaults for all fields except `names` and `data`."""
         return Key(**{name: getattr(self, name) for name in names}, data=self.data)
 
     def text(self) -> str:
-        """Return the key as one line that sorts and files can be named by."""
+        """Return the key as one line of JSON, for sorting and for names of files."""
         return json.dumps([getattr(self, name) for name in NAMES])
 
     @property
@@ -100,57 +100,57 @@ class Key:
     def network(self) -> str:
         """The network with its options in words."""
         model = json.loads(self.architecture)
-        return network(model["id"], model["options"])
+        return network_words(model["id"], model["options"])
 
     @property
     def intended(self) -> bool:
-        """Whether the model is delivered for what is asked; then nothing is ranked."""
+        """Whether the model is meant to answer the question, so that nothing is ranked."""
         return self.stage in question_of(self.kind).intended
 
 
 NAMES: Final = tuple(f.name for f in fields(Key) if f.compare)
 TASK: Final = ("suite", "suite_digest", "digest", "train", "test", "public", "architecture")
-"""Who asked, of which data and which network."""
+"""The suite, the data and the network."""
 EVALUATION: Final = (*TASK, "federation", "seed")
-"""Cells whose controls vouch for one another, and that sentences are made of: all defenses in one federation."""
+"""All defenses in one federation: these cells share controls and sentences."""
 DEFENSE: Final = ("defense", "version", "parameters", "control", "value")
 TRAINED: Final = (*EVALUATION, *DEFENSE)
-"""One defense as configured, in one federation: what a client's costs are of."""
+"""One training: a defense as configured, in one federation."""
 AUDIT: Final = ("references", "canaries", "canary_clients")
 SCENE: Final = ("threat", "auxiliary", "stage", "batch", "probe", "probe_rounds", *AUDIT)
-"""What an adversary is given: whose view, of which model, of what probe, with which audit."""
+"""What an adversary has: whose view, of which model, of what probe, with which audit."""
 SETTING: Final = (*TRAINED, *SCENE, "role")
-"""What a sentence is about: a defense at one control value, in one scene, over all attacks on it."""
+"""A defense at one control value, in one scene, over all attacks: the subject of a sentence."""
 ROW: Final = (*SETTING, "kind")
-"""A row of a board. Its worst case is over all that was tried on it: budget and tuning are single attacks' own."""
+"""A row of a board. Its worst case is over all attacks on it, whatever their budget and tuning."""
 BOARD: Final = (*TASK, *SCENE, "kind")
-"""A board: its rows may be ranked. Federation and seed tell its rows apart."""
+"""A board, whose rows may be ranked; these may differ in federation and seed."""
 SCOPE: Final = (*TASK, "threat", "auxiliary", "probe", "probe_rounds")
-"""The cells over which a board's controls are judged: one adversary's, of every stage and batch."""
+"""The cells over which a board's controls are checked: one adversary's, at every stage and batch."""
 GRID: Final = tuple(name for name in ROW if name != "value")
-"""Rows that differ in the control value alone: the CAP of worst cases is a mean over them."""
+"""Rows that differ only in the control value: the CAP of worst cases is a mean over them."""
 SERIES: Final = tuple(name for name in NAMES if name != "value")
-"""Cells that differ in the control value alone: the CAP of one attack is a mean over them."""
+"""Cells that differ only in the control value: the CAP of one attack is a mean over them."""
 FREE: Final = ("seed", "version")
-"""What `compare` compares: several seeds of two versions of a defense, or of the code of what others brought."""
+"""Fields over which `compare` compares: seeds, and versions of a defense or of other packages' code."""
 MODEL: Final = tuple(name for name in (*TRAINED, *AUDIT) if name not in FREE)
 """A trained model, whatever its seed and the defense's version."""
 POINT: Final = tuple(name for name in SETTING if name not in FREE)
 """A setting, whatever its seed and the defense's version."""
 RUNS: Final = tuple(name for name in TRAINED if name != "value")
-"""Trainings that differ in the control value alone."""
+"""Trainings that differ only in the control value."""
 
 
-def network(model: str, options: Mapping[str, Scalar]) -> str:
+def network_words(model: str, options: Mapping[str, Scalar]) -> str:
     """Return a network in words: "mlp (bias=False, hidden=64,64)"."""
-    told = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-    return f"{model} ({told})" if told else model
+    words = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+    return f"{model} ({words})" if words else model
 
 
-SAME: Final = (
+SHARED_FIELDS: Final = (
     "suite", "suite_digest", "seed", "role", "stage", "probe", "probe_rounds", "tuning", "victims", "perceptual",
 )  # fmt: skip
-"""Fields of a configuration that the key has under the same name."""
+"""Fields that the key and the configuration have under one name."""
 
 
 def key_of(config: CellConfig) -> Key:
@@ -158,7 +158,7 @@ def key_of(config: CellConfig) -> Key:
     defense, control, attack, data = config.defense, config.defense.control, config.attack, config.data
     rest = {k: v for k, v in defense.parameters.items() if control is None or k != control.name}
     return Key(
-        **{name: getattr(config, name) for name in SAME},
+        **{name: getattr(config, name) for name in SHARED_FIELDS},
         digest=data.identity,
         train=data.train,
         test=data.test,
@@ -177,7 +177,7 @@ def key_of(config: CellConfig) -> Key:
         references=None if config.audit is None else config.audit.references,
         canaries=None if config.audit is None else config.audit.canaries,
         canary_clients=None if config.audit is None else config.audit.canary_clients,
-        asked=attack.kind,
+        question=attack.kind,
         attack=attack.id,
         attack_version=attack.version,
         settings=json.dumps(attack.parameters, sort_keys=True),
@@ -190,13 +190,13 @@ def key_of(config: CellConfig) -> Key:
 
 
 class Frame(tuple[Record, ...]):
-    """Records with their keys and worst cases, each made once, also for its groups; they must not change meanwhile."""
+    """Records with cached keys and worst cases, shared with groups of them; the records must not change."""
 
     _keys: dict[int, tuple[Record, Key]]
     _worst: dict[tuple[str, frozenset[int]], tuple[list[Record], WorstCase | None]]
 
     def __new__(cls, records: Iterable[Record], parent: Frame | None = None) -> Frame:
-        """Hold `records`; parent: the frame that they are of."""
+        """Hold `records`; parent: a frame with them, whose caches are shared."""
         made = super().__new__(cls, records)
         made._keys = {} if parent is None else parent._keys
         made._worst = {} if parent is None else parent._worst
@@ -214,7 +214,7 @@ class Frame(tuple[Record, ...]):
         return known[1]
 
     def by(self, names: Sequence[str]) -> dict[Key, Frame]:
-        """Return the records by a projection of their keys, in the order in which each comes up first."""
+        """Return the records grouped by a projection of their keys, in order of first appearance."""
         groups: dict[Key, list[Record]] = {}
         shared: dict[tuple[object, ...], Key] = {}
         for record in self:
@@ -227,13 +227,13 @@ class Frame(tuple[Record, ...]):
 
     def worst(self, metric: str) -> WorstCase | None:
         """Return the worst case over the frame's records, which must be of one row; see `worst_case`."""
-        told = contenders(self, metric)
-        name = metric, frozenset(map(id, told))
+        cells = contenders(self, metric)
+        name = metric, frozenset(map(id, cells))
         if name not in self._worst:
-            self._worst[name] = told, worst_case(told, metric)  # the cells stay, so their ids do
+            self._worst[name] = cells, worst_case(cells, metric)  # the cells stay, so their ids do
         return self._worst[name][1]
 
 
 def frame_of(records: Iterable[Record]) -> Frame:
-    """Return `records` as a frame; one that is a frame already as it is."""
+    """Return `records` as a frame, unchanged if they are one."""
     return records if isinstance(records, Frame) else Frame(records)

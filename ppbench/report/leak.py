@@ -1,8 +1,8 @@
-"""How far inputs of one setting leak: rebuilt, recognizable, no better than blind, or undecided; the one judgment.
+"""How far inputs of one setting leak: rebuilt, recognizable, no better than blind, or undecided.
 
-Sentence, chip, terminal, page, JSON, claims and ranks read it. The levels are relative to what who sees nothing gets,
-on the same victims: a cut in decibels alone calls legible digits hidden, and takes noise that everybody looks through
-for protection. `docs/levels.md` says how they were chosen.
+Sentences, page, terminal, JSON, claims and ranks all use this judgment. The levels are relative to a blind guess on the
+same victims: a threshold in decibels alone calls legible digits hidden, and noise that does not hide anything a
+protection. `docs/levels.md` says how they were chosen.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ppbench.metrics.intervals import LEVEL, lower_bound, upper_bound
+from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
 from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, modality_of
 from ppbench.metrics.modality import Modality
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import gain_of
-from ppbench.questions.recognition import LOOKED, seen_of
+from ppbench.questions.image_metrics import median_gain
+from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN, CLEAR, rebuilt_share, value
+from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.worst import Measured, WorstCase, contenders
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
-Code = Literal[
+QualifierCode = Literal[
     "some_rebuilt", "untested", "undefended_stands", "undefended_missing", "unlearned", "belied", "unmeasured"
 ]
-CLOSE = 0.30
-"""Shares beyond chance: seen, where the interval begins above `CLEAR`; not, where it ends below this."""
-FEWEST = 6
-"""Units of which a resampled mean can be shown to lie above chance: of 5 all lie above it by chance in 1 of 32 runs."""
+UNSEEN_MARGIN = 0.30
+"""A share is unseen where its interval ends less than this above chance (seen: begins `CLEAR_MARGIN` above it)."""
+FEWEST_UNITS = 6
+"""Least number of units for a mean above chance: of 5 units all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
-"""Decibels beyond the best blind guess below which the interval of a median ends where nothing more is seen."""
+"""Decibels beyond the best blind guess: a median whose interval ends below this shows nothing more."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
-"""The order of levels: what is not known may be worse than what is shown to be nothing."""
-WORDS: dict[Level, str] = {
+"""The order of levels: an undecided leak may be worse than one shown to be nothing."""
+LEVEL_WORDS: dict[Level, str] = {
     "rebuilt": "rebuilt",
     "recognizable": "recognizable",
     "blind": "no better than blind",
@@ -47,15 +47,15 @@ WORDS: dict[Level, str] = {
 
 @dataclass(frozen=True)
 class Qualifier:
-    """What must be said along with a level. code: for programs; words: a clause."""
+    """A remark that qualifies a level. code: for programs; words: a clause."""
 
-    code: Code
+    code: QualifierCode
     words: str
 
 
 @dataclass(frozen=True)
 class Side:
-    """What some attackers get of a setting: the worst case over them, and their cells."""
+    """The worst case over some attackers on a setting, and their cells."""
 
     cells: tuple[Record, ...]
     worst: WorstCase | None
@@ -72,39 +72,39 @@ class Side:
 
     @cached_property
     def gain(self) -> Metric | None:
-        """The median of decibels beyond the best blind guess; None of table rows, and where none was measured."""
+        """The median of decibels beyond the best blind guess; None for table rows, and where not measured."""
         if self.worst is None or not self.modality.decibels:
             return None
-        return gain_of(self.worst.victims, self.worst.config.seed)
+        return median_gain(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
-        """By metric of `Modality.readers`: the worst case or the cell that has most of it; empty where not measured."""
+        """By metric of `Modality.readers`: the worst case or the cell where it is largest; empty if not measured."""
         if self.worst is None:
             return ()
-        told: list[Measured] = [self.worst, *self.cells]
-        tops = ((name, best(told, name)) for name in self.modality.readers)
+        candidates: list[Measured] = [self.worst, *self.cells]
+        tops = ((name, best(candidates, name)) for name in self.modality.readers)
         return tuple((name, top) for name, top in tops if top is not None)
 
     @cached_property
     def clear(self) -> tuple[tuple[str, Measured], ...]:
-        """Those of `readers` that lie well above chance, as the largest of all of them in all cells."""
-        return tuple((name, top) for name, top in self.readers if _ends(name, top, self._tail)[0] > CLEAR)
+        """Those of `readers` that lie well above chance, at Bonferroni's level."""
+        return tuple((name, top) for name, top in self.readers if _ends(name, top, self._tail)[0] > CLEAR_MARGIN)
 
     @property
     def measured(self) -> bool:
-        """Whether it is known of every victim what who looks gets; cells of older records may stand beside newer."""
-        told = () if self.worst is None else self.worst.victims
-        return bool(self.readers) and all(map(self.modality.is_measured, told))
+        """Whether every victim has the figures behind `Modality.readers`, which older records lack."""
+        scores = () if self.worst is None else self.worst.victims
+        return bool(self.readers) and all(map(self.modality.is_measured, scores))
 
     @property
     def _tail(self) -> float:
-        """Bonferroni's level for the largest of all readers in all cells."""
-        return (1 - LEVEL) / 2 / max(1, len(self.cells) * len(self.readers))
+        """The one-sided tail at Bonferroni's level for the largest of all readers in all cells."""
+        return (1 - CONFIDENCE) / 2 / max(1, len(self.cells) * len(self.readers))
 
     @property
     def level(self) -> Level:
-        """How far it leaks, from intervals: what is neither shown to leak nor shown not to is undecided."""
+        """The level, from intervals: "undecided" where neither a leak nor its absence is shown."""
         if self.worst is None:
             return "undecided"
         if self._most_rebuilt(self.worst):
@@ -114,29 +114,29 @@ class Side:
         return "blind" if self._nothing(self.worst) else "undecided"
 
     def _more(self, name: str, top: Measured) -> bool:
-        """Return whether a reader gets more than chance explains, and not by a little."""
+        """Return whether a metric of `Modality.readers` is significantly, by more than `CLEAR_MARGIN`, above chance."""
         metric = top.metric(name)
         beyond = 0.0 if metric is None else (metric.value or 0.0) - (metric.chance or 0.0)
-        return beyond > CLEAR and _ends(name, top, self._tail)[0] > 0
+        return beyond > CLEAR_MARGIN and _ends(name, top, self._tail)[0] > 0
 
     def _most_rebuilt(self, worst: WorstCase) -> bool:
-        """Return whether the median victim is rebuilt, with its whole interval; of rows, whether more than half are."""
+        """Return whether the median victim is rebuilt, with its whole interval; for table rows, whether half are."""
         median = worst.metric("psnr_median")
         if not self.modality.decibels:
-            return _begins(self.share, BROKEN)
+            return _begins(self.share, BROKEN_SHARE)
         if self.gain is None:
             return _begins(median, BROKEN_DB)
         return _begins(self.gain, REBUILT_DB) or _begins(median, EXACT_DB)
 
     def _nothing(self, worst: WorstCase) -> bool:
-        """Return whether who tries all these attacks is shown to get no more than who sees nothing.
+        """Return whether all these attacks are shown to give no more than a blind guess.
 
-        A reader who gets more in any cell than chance explains gets more: noise is looked through that scores worse
+        Readings count in every cell, not only in the worst case: images under noise may be legible and yet score worse
         than a blur.
         """
         if self.share is None or self.share.value or not self.measured:
             return False
-        if any(self._more(name, top) or _ends(name, worst)[1] >= CLOSE for name, top in self.readers):
+        if any(self._more(name, top) or _ends(name, worst)[1] >= UNSEEN_MARGIN for name, top in self.readers):
             return False
         return not self.modality.decibels or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
 
@@ -147,19 +147,18 @@ def _begins(metric: Metric | None, level: float) -> bool:
     return low is not None and low >= level
 
 
-def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[float, float]:
-    """Return how far beyond chance the interval of `Modality.readers` begins and ends; shares at level `tail`.
+def _ends(name: str, record: Measured, tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float]:
+    """Return the interval of a metric of `Modality.readers` minus chance; of a share of victims at a level of `tail`.
 
-    The columns of a row that are right are no yes or no: their mean has the interval that the records state. Where
-    chance is not known nothing is: (-1, 1).
+    The share of a row's right columns is not binary: its interval is the recorded one. (-1, 1) where chance is unknown.
     """
-    metric = found.metric(name)
+    metric = record.metric(name)
     if metric is None or metric.chance is None:
         return -1.0, 1.0
-    if name in LOOKED:
-        units = list(seen_of(name, found.victims).values())
+    if name in RECOGNITION_METRICS:
+        units = list(successes_of(name, record.victims).values())
         return lower_bound(units, tail) - metric.chance, upper_bound(units, tail) - metric.chance
-    if len({score.unit for score in found.victims}) < FEWEST:
+    if len({score.unit for score in record.victims}) < FEWEST_UNITS:
         return -1.0, 1.0
     low, high = 0.0 if metric.low is None else metric.low, 1.0 if metric.high is None else metric.high
     return low - metric.chance, high - metric.chance
@@ -167,10 +166,10 @@ def _ends(name: str, found: Measured, tail: float = (1 - LEVEL) / 2) -> tuple[fl
 
 @dataclass(frozen=True)
 class Leak:
-    """How far inputs of one setting leak: to anybody, to who does not know of the defense; undefended: of `none` there.
+    """How far inputs of one setting leak: to everybody, and to unaware attackers; undefended: the leak of `none` there.
 
-    compared: whether it is of a defense, which holds nothing that the undefended model holds too; vouched: whether an
-    attack ran that is shown to know the defense; belied: what cells remark against its own account, a clause or "".
+    compared: whether it is of a defense, which gets no credit where the undefended model withstands too; vouched:
+    whether an attack ran that is shown to know the defense; belied: flags against its own account, a clause or "".
     """
 
     everybody: Side
@@ -187,19 +186,19 @@ class Leak:
 
     @cached_property
     def level(self) -> Level:
-        """The level to who tries all attacks; that nothing is seen counts where it is seen without the defense."""
+        """The level over all attacks; "blind" only where the undefended model leaks."""
         level = self.everybody.level
         return "undecided" if level == "blind" and (self.belied or self._unproven or self.unlearned) else level
 
     @cached_property
     def plain(self) -> Level:
-        """The level to who does not know of the defense: where who does sees nothing, nothing."""
+        """The level over unaware attacks; "blind" where all attacks are."""
         level = "blind" if self.everybody.level == "blind" and self.unaware.worst is not None else self.unaware.level
         return "undecided" if level == "blind" and (self._unproven or self.unlearned) else level
 
     @cached_property
     def unlearned(self) -> str:
-        """Why nothing is said to withstand the attacks, where the undefended model learned too little; else ""."""
+        """A clause where the undefended model learned too little, so that nothing withstands; else ""."""
         if not self.compared or self.undefended is None or not self.undefended.everybody.cells:
             return ""
         return learning_of(self.undefended.everybody.cells[0].utility).clause
@@ -211,7 +210,7 @@ class Leak:
 
     @property
     def untested(self) -> bool:
-        """Whether it is not rebuilt, by attacks none of which is shown to know of the defense."""
+        """Whether it is not rebuilt, and no attack is shown to know the defense."""
         return self.worst is not None and self.compared and not self.vouched and self.level != "rebuilt"
 
     @property
@@ -220,7 +219,7 @@ class Leak:
 
     @cached_property
     def qualifiers(self) -> tuple[Qualifier, ...]:
-        """What must be said along with the level."""
+        """The remarks that qualify the level."""
         return tuple(self._qualifiers())
 
     def _qualifiers(self) -> Iterable[Qualifier]:
@@ -237,39 +236,39 @@ class Leak:
             elif self.unlearned:
                 yield Qualifier("unlearned", self.unlearned)
         if self.untested:
-            yield Qualifier("untested", "no attack here is shown to know of it")
+            yield Qualifier("untested", "no attack here is shown to know the defense")
         if self.belied:
             yield Qualifier("belied", self.belied)
 
     @property
     def noun(self) -> str:
-        """What the inputs are called."""
+        """The word for the inputs: "images" or "rows"."""
         return self.everybody.modality.noun
 
     @property
     def blind(self) -> float | None:
-        """Median PSNR in dB of the best blind guess; None where it was not measured."""
+        """Median PSNR in dB of the best blind guess; None where not measured."""
         if self.worst is None:
             return None
         return next((b for r in self.everybody.cells if (b := value(r, "blind_median")) is not None), None)
 
 
 def leak_of(row: Sequence[Record], *, vouched: bool, none: Leak | None = None) -> Leak | None:
-    """Return how far inputs leak in one setting, by its records of all attacks; None where none was to be rebuilt.
+    """Return the leak of inputs in one setting, from its records of all attacks; None without reconstructions.
 
-    vouched: whether an attack ran that is shown to know the defense (`Knowledge.vouches`); none: of the undefended
-    model in the same scene.
+    vouched: whether an attack ran that is shown to know the defense (`Knowledge.vouches`); none: the undefended model's
+    leak in the same scene.
     """
     cells = frame_of(row).of([r for r in row if question_for(r).inputs])
     if not cells:
         return None
     compared = cells[0].config.defense.id != "none"
-    found = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
+    remarks = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
     unaware = cells.of([r for r in cells if not r.config.attack.adaptive])
-    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(found)))
+    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(remarks)))
 
 
 def _side(cells: Frame) -> Side:
-    told = cells.of(contenders(cells))
-    metric = "" if not told else question_for(told[0]).headline(told[0].config)
-    return Side(tuple(told), told.worst(metric) if told else None)
+    complete = cells.of(contenders(cells))
+    metric = "" if not complete else question_for(complete[0]).headline(complete[0].config)
+    return Side(tuple(complete), complete.worst(metric) if complete else None)

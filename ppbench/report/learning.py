@@ -1,7 +1,7 @@
 """What a model learned: the premise of every statement on usability.
 
-A defense that loses nothing of a model that learned nothing is not usable, and no result of such a training could show
-that it withstands anything. Learned is judged against the best constant answer, by the 95 % interval.
+Where the undefended model learned nothing, a defense that loses nothing is not usable, and nothing shows that it
+withstands attacks. Learning is judged against the best constant answer, by the 95 % interval.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from ppbench.records.outcome import Utility
 from ppbench.records.schema import FederationInfo
 
 USABLE = 5.0
-"""Points of accuracy that a setting may lose beside the undefended model to be called usable."""
-KEPT = 0.5
-"""Share that it must keep of what the undefended model learned beyond a constant answer."""
-State = Literal["learned", "little", "nothing", "unknown"]
+"""Points of accuracy that a usable setting may lose against the undefended model."""
+KEPT_SHARE = 0.5
+"""Share that a usable setting must keep of what the undefended model learned beyond a constant answer."""
+LearningState = Literal["learned", "little", "nothing", "unknown"]
 
 
 @dataclass(frozen=True)
 class Learning:
-    """state: "little" if the interval begins at most `USABLE` points above a constant answer; figure: in words.
+    """What a model learned. state: "little" if the interval begins at most `USABLE` points above `beside`.
 
-    beside: what it is compared with, "a constant answer", or "chance" in records that do not have that.
+    figure: in words; beside: the baseline, "a constant answer", or "chance" for older records.
     """
 
-    state: State
+    state: LearningState
     figure: str
     beside: str = "a constant answer"
 
     @property
     def suffices(self) -> bool:
-        """Whether a loss of `USABLE` points can be told from losing everything; True where nothing is known."""
+        """Whether a loss of `USABLE` points is less than all that was learned; True where nothing is known."""
         return self.state in ("learned", "unknown")
 
     @property
     def clause(self) -> str:
-        """What the undefended model learned, as a clause; "" where it suffices."""
+        """A clause on how little the undefended model learned; "" where it suffices."""
         if self.suffices:
             return ""
         if self.state == "nothing":
@@ -64,7 +64,7 @@ def learning_of(utility: Utility) -> Learning:
 
 
 def advice(federation: FederationInfo) -> str:
-    """Return what to change so that the undefended model learns."""
+    """Return a sentence on what to change so that the undefended model learns."""
     return (
         f"Train longer (--rounds, now {federation.rounds}), at another rate (--lr, now {federation.lr:g}) "
         "or on more examples."
@@ -72,14 +72,14 @@ def advice(federation: FederationInfo) -> str:
 
 
 def points_lost(accuracy: float | None, undefended: float | None) -> float | None:
-    """Return how many points of accuracy a setting loses, below 0 where it gains; None where either is not known."""
+    """Return the points of accuracy that a setting loses, negative for a gain; None where either is unknown."""
     return None if accuracy is None or undefended is None else round(100 * (undefended - accuracy), 9)
 
 
 def score_of(utility: Utility) -> float | None:
-    """Return how good a model is on a scale of which 1 is perfect: its accuracy, or the share of variance explained.
+    """Return a model's score, at most 1: its accuracy, or the share of variance explained.
 
-    None where neither is known: numbers of older records have no constant answer to stand beside.
+    None where neither is known: older records of regressions lack the error of a constant answer.
     """
     if utility.accuracy is not None:
         return utility.accuracy
@@ -87,11 +87,12 @@ def score_of(utility: Utility) -> float | None:
 
 
 def keeps_enough(score: float | None, undefended: float | None, floor: float) -> bool | None:
-    """Return whether a model is usable beside the undefended one, None where a score (`score_of`) is not known.
+    """Return whether a model is usable beside the undefended one, None where a score (`score_of`) is unknown.
 
-    A loss of at most `USABLE` points will do if `KEPT` of what was learned is left; floor: score of a constant answer.
+    It is if it loses at most `USABLE` points and keeps `KEPT_SHARE` of what was learned beyond `floor`, the score of a
+    constant answer.
     """
     loss = points_lost(score, undefended)
     if loss is None or score is None or undefended is None:
         return None
-    return loss <= USABLE and score - floor >= KEPT * (undefended - floor)
+    return loss <= USABLE and score - floor >= KEPT_SHARE * (undefended - floor)

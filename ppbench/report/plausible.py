@@ -1,4 +1,4 @@
-"""What a record says of itself that cannot all be true: no other file is read."""
+"""Contradictions within a record; no other file is read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import THREATS
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record, Utility
 
-CLOSE = 1e-9
+SHARE_PRECISION = 1e-9
 
 
 def implausible(record: Record) -> Iterator[str]:
-    """Yield what a record's parts say of one another that does not fit, metrics aside, a clause each."""
+    """Yield a clause for each contradiction between parts of a record, metrics excepted."""
     yield from _configuration(record)
     yield from _outcome(record)
     yield from _privacy(record)
@@ -28,8 +28,9 @@ def implausible(record: Record) -> Iterator[str]:
 def _configuration(record: Record) -> Iterator[str]:
     config, axis = record.config, record.config.defense.control
     threat, adaptive = config.threat_model, config.attack.adaptive
-    if threat.id in THREATS and threat.sees != THREATS[threat.id]:
-        yield f"threat model {threat.id} sees {threat.sees!r}, not {THREATS[threat.id]!r}"
+    known = THREATS.get(threat.id)
+    if known is not None and threat.sees != known.sees:
+        yield f"threat model {known} sees {threat.sees!r}, not {known.sees!r}"
     if adaptive != threat.knows_defense:
         yield f"its attack is {'' if adaptive else 'not '}adaptive where the threat model says the opposite"
     stated = None if axis is None else config.defense.parameters.get(axis.name)
@@ -66,11 +67,11 @@ def _utility(record: Record) -> Iterator[str]:
         if utility.reason is None:
             yield "utility.accuracy is null without a reason"
         return
-    if utility.dice is not None:  # masks: both intervals resample images, which a record does not keep
+    if utility.dice is not None:  # intervals of masks resample images, which a record does not keep
         for name in ("accuracy", "dice"):
             value, low, high = utility.figure(name)
-            told = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
-            if told != sorted(told):
+            ascending = [0.0, *(end for end in (low, value, high) if end is not None), 1.0]
+            if ascending != sorted(ascending):
                 yield f"utility.{name} and its interval {(low, value, high)} are not in order within [0, 1]"
         return
     hits = round(utility.accuracy * utility.n)
@@ -80,22 +81,22 @@ def _utility(record: Record) -> Iterator[str]:
     interval = clopper_pearson(hits, utility.n)
     for name in ("low", "high"):
         stated, expected = getattr(utility, name), getattr(interval, name)
-        if stated is None or expected is None or abs(stated - expected) > CLOSE:
+        if stated is None or expected is None or abs(stated - expected) > SHARE_PRECISION:
             yield f"utility.{name} is {stated}, {hits} of {utility.n} give {expected}"
 
 
 def _is_share(utility: Utility, record: Record) -> bool:
-    """Return whether accuracy is a share of the test examples, or the mean of as many shares as clients keep models."""
+    """Return whether accuracy is a share of the test examples, or a mean of shares where clients keep own models."""
     accuracy, n = utility.accuracy or 0.0, utility.n
     counts = (n, n * record.config.federation.clients) if _keep_own(record.config.defense.id) else (n,)
-    return any(abs(round(accuracy * count) / count - accuracy) <= CLOSE for count in counts)
+    return any(abs(round(accuracy * count) / count - accuracy) <= SHARE_PRECISION for count in counts)
 
 
 def _keep_own(defense: str) -> bool:
-    """Return whether clients end with models of their own, as the defense says that is installed here."""
+    """Return whether clients end with models of their own, according to the installed defense."""
     try:
         return bool(load("defenses", defense).own_models is not Defense.own_models)
-    except UsageError:  # not here, or broken: judged as all others are
+    except UsageError:  # not installed, or broken
         return False
 
 
@@ -103,7 +104,7 @@ def _curve(record: Record) -> Iterator[str]:
     utility, config = record.utility, record.config
     if utility.n != config.data.test:
         yield f"utility.n is {utility.n}, the data set has {config.data.test} test examples"
-    if utility.dice is None and abs(utility.chance - 1 / config.model.classes) > CLOSE:
+    if utility.dice is None and abs(utility.chance - 1 / config.model.classes) > SHARE_PRECISION:
         yield f"utility.chance is {utility.chance}, {config.model.classes} classes give {1 / config.model.classes}"
     rounds = [number for number, _ in utility.curve]
     if rounds != sorted(set(rounds)) or any(not 1 <= number <= config.federation.rounds for number in rounds):

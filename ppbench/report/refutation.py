@@ -1,4 +1,4 @@
-"""Whether a run refutes the epsilon that its defense states: an attack that succeeds more often than it allows."""
+"""Whether a run refutes the stated epsilon: an attack that succeeds more often than it allows."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.metrics.guarantee import success_bound
-from ppbench.metrics.intervals import LEVEL, lower_bound
-from ppbench.questions.recognition import FOUND, LOOKED, gallery_size, seen_of
+from ppbench.metrics.intervals import CONFIDENCE, lower_bound
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import widened
 from ppbench.report.worst import attack_of
 
 SHARES = ("label_accuracy", "batch_asr", "asr")
-"""Shares of right answers, beside the `LOOKED` ones, that a guarantee bounds."""
+"""Shares of right answers, beside the `RECOGNITION_METRICS`, that a guarantee bounds."""
 
 
 @dataclass(frozen=True)
 class Refutation:
-    """What an attack showed. by: "audit" or "attack"; words: the figure beside what the stated epsilon allows."""
+    """A refutation. by: "audit" or "attack"; words: the figure beside the one that the stated epsilon allows."""
 
     by: str
     words: str
 
 
 def refutation_of(records: Sequence[Record]) -> Refutation | None:
-    """Return what refutes the stated epsilon most clearly, by all cells of one training; None where nothing does.
+    """Return the clearest refutation of the stated epsilon by the cells of one training, or None.
 
-    Intervals have Bonferroni's level for all figures that are looked at; an audit's bound has its own.
+    Intervals have Bonferroni's level for all figures tested; an audit's bound has its own.
     """
     strongest = best(records, "epsilon_lower")
     claimed = next((r.privacy.epsilon for r in records if r.privacy.epsilon is not None), None)
@@ -37,7 +37,7 @@ def refutation_of(records: Sequence[Record]) -> Refutation | None:
         return Refutation(
             "audit", f"an audit shows that epsilon is at least {bound.value:.2g}, {claimed:.3g} is stated"
         )
-    figures = [(r, name) for r in records for name in (*LOOKED, *SHARES) if _bounded(r, name)]
+    figures = [(r, name) for r in records for name in (*RECOGNITION_METRICS, *SHARES) if _bounded(r, name)]
     excesses = [one for r, name in figures if (one := _excess(r, name, len(figures))) is not None]
     if not excesses:
         return None
@@ -45,7 +45,7 @@ def refutation_of(records: Sequence[Record]) -> Refutation | None:
 
 
 def _guarantee(record: Record) -> tuple[float, float] | None:
-    """Return (epsilon, delta) of what the attack saw: of probed uploads theirs, of a model that of its training."""
+    """Return (epsilon, delta) of the attacked uploads, or of the training of an attacked model; None without any."""
     privacy, stage = record.privacy, record.config.stage
     if stage == "audit" or record.config.attack.oracle or record.status != "complete":
         return None
@@ -58,22 +58,22 @@ def _guarantee(record: Record) -> tuple[float, float] | None:
 
 
 def _bounded(record: Record, name: str) -> bool:
-    """Return whether a guarantee bounds a figure: in larger batches the scorer matches answers to examples."""
+    """Return whether a guarantee bounds a figure; not in larger batches, where answers are matched to examples."""
     metric = record.metric(name)
     alone = name in ("batch_asr", "asr") or record.config.batch_size == 1
     return metric is not None and metric.value is not None and alone and _guarantee(record) is not None
 
 
 def _excess(record: Record, name: str, tried: int) -> tuple[float, str] | None:
-    """Return by how much a figure's interval lies above what the guarantee allows, with words; None if it does not."""
+    """Return by how much a figure's interval exceeds what the guarantee allows, with words; None if it does not."""
     metric, guarantee = record.metric(name), _guarantee(record)
     assert metric is not None and guarantee is not None  # `_bounded`
     chance = metric.chance if metric.chance is not None else 0.5
     if name == "label_accuracy" or name.startswith("recognized"):
         chance = max(chance, record.utility.floor)  # a guess of the commonest class needs no upload
     allowed = success_bound(chance, *guarantee)
-    if name in LOOKED:
-        low = lower_bound([*seen_of(name, record.victims).values()], (1 - LEVEL) / 2 / tried)
+    if name in RECOGNITION_METRICS:
+        low = lower_bound([*successes_of(name, record.victims).values()], (1 - CONFIDENCE) / 2 / tried)
     else:
         low = (widened(metric, tried) or (0.0, 1.0))[0]
     if low <= allowed:
@@ -83,8 +83,8 @@ def _excess(record: Record, name: str, tried: int) -> tuple[float, str] | None:
 
 
 def _noun(record: Record, name: str) -> str:
-    if name.startswith(FOUND):
+    if name.startswith(REIDENTIFIED):
         return f"images among {gallery_size(record.victims)} others"
-    if name == "label_accuracy" or name in LOOKED:
+    if name == "label_accuracy" or name in RECOGNITION_METRICS:
         return "labels"
     return "members (attack success rate)"

@@ -1,6 +1,6 @@
-"""`ppbench.load`: the results of a folder as one tidy pandas table, for notebooks and figures of one's own.
+"""`ppbench.load`: the results of a folder as one tidy pandas table, for notebooks and figures.
 
-Tables are made from the records, as leaderboard.csv and worst_case.csv are, so older archives have all columns too.
+Tables are computed from the records, as leaderboard.csv and worst_case.csv are, so older archives have all columns too.
 """
 
 from __future__ import annotations
@@ -14,70 +14,70 @@ import pandas
 from pydantic import BaseModel
 
 from ppbench.base.errors import UsageError
-from ppbench.questions.base import missing
+from ppbench.questions.base import missing_sentences
 from ppbench.records.schema import Metric, Record
 from ppbench.records.soundness import soundness_of
-from ppbench.records.store import results
-from ppbench.report.columns import KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, OWN, Column, Row
+from ppbench.records.store import open_results
+from ppbench.report.columns import CELL_KEY, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, Column, Row
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import Frame, frame_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.table import facts, no_claims, read, rows
+from ppbench.report.page.table import column_roots, no_claims, read_path, table_rows
 from ppbench.report.page.worst import row_key
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
-Level = Literal["cells", "victims", "worst"]
-Told = tuple[Row, Sequence[Row]]
-"""What rows share, and what each has of its own."""
+TableLevel = Literal["cells", "victims", "worst"]
+RowGroup = tuple[Row, Sequence[Row]]
+"""Fields that rows share, and each row's own fields."""
 _FIELDS: Final = {"metric": "name"}
-PLACES: Final = frozenset({"kind", "index", "probe", "client", "cohort", "half"})
-"""Fields of scores that say which victim it is."""
+PLACE_FIELDS: Final = frozenset({"kind", "index", "probe", "client", "cohort", "half"})
+"""Fields of scores that identify the victim."""
 _CASES: Final[tuple[Literal["worst", "plain"], ...]] = ("worst", "plain")
 
 
-def load(folder: Path | str, level: Level = "cells") -> pandas.DataFrame:
+def load(folder: Path | str, level: TableLevel = "cells") -> pandas.DataFrame:
     """Return the results in `folder`, or in an archive of one (`ppbench pack`), as a tidy table.
 
-    Every row is one figure: `metric` names it, `value` is it; the other columns say of what, see docs/columns.md. Text
-    is never missing where there is nothing to say, but "", so that grouping by it loses no row; numbers are pandas'
-    nullable types. A wide table is a pivot: `frame.pivot(index="cell_id", columns="metric", values="value")`.
+    Every row is one figure, with its name in `metric` and its value in `value`; docs/columns.md explains the other
+    columns. Text is never missing but "", so that grouping by it loses no row; numbers are pandas' nullable types. A
+    wide table is a pivot: `frame.pivot(index="cell_id", columns="metric", values="value")`.
 
     level:
-        "cells": a row a metric of each cell, an attack on a defense. A cell without figures has one row that says why.
-        "victims": a row a figure of each victim of each cell: the scores that everything else is computed from.
-        "worst": a row a metric of each row of each board, over all attacks (`case` "worst") and over those that do not
-            know the defense ("plain"); `label_accuracy` of "worst" is that of the best attack on labels.
+        "cells": one row per cell (an attack on a defense) and metric; one with the reason for a cell without figures.
+        "victims": one row per cell, victim and figure: the scores behind all other figures.
+        "worst": one row per row of a board and metric, over all attacks (`case` "worst") and over unaware ones
+            ("plain"); `label_accuracy` of "worst" is that of the best attack on labels.
 
-    Raises UsageError where there are no results, none can be read, or the level is none; what single records cannot be
-    read is warned of.
+    Raises UsageError for a folder without readable results, or an unknown level; warns of single records that cannot be
+    read.
     """
-    if level not in get_args(Level):
-        raise UsageError(f"There is no level {level!r}; give one of {', '.join(get_args(Level))}.")
-    store = results(Path(folder))
+    if level not in get_args(TableLevel):
+        raise UsageError(f"There is no level {level!r}; give one of {', '.join(get_args(TableLevel))}.")
+    store = open_results(Path(folder))
     records, problems = store.readable()
     if not records:
         raise UsageError(f"{folder} holds no record that can be read{': ' * bool(problems)}{''.join(problems[:1])}.")
-    for problem in (*problems, *missing(records)):
+    for problem in (*problems, *missing_sentences(records)):
         warnings.warn(problem, stacklevel=2)
     frame = frame_of(records)
     if level == "victims":
         return _frame(((_cell(frame, r), _scores(r)) for r in frame), LOADED_VICTIMS)
-    found = boards(frame, no_claims, check_harness(soundness_of(store)).ok is not False)
+    all_boards = boards_of(frame, no_claims, check_harness(soundness_of(store)).ok is not False)
     if level == "worst":
-        told = [(board, entry, case) for board in found for entry in board.entries for case in _CASES]
-        return _frame((_case(*one) for one in told), LOADED_WORST)
+        cases = [(board, entry, case) for board in all_boards for entry in board.entries for case in _CASES]
+        return _frame((_case(*one) for one in cases), LOADED_WORST)
     by_id = {record.cell_id: record for record in frame}
-    told_of = [(row, by_id[str(row["cell_id"])]) for row in rows(frame, no_claims, found)]
-    return _frame(((row | _cell(frame, r), _metrics(r.metrics, r.reason)) for row, r in told_of), LOADED_CELLS)
+    pairs = [(row, by_id[str(row["cell_id"])]) for row in table_rows(frame, no_claims, all_boards)]
+    return _frame(((row | _cell(frame, r), _metrics(r.metrics, r.reason)) for row, r in pairs), LOADED_CELLS)
 
 
-def _frame(told: Iterable[Told], columns: Sequence[Column]) -> pandas.DataFrame:
-    """Return the rows as a table with typed columns: what rows share is made once and taken as often as needed."""
+def _frame(groups: Iterable[RowGroup], columns: Sequence[Column]) -> pandas.DataFrame:
+    """Return the rows as a table with typed columns; shared fields are converted once per group."""
     shared: list[Row] = []
     own: list[Row] = []
     places: list[int] = []
-    for place, (about, some) in enumerate(told):
+    for place, (about, some) in enumerate(groups):
         shared.append(about)
         own += some
         places += [place] * len(some)
@@ -96,20 +96,20 @@ def _typed(rows: Sequence[Row], columns: Sequence[Column]) -> pandas.DataFrame:
 
 
 def _cell(frame: Frame, record: Record) -> Row:
-    """Return what the columns of a cell say that are read of it alone."""
-    about = facts(frame.key(record), record)
-    return {c.name: read(about, c.path) for c in (*KEY, *OWN)}
+    """Return a cell's values of the columns `KEY` and `OWN`."""
+    about = column_roots(frame.key(record), record)
+    return {c.name: read_path(about, c.path) for c in (*KEY, *CELL_KEY)}
 
 
 def _metrics(metrics: Iterable[Metric], reason: str | None) -> list[Row]:
-    """Return a row a metric; where there is none, one with the reason."""
-    found = [{column.name: getattr(m, _FIELDS.get(column.name, column.name)) for column in LONG} for m in metrics]
-    return found or [{column.name: None for column in LONG} | {"reason": reason}]
+    """Return one row per metric; without metrics, one with the reason."""
+    rows = [{column.name: getattr(m, _FIELDS.get(column.name, column.name)) for column in LONG} for m in metrics]
+    return rows or [{column.name: None for column in LONG} | {"reason": reason}]
 
 
 def _scores(record: Record) -> list[Row]:
-    """Return a row a figure of each victim; where nothing was scored, one without."""
-    found: list[Row] = [
+    """Return one row per victim and figure; without victims, one empty row."""
+    rows: list[Row] = [
         {
             "victim": ".".join(map(str, score.place)),
             "unit": ".".join(map(str, score.unit)),
@@ -120,23 +120,23 @@ def _scores(record: Record) -> list[Row]:
         for score in record.victims
         for name, value in _figures(score)
     ]
-    return found or [dict.fromkeys(("victim", "unit", "canary", "metric", "value"))]
+    return rows or [dict.fromkeys(("victim", "unit", "canary", "metric", "value"))]
 
 
 def _figures(score: BaseModel, prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield the numbers of a score by the names of its fields, of models in it with theirs before; no lists, no text.
+    """Yield the numbers of a score with their field names, prefixed by those of the models around them.
 
-    What only says which victim it is stands in columns of its own.
+    Lists, text and `PLACE_FIELDS` are left out.
     """
     for name, value in score:
         if isinstance(value, BaseModel):
             yield from _figures(value, f"{prefix}{name}_")
-        elif (value is None or isinstance(value, int | float)) and (prefix or name not in PLACES):
+        elif (value is None or isinstance(value, int | float)) and (prefix or name not in PLACE_FIELDS):
             yield f"{prefix}{name}", None if value is None else float(value)
 
 
-def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
-    """Return a row of a board under all attacks, or under those that do not know the defense."""
+def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> RowGroup:
+    """Return a row of a board under all attacks, or under unaware ones."""
     utility, privacy = entry.sample.utility, entry.sample.privacy
     about: Row = {
         **row_key(entry),
@@ -149,13 +149,15 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
         "delta": privacy.delta,
         "case": case,
     }
-    found: WorstCase | None = getattr(entry, case)
-    names = [] if found is None else [metric.name for metric in found.leading.metrics]
-    known = [(metric, found) for name in names if found is not None and (metric := found.metric(name)) is not None]
-    told: dict[str, tuple[Metric, Measured]] = {metric.name: (metric, by) for metric, by in known}
+    measured: WorstCase | None = getattr(entry, case)
+    names = [] if measured is None else [metric.name for metric in measured.leading.metrics]
+    known = [
+        (metric, measured) for name in names if measured is not None and (metric := measured.metric(name)) is not None
+    ]
+    by_name: dict[str, tuple[Metric, Measured]] = {metric.name: (metric, by) for metric, by in known}
     labels = None if entry.labels is None else entry.labels.metric("label_accuracy")
     if case == "worst" and entry.labels is not None and labels is not None:
-        told["label_accuracy"] = labels, entry.labels
+        by_name["label_accuracy"] = labels, entry.labels
     own = [
         {
             **_metrics([metric], None)[0],
@@ -163,7 +165,7 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> Told:
             "cell_id": cell_of(by).cell_id,
             "headline": metric.name == board.headline,
         }
-        for metric, by in told.values()
+        for metric, by in by_name.values()
     ]
     nothing: Row = {"attack": "", "cell_id": "", "headline": None}
     return about, own or [_metrics([], "no attack of this kind gave a figure")[0] | nothing]

@@ -1,4 +1,4 @@
-"""`ppbench verify`: recompute everything in a results folder that can be recomputed, and name what differs."""
+"""`ppbench verify`: recompute whatever can be recomputed in a results folder, and report differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ppbench.report.agree import Originals, disagreements
 from ppbench.report.columns import CELLS, WORST, Column
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.table import Claims, csv_text, no_claims
 from ppbench.report.page.worst import worst_csv
 from ppbench.report.plausible import implausible
@@ -34,28 +34,28 @@ _NAME = re.compile(r"[\w .:+=(),/-]+")
 
 @dataclass(frozen=True)
 class Findings:
-    """What is wrong with results, and what could not be checked and why, a sentence or clause each."""
+    """The problems of results, a sentence each, and what could not be checked and why, a clause each."""
 
     problems: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
 
 
 Further = Callable[[Store, Sequence[Record]], Findings]
-"""What else can be computed again, by who can read data and plugins (`ppbench.run.recheck`): of sound records."""
+"""Further checks of sound records that need data and plugins (`ppbench.run.recheck`)."""
 
 
 def verify(out: Path, claims: Claims | None = None, further: Further | None = None) -> list[str]:
-    """Return what is wrong with the results in `out`, one sentence each; [] when all is right; see `examine`."""
+    """Return the problems of the results in `out`, a sentence each; see `examine`."""
     return list(examine(out, claims, further).problems)
 
 
 def examine(out: Path, claims: Claims | None = None, further: Further | None = None) -> Findings:
-    """Return what is wrong with the results in `out`, a folder or an archive, and what was not checked.
+    """Return the problems of the results in `out`, a folder or an archive, and what was not checked.
 
     Recomputed: names from configurations, metrics from per-victim scores (exactly), scores of images from the kept
-    reconstructions (to `questions.kept.CLOSE`), flags that scores raise, intervals of accuracy, what cells of one
-    training or question must say alike, digests, and, where all records are sound, the tables and what `further`
-    computes. claims: for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
+    reconstructions (see `questions.kept`), flags that scores raise, intervals of accuracy, what cells of one
+    training or question share, digests, and, where all records are sound, the tables and what `further` checks. claims:
+    for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
     """
     store = Store(out)
     if not store.files.holds(MARKER):
@@ -77,7 +77,7 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
 
 
 def sound_records(store: Store) -> tuple[list[Record], list[str]]:
-    """Return the records that can be read, and what they alone show to be wrong: no image, table or data is read."""
+    """Return the readable records, and problems that the records alone show, without images, tables or data."""
     records, problems = store.readable()
     wrong = {record.cell_id: [*record_problems(record)] for record in records}
     problems += [f"{cell}.json: {problem}" for cell, some in wrong.items() for problem in some]
@@ -85,7 +85,7 @@ def sound_records(store: Store) -> tuple[list[Record], list[str]]:
 
 
 def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
-    """Yield what nothing in these results can show, a clause each."""
+    """Yield what cannot be checked from these results, a clause each."""
     scored = [record for record in records if record.victims]
     images = sum(map(_pictured, scored))
     if rows := sum(question_for(record).inputs for record in scored) - images:
@@ -95,12 +95,12 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
         yield f"scores of images in {images} cells ({why})"
     kinds = sorted({record.config.attack.kind for record in scored if not question_for(record).inputs})
     if kinds:
-        yield f"answers of attacks on {', '.join(kinds)} (they are not kept; only running them again tells)"
-    yield "accuracy, bytes and times as measured (only training again tells)"
+        yield f"answers of attacks on {', '.join(kinds)} (they are not kept; only running them again shows it)"
+    yield "accuracy, bytes and times as measured (only training again shows it)"
 
 
 def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
-    """Yield what is wrong with reconstructions and other files of cells, and what scores say that they do not give."""
+    """Yield problems of reconstructions and other files of cells, and scores that these do not give."""
     originals, kept = Originals(), any(record.artifacts for record in records)
     for record in records:
         problems = [*_artifact_problems(store, record)]
@@ -121,18 +121,18 @@ def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _table_problems(files: Files, records: Sequence[Record], claims: Claims | None, sound: bool) -> Iterator[str]:
-    """Yield what the tables say that `records` do not give; sound: whether the self-test passed."""
+    """Yield where the tables differ from those of `records`; sound: whether the self-test passed."""
     frame = frame_of(records)
-    found = boards(frame, no_claims, sound)
+    all_boards = boards_of(frame, no_claims, sound)
     if files.holds(TABLE):
         unchecked = () if claims is not None else ("claimed",)
-        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, found), CELLS, unchecked)
+        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, all_boards), CELLS, unchecked)
     if files.holds(WORST_CASE):
-        yield from _differences(files, WORST_CASE, worst_csv(found), WORST)
+        yield from _differences(files, WORST_CASE, worst_csv(all_boards), WORST)
 
 
 def record_problems(record: Record) -> Iterator[str]:
-    """Yield what a record says that its own configuration and scores do not bear out."""
+    """Yield where a record contradicts its own configuration and scores, a clause each."""
     config = record.config
     if record.cell_id != config.cell_id():
         yield f"its configuration has the name {config.cell_id()}; the configuration was changed"
@@ -157,7 +157,7 @@ def record_problems(record: Record) -> Iterator[str]:
 
 
 def _pictured(record: Record) -> bool:
-    """Return whether a cell has reconstructions that are kept: of images, not of table rows."""
+    """Return whether a cell has reconstructions of images, which are kept, unlike those of table rows."""
     return bool(record.victims) and question_for(record).inputs and modality_of(record.config).drawn
 
 
@@ -181,7 +181,7 @@ def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
 
 
 def _strays(store: Store) -> Iterator[str]:
-    """Yield JSON files that no finished cell has, so that nothing would read them, and times that cannot be read."""
+    """Yield JSON files that belong to no finished cell, and times that cannot be read."""
     known = set(store.ids())
     for name in store.files.names("records"):
         if name.endswith(".json") and name.removesuffix(".json").removesuffix(".timing") not in known:
@@ -197,7 +197,7 @@ def _strays(store: Store) -> Iterator[str]:
 def _differences(
     files: Files, name: str, text: str, declared: Sequence[Column], unchecked: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """Yield where the table `name` differs from `text`, but for columns `unchecked`; declared: its columns today."""
+    """Yield where the table `name` differs from `text`, except in `unchecked` columns; declared: its columns today."""
     try:
         stated = list(csv.DictReader(io.StringIO(files.read(name).decode(), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as cause:

@@ -1,7 +1,6 @@
-"""The worst case: what an attacker who tries all attacks gets out of one setting of a defense. There is no other.
+"""The worst case of one setting of a defense: the portfolio of all attacks, the best of them on each victim.
 
-An attacker who tries a portfolio keeps what worked; which attack that is differs from victim to victim. Choosing by the
-truth is the scorer's right, as in AutoAttack (Croce and Hein 2020): what is judged is the defense, not one attack.
+The scorer chooses by the truth, as in AutoAttack (Croce and Hein 2020): the defense is judged, not one attack.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
-from ppbench.questions.labels import LABELS
+from ppbench.questions.labels import LABEL_DISTANCE
 from ppbench.records.figure import best
 from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
 from ppbench.report.controls import rebuilding, value
@@ -24,17 +23,17 @@ OF_ONE_ATTACK = (
     *("at_truth_median", "ratio_median", "blind_median", "oracle_median", "evaluations_per_broken"),
     *("rmse_unit_mean", "detection_auc"),
 )
-"""Metrics that a portfolio does not have: they describe one attack and its evidence, or count its evaluations alone."""
+"""Metrics that a portfolio lacks: they describe one attack, its evidence or its number of evaluations."""
 RAW = "rmse_raw_mean"
-"""Errors that nothing clips, of which each victim has its smallest."""
+"""The metric of unclipped errors; each victim counts with its smallest."""
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """What the attacks on one setting found together.
+    """The joint result of the attacks on one setting.
 
-    leading: the cell whose figure leaks most; victims: of reconstructions each victim's score by the attack that
-    rebuilt it best, else the leading cell's; winners: of reconstructions the cell that each of `victims` is from.
+    leading: the cell whose figure leaks most; victims: for reconstructions each victim's score by the attack that
+    rebuilt it best, else the leading cell's; winners: for reconstructions the cell of each of `victims`.
     """
 
     leading: Record
@@ -49,12 +48,12 @@ class WorstCase:
 
     @cached_property
     def places(self) -> frozenset[tuple[int, ...]]:
-        """Where the victims are: of one task and seed those at one place are the same."""
+        """The places of the victims; for one task and seed, equal places are equal victims."""
         return frozenset(victim.place for victim in self.victims)
 
     @property
     def attack(self) -> str:
-        """The name of the attack that is best on most victims, the first by name of equals."""
+        """The name of the attack that is best on most victims (of equals the first by name)."""
         return self.attacks[0]
 
     @cached_property
@@ -87,12 +86,12 @@ class WorstCase:
 
     @property
     def status(self) -> str:
-        """Complete: cells that are not are left out."""
+        """ "complete", as other cells are left out."""
         return "complete"
 
     @property
     def utility(self) -> Utility:
-        """What the model is good for."""
+        """The model's utility."""
         return self.leading.utility
 
     @property
@@ -101,7 +100,7 @@ class WorstCase:
         return self.leading.privacy
 
     def metric(self, name: str) -> Metric | None:
-        """Return the aggregate called `name` over `victims`, made when it is first asked for, or None."""
+        """Return the aggregate `name` over `victims`, or None; cached."""
         if self.alone:
             return self.leading.metric(name)
         if name not in self._known:
@@ -116,38 +115,38 @@ class WorstCase:
 
 
 Measured = Record | WorstCase
-"""What has figures: one cell, or the worst case over several."""
+"""A source of figures: one cell, or the worst case over several."""
 
 
 def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """Return the worst case over cells of one setting, or None where none has a figure.
 
-    Where there are reconstructions, each victim counts by the attack that rebuilt it best of those that were run on it,
-    by decibels of images, by the error of table rows, or by that which `metric` is the mean of ("rmse_raw_mean"). Of
-    other kinds, and of labels, it is the cell whose `metric` leaks most.
+    For reconstructions, each victim counts with the attack that rebuilt it best, by decibels of images, by the error of
+    table rows, or by the unclipped error if `metric` is "rmse_raw_mean". For other kinds, and for labels, it is the
+    cell whose `metric` leaks most.
     """
-    told = contenders(records, metric)
-    if told and metric != LABELS.metric and question_for(told[0]).inputs:
-        by, amount = rebuilding(told[0]), modality_of(told[0].config).amount
+    cells = contenders(records, metric)
+    if cells and metric != LABEL_DISTANCE.metric and question_for(cells[0]).inputs:
+        by, amount = rebuilding(cells[0]), modality_of(cells[0].config).amount
         by, amount = (RAW, _unclipped) if metric == RAW else (by, amount)
-        return _portfolio(sorted(told, key=lambda r: (r.config.attack.id, r.cell_id)), by, amount)
-    leading = best(told, metric)
+        return _portfolio(sorted(cells, key=lambda r: (r.config.attack.id, r.cell_id)), by, amount)
+    leading = best(cells, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
 
 def contenders(records: Iterable[Record], metric: str = "") -> list[Record]:
-    """Return what a worst case is over: complete cells, no oracles; reconstructions alone where there are any.
+    """Return the cells of a worst case: complete, no oracles; only reconstructions where there are any.
 
-    Of labels ("label_accuracy") it is over all that name them: those that attack nothing else, and reconstructions.
+    For labels ("label_accuracy") these are all cells that have this metric.
     """
-    told = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
-    if metric == LABELS.metric:
-        return [r for r in told if value(r, metric) is not None]
-    return [r for r in told if question_for(r).inputs] or told
+    complete = [r for r in records if r.status == "complete" and not r.config.attack.oracle]
+    if metric == LABEL_DISTANCE.metric:
+        return [r for r in complete if value(r, metric) is not None]
+    return [r for r in complete if question_for(r).inputs] or complete
 
 
 def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None:
-    """Return the worst case whose `metric` leaks most, the first by its leading cell of equals, or None."""
+    """Return the worst case whose `metric` leaks most (of equals the first by its leading cell), or None."""
     return best([case for case in cases if case is not None], metric)
 
 
@@ -166,22 +165,22 @@ def _portfolio(cells: Sequence[Record], by: str, amount: Callable[[Any], float])
 
 
 def _unclipped(score: Any) -> float:
-    """Return minus the error that nothing clips: larger is more of a victim."""
+    """Return minus the unclipped error: larger is more of a victim."""
     return -float("inf") if score.rmse_raw is None else -float(score.rmse_raw)
 
 
-def attack_of(found: Measured | None) -> str:
-    """Return the name of what found a figure, a cell's attack or a worst case's, "-" for none."""
-    if found is None:
+def attack_of(measured: Measured | None) -> str:
+    """Return the name of the attack behind a figure, "-" for None."""
+    if measured is None:
         return "-"
-    return found.name if isinstance(found, WorstCase) else found.config.attack.id
+    return measured.name if isinstance(measured, WorstCase) else measured.config.attack.id
 
 
-def cell_of(found: Measured) -> Record:
-    """Return a cell, of a worst case the leading one."""
-    return found.leading if isinstance(found, WorstCase) else found
+def cell_of(measured: Measured) -> Record:
+    """Return a cell as it is, or the leading cell of a worst case."""
+    return measured.leading if isinstance(measured, WorstCase) else measured
 
 
-def knows(found: Measured) -> bool:
+def knows(measured: Measured) -> bool:
     """Return whether a cell's attack, or a winner of a worst case, knows the defense's mechanism."""
-    return found.knows if isinstance(found, WorstCase) else found.config.attack.adaptive
+    return measured.knows if isinstance(measured, WorstCase) else measured.config.attack.adaptive

@@ -1,4 +1,4 @@
-"""A cell asked for again by its record alone: what is computed is what has its name, or nothing is."""
+"""The experiment behind a record: the cell of that name, made again from its configuration alone."""
 
 from __future__ import annotations
 
@@ -10,59 +10,63 @@ from ppbench.base.seeds import Seeds
 from ppbench.records.salt import commitment
 from ppbench.records.schema import CellConfig, Scalar
 from ppbench.report.controls import CONTROLS
-from ppbench.run.cells import Cell, Group, cells, groups
+from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.task.opening import open_dataset
 
 
-def again(config: CellConfig, data: str, salt: str = "", weights: str | None = None) -> tuple[Experiment, Group, Cell]:
-    """Return the evaluation, the group and the cell that `config` is of.
+def find_cell(
+    config: CellConfig, data: str, salt: str = "", weights: str | None = None
+) -> tuple[Experiment, CellGroup, Cell]:
+    """Return the experiment, the group and the cell that `config` belongs to.
 
-    data: what opens its data set here (`run.complete.at_hand`). salt: the secret of its draws, "" where there was none.
-    weights: of AlexNet. Raises UsageError where no cell of this name comes out: other code or data, a secret that is
-    not at hand, a stand-in for a stranger's attack, a network whose weights lie in a file.
+    data: the argument that opens its data set here (`run.complete.local_dataset`). salt: the secret of its draws, ""
+    for none. weights: of AlexNet. Raises UsageError if no cell of this name results: other code or data, a missing
+    secret, a stand-in for an attack of another package, a network whose weights lie in a file.
     """
     name = config.cell_id()
     if commitment(salt) != config.data.salt:
         raise UsageError(f"Cell {name} was drawn with a secret; give the folder of results whose file `salt` holds it.")
-    experiment = resolve(_asked(config, data, salt, weights))
+    experiment = resolve(_config_of(config, data, salt, weights))
     for group in groups(experiment):
         for cell in cells(experiment, group):
             if cell.id == name:
                 return experiment, group, cell
     raise UsageError(
-        f"Cell {name} ({config.defense.id}, {config.attack.id}) cannot be asked for again: with the code, data and "
-        "packages that are here no cell has its name; check it out where it was made."
+        f"Cell {name} ({config.defense.id}, {config.attack.id}) cannot be computed again: with the code, data and "
+        "packages installed here no cell has its name; compute it where it was made."
     )
 
 
-def _asked(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
-    about, fed, model, audit = config.data, config.federation, config.model, config.audit
+def _config_of(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
+    data_info, fed, model, audit = config.data, config.federation, config.model, config.audit
     defense, chosen = config.defense, config.attack
-    built = {name for one in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", one).targets or ()}
-    if defense.id in CONTROLS and built and defense.id not in built:  # it ran beside one of these
-        asked, own, grid = min(built), dict[str, Scalar](), cast(Any, "quick")
+    targets = {
+        name for attack in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", attack).targets or ()
+    }
+    if defense.id in CONTROLS and targets and defense.id not in targets:  # it ran beside one of these
+        defense_name, own, grid = min(targets), dict[str, Scalar](), cast(Any, "quick")
     else:
         control = defense.control
-        asked, grid = defense.id, "quick" if control is None else (control.value,)
+        defense_name, grid = defense.id, "quick" if control is None else (control.value,)
         own = {name: v for name, v in defense.parameters.items() if control is None or name != control.name}
     named = {n if "." in n else f"{chosen.id}.{n}": v for n, v in chosen.parameters.items()}
     named.pop(f"{chosen.follows}.version", None)
-    held = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if about.public else 1
+    train_size = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if data_info.public else 1
     options: dict[str, Any] = {
         "references": audit.references, "canaries": audit.canaries, "canary_clients": audit.canary_clients,
     } if audit is not None else {}  # fmt: skip
     return EvaluateConfig(
-        defense=asked,
+        defense=defense_name,
         dataset=data,
         model=model.id,
         model_options=cast(Any, model.options),
         attacks=(chosen.id, *filter(None, [chosen.follows])),
         grid=grid,
         settings={**own, **named},
-        train=about.train,
-        public=(about.public + 0.5) / held if about.public else 0.0,
+        train=data_info.train,
+        public=(data_info.public + 0.5) / train_size if data_info.public else 0.0,
         clients=fed.clients,
         rounds=fed.rounds,
         local_epochs=fed.local_epochs,

@@ -1,4 +1,4 @@
-"""Cells: which ones an evaluation has, grouped by the view that they attack."""
+"""The cells of an evaluation, grouped by the view that they attack."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.victims import asked_units
-from ppbench.federation.view import THREATS, acts, colludes
-from ppbench.metrics.perceptual import identity, measurable
+from ppbench.adversary.victims import probed_units
+from ppbench.federation.threats import ThreatModel
+from ppbench.metrics.perceptual import measurable, weights_identity
 from ppbench.questions.base import question_of
-from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatModel
+from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatInfo
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.run.choice import threats_of
@@ -21,15 +21,16 @@ RECORDS_BATCH = 1
 
 
 @dataclass(frozen=True)
-class Group:
-    """Cells that share a view and a role that their victims played.
+class CellGroup:
+    """Cells that share a view and the role of their victims.
 
-    records: asked through a model, not by probes. acting: the attack that sent the weights, where the server acts.
+    records: whether they ask about records through a model, not about probes. acting: the attack that sent the weights,
+    if the server acts.
     """
 
     point: int
     stage: Stage
-    threat: str
+    threat: ThreatModel
     batch: int
     records: bool
     role: str = ""
@@ -47,15 +48,15 @@ class Cell:
 
     @property
     def tuned(self) -> bool:
-        """Whether the attack's own settings are tried first; one that follows another takes what that one gave."""
+        """Whether the attack's settings are tuned first; an attack that follows another uses its result instead."""
         return bool(self.config.tuning) and self.follows is None
 
 
-def groups(experiment: Experiment) -> Iterator[Group]:
+def groups(experiment: Experiment) -> Iterator[CellGroup]:
     """Yield the groups of an experiment, point by point.
 
-    Records are asked about on trained models only, and on iterates where the evaluated defense trains on another model
-    than it delivers; then of the controls too, to stand beside.
+    Record questions are asked of trained models, and of iterates if the evaluated defense trains another model than it
+    delivers; then of the controls too, for comparison.
     """
     visual, record, audited = (
         _threats(experiment, *where) for where in (("init", False), ("final", True), ("audit", True))
@@ -64,31 +65,32 @@ def groups(experiment: Experiment) -> Iterator[Group]:
     for index, point in enumerate(experiment.points):
         for stage in experiment.config.stages:
             for threat in visual if stage in ("init", "final") else ():
-                if masked and threat.startswith("client/"):
+                if masked and not threat.sees_uploads:
                     continue  # no attack here reads uploads out of perturbed broadcasts: a failure would say nothing
                 # What a client learns is a sum over the others, and colluders are after one, whatever part it plays.
-                mixed = threat.startswith("client/") or colludes(threat) or acts(threat)
+                mixed = not threat.sees_uploads or threat.colludes or threat.acts
                 for batch in experiment.config.attack_batch:
                     for role in ("",) if mixed else point.defense.roles:
                         for acting in _acting(experiment, threat):
-                            yield Group(index, stage, threat, batch, False, role, acting)
+                            yield CellGroup(index, stage, threat, batch, False, role, acting)
             of_records = {"final": record, "iterate": record if masked else [], "audit": audited}
             for threat in of_records.get(stage, []):
-                yield Group(index, stage, threat, RECORDS_BATCH, True)
+                yield CellGroup(index, stage, threat, RECORDS_BATCH, True)
 
 
-def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[str]:
-    chosen = [attack for attack in experiment.attacks if asked(attack, stage, records)]
-    return sorted({threat for attack in chosen for threat in threats_of(attack, experiment.config)})
+def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[ThreatModel]:
+    chosen = [attack for attack in experiment.attacks if runs_in(attack, stage, records)]
+    some = {threat for attack in chosen for threat in threats_of(attack, experiment.config)}
+    return sorted(some, key=lambda threat: threat.name)
 
 
-def _acting(experiment: Experiment, threat: str) -> list[str]:
-    """Return the attacks that each need a view of their own, [""] where one view is all attacks'."""
-    return [a.name for a in experiment.attacks if threat in a.threats] if acts(threat) else [""]
+def _acting(experiment: Experiment, threat: ThreatModel) -> list[str]:
+    """Return the names of the attacks that each need a view of their own; [""] if all share one view."""
+    return [a.name for a in experiment.attacks if threat.among(a.threats)] if threat.acts else [""]
 
 
-def asked(attack: Attack, stage: Stage, records: bool) -> bool:
-    """Return whether `attack` is run in groups of `stage` that ask about records, or about probes."""
+def runs_in(attack: Attack, stage: Stage, records: bool) -> bool:
+    """Return whether `attack` runs in groups of `stage` that ask about records (or else about probes)."""
     question = question_of(attack.kind)
     if stage == "audit":
         return question.audits or bool(attack.audit)
@@ -103,31 +105,35 @@ def _parameters(attack: Attack, follows: Attack | None) -> dict[str, Scalar]:
     return {**own, **{f"{follows.name}.{name}": value for name, value in source.items()}}
 
 
-def owners(experiment: Experiment, group: Group) -> int:
-    """Return how many clients' batches a group's victims are of; where there are roles, of how many they may be."""
+def count_owners(experiment: Experiment, group: CellGroup) -> int:
+    """Return the number of clients that own a group's victims; with roles, the largest possible number."""
     config, defense = experiment.config, experiment.points[group.point].defense
-    roles, wanted = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
-    _, units = asked_units(range(config.clients), group.threat, wanted, sums=defense.sums, roles=roles)
+    roles, count = len(defense.roles) if group.role else 1, -(-config.victims_at(group.batch) // group.batch)
+    _, units = probed_units(range(config.clients), group.threat, count, sums=defense.sums, roles=roles)
     return len({slot.client for unit in units for slot in unit})
 
 
-def cells(experiment: Experiment, group: Group) -> list[Cell]:
-    """Return the cells of `group`, attacks before those that follow them; none that could tell nothing."""
+def cells(experiment: Experiment, group: CellGroup) -> list[Cell]:
+    """Return the cells of `group`, each attack before those that follow it, without cells that cannot show anything."""
     threat, config = group.threat, experiment.config
-    chosen = [a for a in experiment.attacks if threat in threats_of(a, config) and asked(a, group.stage, group.records)]
+    chosen = [
+        a for a in experiment.attacks if threat in threats_of(a, config) and runs_in(a, group.stage, group.records)
+    ]
     chosen = [a for a in chosen if group.acting in ("", a.name)]
     if not group.records:
-        there = owners(experiment, group)
-        chosen = [a for a in chosen if question_of(a.kind).owners <= there]
-    found = []
+        owner_count = count_owners(experiment, group)
+        chosen = [a for a in chosen if question_of(a.kind).owners <= owner_count]
+    group_cells = []
     for attack in sorted(chosen, key=lambda a: bool(question_of(a.kind).follows)):
         for follows in _sources(attack, chosen):
-            about = _cell_config(experiment, group, attack, follows)
-            found.append(Cell(attack, follows.name if follows is not None else None, about, about.cell_id()))
-    return found
+            cell_config = _cell_config(experiment, group, attack, follows)
+            group_cells.append(
+                Cell(attack, follows.name if follows is not None else None, cell_config, cell_config.cell_id())
+            )
+    return group_cells
 
 
-def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: Attack | None) -> CellConfig:
+def _cell_config(experiment: Experiment, group: CellGroup, attack: Attack, follows: Attack | None) -> CellConfig:
     config, point = experiment.config, experiment.points[group.point]
     data, model, federation = experiment.facts
     records, audited = group.records, group.stage == "audit"
@@ -135,7 +141,7 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
     return CellConfig(
         suite=config.suite,
         suite_digest=config.suite_digest,
-        threat_model=ThreatModel(id=group.threat, sees=THREATS[group.threat], knows_defense=knows),
+        threat_model=ThreatInfo(id=group.threat.name, sees=group.threat.sees, knows_defense=knows),
         defense=point.info,
         attack=AttackInfo(
             id=attack.name,
@@ -166,14 +172,14 @@ def _cell_config(experiment: Experiment, group: Group, attack: Attack, follows: 
 
 
 def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
-    """Return the attacks whose answers `attack` follows, one cell each; [None] where it follows none."""
+    """Return the attacks whose answers `attack` follows, one per cell; [None] if it follows none."""
     source = "" if attack.audit else question_of(attack.kind).follows
     return [other for other in chosen if other.kind == source] if source else [None]
 
 
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
     images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
-    return identity(experiment.config.weights) if images else ""
+    return weights_identity(experiment.config.weights) if images else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ppbench.adversary.apart import apart
+from ppbench.adversary.apart import isolated_attack
 from ppbench.adversary.attack import Attack, among
 from ppbench.base.blame import guard, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.make import made
 from ppbench.base.registry import load, load_all, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import acts
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel, threat_model
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Control, DefenseInfo, Scalar
 from ppbench.records.sources import code_of
@@ -25,8 +25,8 @@ from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 
 WHOLE = ("quick", "standard", "all")
-"""Words that stand for many attacks, each for those of the word before it too. "quick" also looks before it asks, see
-`looks`."""
+"""Words that select many attacks; each includes those of the word before it. "quick" also gates searches, see
+`run.looks`."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Point:
 
     @property
     def info(self) -> DefenseInfo:
-        """What records hold of it."""
+        """The defense as records describe it."""
         own, value = self.defense, self.value
         control = None if own.control is None else Control(name=own.control, value=value or 0.0)
-        code, told = code_of(("defenses", own.name)), dataclasses.asdict(own)
-        return DefenseInfo(id=own.name, version=own.version, parameters=told, control=control, code=code)
+        code, parameters = code_of(("defenses", own.name)), dataclasses.asdict(own)
+        return DefenseInfo(id=own.name, version=own.version, parameters=parameters, control=control, code=code)
 
     @property
     def label(self) -> str:
@@ -61,12 +61,12 @@ def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> D
 
 
 def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isolate: bool = False) -> Attack:
-    """Return the attack called `name` with `parameters`, of a stranger's the stand-in where `isolate` is asked for.
+    """Return the attack called `name` with `parameters`; with `isolate`, the stand-in of another package's attack.
 
     Raises UsageError: an unknown name or parameter.
     """
     if isolate and stranger("attacks", name):
-        return apart(name, tuple((parameters or {}).items()))
+        return isolated_attack(name, tuple((parameters or {}).items()))
     attack = made("attacks", Attack, name, parameters or {})
     with guard("attacks", name):
         attack.check()
@@ -74,12 +74,12 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isola
 
 
 def built_for(attack: Attack, defense: str) -> bool:
-    """Return whether an attack may be run on a defense: it is built for it, or for no defense in particular."""
+    """Return whether an attack applies to a defense: it targets this one, or none in particular."""
     return among(attack.targets, defense)
 
 
 def points(config: EvaluateConfig) -> list[Point]:
-    """Return the controls, then the defense over its grid; UsageError for what is unknown or has no such grid."""
+    """Return the controls, then the defense over its grid; UsageError: an unknown defense, parameter or grid."""
     own = {key: value for key, value in config.settings.items() if "." not in key}
     base = make_defense(config.defense, own)
     if base.control is None:
@@ -97,44 +97,51 @@ def points(config: EvaluateConfig) -> list[Point]:
     return [Point(make_defense(name)) for name in CONTROLS if name not in names] + grid
 
 
-def attacks(config: EvaluateConfig) -> list[Attack]:
-    """Return the attacks of an evaluation, with their parameters; a word of `WHOLE` means those that apply."""
+def select_attacks(config: EvaluateConfig) -> list[Attack]:
+    """Return the attacks of an evaluation, with their parameters; a word of `WHOLE` selects those that apply."""
     for key in config.settings:
         if "." in key:
             _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
-    whole = set(config.attacks) & {*WHOLE}
+    words = set(config.attacks) & {*WHOLE}
     named = [name for name in config.attacks if name not in WHOLE]
-    meant = [name for name, factory in _offered(config) if _meant(config, factory)] if whole else []
+    included = [name for name, factory in _available(config) if _is_included(config, factory)] if words else []
     chosen = []
-    for name in dict.fromkeys([*meant, *named]):
-        with unless_unasked(name, name in named) as asked:
+    for name in dict.fromkeys([*included, *named]):
+        with skip_unusable(name, name in named) as use:
             attack = _attack(config, name)
             with guard("attacks", name):
                 obstacle = _obstacle(config, attack)
-        if not asked:
+        if not use.possible:
             continue
         if obstacle and name in named:
             raise UsageError(f"Attack {name!r} {obstacle}")
         if not obstacle:
             chosen.append(attack)
-    known = {attack.contains for attack in chosen}
-    chosen = [attack for attack in chosen if attack.name in named or attack.name not in known]
+    contained = {attack.contains for attack in chosen}
+    chosen = [attack for attack in chosen if attack.name in named or attack.name not in contained]
     _check_sources(chosen)
     return chosen
 
 
+@dataclass
+class Use:
+    """Whether an attack can be used."""
+
+    possible: bool = True
+
+
 @contextmanager
-def unless_unasked(attack: str, named: bool) -> Iterator[list[str]]:
-    """Give a list of one thing, which is empty where a stranger's attack that nobody named cannot be used: it is left
-    out with a warning. What was named is refused (UsageError)."""
-    going = [attack]
+def skip_unusable(attack: str, named: bool) -> Iterator[Use]:
+    """Yield the attack's `Use`. A UsageError in the body makes it impossible, with a warning, if another package brings
+    the attack and the user did not name it; else the error is raised."""
+    use = Use()
     try:
-        yield going
+        yield use
     except UsageError as error:
         if named or not stranger("attacks", attack):
             raise
-        going.clear()
-        if multiprocessing.parent_process() is None:  # who started this worker has said so
+        use.possible = False
+        if multiprocessing.parent_process() is None:  # a worker's parent has already warned
             warnings.warn(f"Attack {attack!r} of package {plugins('attacks')[attack].distribution!r} is left out: "
                           f"{error}", stacklevel=3)  # fmt: skip
 
@@ -163,46 +170,48 @@ def _check_sources(chosen: Sequence[Attack]) -> None:
             )
 
 
-def _meant(config: EvaluateConfig, factory: Any) -> bool:
-    """Return whether a word of `WHOLE` means this plugin.
+def _is_included(config: EvaluateConfig, factory: Any) -> bool:
+    """Return whether a word of `WHOLE` includes this plugin.
 
-    An audit that is asked for comes with its own attacks, a server that acts with those that act.
+    An audit includes its own attacks; a server that acts includes the attacks that act.
     """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
-    acting = any(acts(threat) for threat in config.threats if threat in getattr(factory, "threats", ()))
+    known = getattr(factory, "threats", ())
+    acting = any(threat.acts and threat.among(known) for threat in map(threat_model, config.threats))
     if "all" in config.attacks or audited or acting:
         return True
-    # Of its own, not inherited: who builds on an attack that is left out need not be left out.
+    # Not inherited: a subclass of an attack that is left out need not be left out.
     quick = getattr(factory, "__dict__", {}).get("quick", True)
     return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
 
 
-def _offered(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
-    """Yield every attack with its class, or its stand-in; broken ones are left out with a warning."""
+def _available(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the name and class (or stand-in class) of every attack; broken ones are left out with a warning."""
     if not config.isolate:
         yield from load_all("attacks").items()
         return
     for name, plugin in plugins("attacks").items():
-        with unless_unasked(name, named=False) as asked:
+        with skip_unusable(name, named=False) as use:
             factory = plugin.loaded if plugin.ours else type(make_attack(name, isolate=True))
-        if asked:
+        if use.possible:
             yield name, factory
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
-    elsewhere = config.isolate and stranger("attacks", name)
-    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if elsewhere else load("attacks", name)
+    isolated = config.isolate and stranger("attacks", name)
+    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}
     return make_attack(name, own, config.isolate)
 
 
-def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[str]:
+def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[ThreatModel]:
     """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
 
-    Where a server that acts was asked about, an attack that does not act runs under "server/1".
+    Where a server that acts was asked about, an attack that does not act runs under the one that is honest.
     """
-    asked = [threat for threat in config.threats if threat in attack.threats]
-    passive = ["server/1"] if any(map(acts, config.threats)) and "server/1" in attack.threats else []
-    yield from asked or passive or attack.threats
+    known = [threat_model(name) for name in config.threats]
+    asked = [threat for threat in known if threat.among(attack.threats)]
+    passive = [HONEST_SERVER] if any(t.acts for t in known) and HONEST_SERVER.among(attack.threats) else []
+    yield from asked or passive or map(threat_model, attack.threats)

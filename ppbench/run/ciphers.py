@@ -17,9 +17,9 @@ from importlib.metadata import version
 from ppbench.federation.ciphering import Ciphering
 from ppbench.records.times import EncryptionTime
 
-REPEATS = 3
+TIMINGS = 3
 """Times each operation is done; the median counts."""
-MISSING = "not timed: install ppbench-fl[crypto]"
+NO_LIBRARY = "not timed: install ppbench-fl[crypto]"
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,30 @@ class Seconds:
 
 
 def encryption_time(form: Ciphering | None) -> EncryptionTime | None:
-    """Return what the encryption of a round takes; None where nothing is encrypted, a reason without the libraries."""
+    """Return the time that encryption adds to a round; None without encryption; only a reason without the libraries."""
     if form is None:
         return None
     try:
-        one = timed(form.scheme, form.bits, form.clients, form.threshold)
+        seconds = time_operations(form.scheme, form.bits, form.clients, form.threshold)
     except ImportError:
-        return EncryptionTime(client=None, server=None, library="", reason=MISSING)
-    return scaled(one, form)
+        return EncryptionTime(client=None, server=None, library="", reason=NO_LIBRARY)
+    return round_times(seconds, form)
 
 
-def scaled(one: Seconds, form: Ciphering) -> EncryptionTime:
-    """Return the times of one ciphertext of each kind times the ciphertexts of a client."""
+def round_times(seconds: Seconds, form: Ciphering) -> EncryptionTime:
+    """Return the times of one client and of the server: seconds per ciphertext times the number of ciphertexts."""
     blocks = form.blocks(form.values)
     return EncryptionTime(
-        client=blocks * (one.encrypt + one.partial), server=blocks * one.decrypt, library=one.library, reason=""
+        client=blocks * (seconds.encrypt + seconds.partial),
+        server=blocks * seconds.decrypt,
+        library=seconds.library,
+        reason="",
     )
 
 
 @lru_cache
-def timed(scheme: str, bits: int, clients: int, threshold: int) -> Seconds:
-    """Return the seconds of one operation of each kind, measured once a process (ImportError: no library)."""
+def time_operations(scheme: str, bits: int, clients: int, threshold: int) -> Seconds:
+    """Return the seconds of one operation of each kind, measured once per process (ImportError: no library)."""
     return _paillier(bits, clients, threshold) if scheme == "paillier" else _functional(clients)
 
 
@@ -76,8 +79,8 @@ def _paillier(bits: int, clients: int, threshold: int) -> Seconds:
     partial = _median(lambda: gmpy2.powmod(cipher, factorial * share, square))
     multiply = _median(lambda: cipher * cipher % square)
     power = _median(lambda: gmpy2.powmod(cipher, factorial, square))
-    told = f"phe {version('phe')}, gmpy2 {version('gmpy2')}"
-    return Seconds(encrypt, partial, (clients - 1 + threshold) * multiply + threshold * power, told)
+    library = f"phe {version('phe')}, gmpy2 {version('gmpy2')}"
+    return Seconds(encrypt, partial, (clients - 1 + threshold) * multiply + threshold * power, library)
 
 
 def _functional(clients: int) -> Seconds:
@@ -96,7 +99,7 @@ def _functional(clients: int) -> Seconds:
 
 def _median(call: Callable[[], object]) -> float:
     taken = []
-    for _ in range(REPEATS):
+    for _ in range(TIMINGS):
         began = time.perf_counter()
         call()
         taken.append(time.perf_counter() - began)

@@ -1,7 +1,7 @@
-"""Trainings that collapsed: accuracy at chance whenever it was looked at. They are retried, and records say so.
+"""Trainings that collapsed: accuracy at chance in every evaluated round. They are retried, and records say so.
 
-What is found is a model that gives one answer. Weights that jump about at random can be right more often than chance
-in one round, as Adam's at a rate of 1e6 on digits in two of four seeds: as a first training these are not found, but
+This detects a model that always gives one answer. Weights that jump about at random can be right more often than chance
+in one round, as Adam's at a rate of 1e6 on digits in two of four seeds: as a first training these are not detected, but
 none replaces one that collapsed unless it ends above chance.
 """
 
@@ -16,42 +16,42 @@ from ppbench.records.outcome import TRAININGS, Utility
 from ppbench.report.controls import CONTROLS
 from ppbench.run.task import Task
 
-LOOKS = 3
-"""Evaluated rounds below which a training was too short to tell: accuracy at chance is then its beginning."""
+MIN_EVALUATIONS = 3
+"""Fewest evaluated rounds for a decision: at chance in fewer, a training may only have begun."""
 
 
-def commonest(task: Task) -> int:
+def commonest_count(task: Task) -> int:
     """Return how many test examples are of the most frequent class: what a constant answer gets right."""
     return int(task.test.y.argmax(1).bincount().max())
 
 
 def at_chance(utility: Utility, task: Task) -> bool:
-    """Return whether accuracy never rose above chance: in no evaluated round, of `LOOKS` or more.
+    """Return whether accuracy never rose above chance: in no evaluated round, of `MIN_EVALUATIONS` or more.
 
     Chance is the share of the most frequent class of the test part, and the upper end of its 95 % Clopper-Pearson
     interval still counts as chance. Numbers and masks have no such level, and a training that diverged its own status.
     """
-    if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < LOOKS:
+    if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < MIN_EVALUATIONS:
         return False
-    return all(accuracy <= ceiling(task) for _, accuracy in utility.curve)
+    return all(accuracy <= chance_ceiling(task) for _, accuracy in utility.curve)
 
 
-def ends_above(utility: Utility, task: Task) -> bool:
-    """Return whether the delivered model is above chance: what a training that replaces one at chance must show."""
-    return utility.accuracy is not None and utility.accuracy > ceiling(task)
+def ends_above_chance(utility: Utility, task: Task) -> bool:
+    """Return whether the delivered model is above chance, as a training that replaces a collapsed one must be."""
+    return utility.accuracy is not None and utility.accuracy > chance_ceiling(task)
 
 
-def ceiling(task: Task) -> float:
+def chance_ceiling(task: Task) -> float:
     """Return the largest accuracy that still counts as chance, see `at_chance`."""
-    return clopper_pearson(commonest(task), len(task.test.x)).high or 0.0
+    return clopper_pearson(commonest_count(task), len(task.test.x)).high or 0.0
 
 
-def retried(defense: str) -> bool:
-    """Return whether a training under a defense that collapsed is done again; controls stand as they are."""
+def is_retried(defense: str) -> bool:
+    """Return whether a collapsed training under a defense is repeated; those of controls are not."""
     return defense not in CONTROLS
 
 
-def attempt_of(task: Task, attempt: int) -> Task:
+def task_of_attempt(task: Task, attempt: int) -> Task:
     """Return the task with the seeds and the initial model of a training: 0 is the cell's own, others derive from it.
 
     Examples, their owners and victims stay the same.
@@ -62,6 +62,6 @@ def attempt_of(task: Task, attempt: int) -> Task:
     return replace(task, seeds=seeds, params=initial(task.plan.spec, seeds.seed("model")))
 
 
-def attempt_in(utility: Utility) -> int:
-    """Return which training a utility is of: the first that did not collapse, of three that did the first."""
+def attempt_number(utility: Utility) -> int:
+    """Return the index of the training that a utility describes: the first that did not collapse, 0 if all did."""
     return 0 if utility.collapsed >= TRAININGS else utility.collapsed

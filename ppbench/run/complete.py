@@ -18,37 +18,37 @@ from ppbench.task.dataset import default_root
 _FOLDERS = ("parquet", "imagefolder")
 
 
-def at_hand(name: str) -> str | None:
-    """Return what opens the data set that records call `name`, None where it cannot be known or is not there."""
+def local_dataset(name: str) -> str | None:
+    """Return the argument that opens the data set `name` of a record here; None if it is unknown or not there."""
     kind, _, argument = name.partition(":")
     if not argument:
         return name if kind == "digits" else None
     if kind == "warped":
-        inner = None if argument.startswith("warped:") else at_hand(argument)
+        inner = None if argument.startswith("warped:") else local_dataset(argument)
         return None if inner is None else f"warped:{inner}"
     path = default_root() / argument
     return f"{kind}:{path}" if kind in _FOLDERS and "/" not in argument and path.exists() else None
 
 
-def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
-    """Yield sentences on cells that a suite has and `records` do not, with whether that is a problem.
+def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
+    """Yield sentences on cells that a suite has and `records` lack, each with whether it is a problem.
 
-    It is one where no `--only` leaves out just those: then a sweep was interrupted, or cells were taken away. What
-    cannot be told is no problem: another suite, another state of it, data that are not at hand, or views that were made
-    to be published, each on victims of its own, which no sweep asks for.
+    It is a problem unless some `--only` would leave out exactly those cells: a sweep was interrupted, or cells were
+    removed. What cannot be checked is no problem: another suite or version of it, missing data, or views computed for
+    publication, each on victims of its own.
     """
-    found: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
+    by_suite: dict[tuple[str, str, str, bool | None], list[Record]] = defaultdict(list)
     if any(record.config.victims_from is not None for record in records):
-        yield "whether all views are there that were to be published (no suite says which)", False
+        yield "whether all views for publication are there (no suite lists them)", False
     for record in (record for record in records if record.config.victims_from is None):
         config = record.config
         where = config.federation
-        found[config.suite, config.suite_digest, where.device, where.tf32].append(record)
-    for (name, digest, device, tf32), some in sorted(found.items(), key=str):
-        suite = _suite(name, digest, device, at_hand(some[0].config.data.name), bool(tf32))
+        by_suite[config.suite, config.suite_digest, where.device, where.tf32].append(record)
+    for (name, digest, device, tf32), suite_records in sorted(by_suite.items(), key=str):
+        suite = _suite(name, digest, device, local_dataset(suite_records[0].config.data.name), bool(tf32))
         if suite is None:
-            why = "no shipped suite of that name and digest, or no data at hand"
-            yield f"whether all cells are there that {name} asked for ({why})", False
+            why = "no shipped suite of that name and digest, or its data are not here"
+            yield f"whether all cells of {name} are there ({why})", False
             continue
         try:
             whole = [cell.config for e in suite.places for group in groups(e) for cell in cells(e, group)]
@@ -56,11 +56,11 @@ def lacking(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:
             yield f"whether all cells of {name} are there ({cause})", False
             continue
         expected = list({_key(config): config for config in whole}.values())  # controls are in each evaluation
-        yield from _compared(name, expected, [record.config for record in some])
+        yield from _compare(name, expected, [record.config for record in suite_records])
 
 
 def _suite(name: str, digest: str, device: str, data: str | None, tf32: bool) -> Suite | None:
-    """Return a shipped suite of this name and digest, None without one or its data: nothing is ever downloaded."""
+    """Return the shipped suite of this name and digest; None without it or its data. Nothing is downloaded."""
     word, _, _ = name.rpartition("/")
     id_, _, preset = word.partition("@")
     if id_ not in shipped() or not digest or data is None:
@@ -77,27 +77,27 @@ def _key(config: CellConfig) -> Hashable:
     return where_of(config), config.seed
 
 
-def _free(config: CellConfig, key: str) -> bool:
-    """Return whether a filter leaves a cell alone: controls stay whatever defense is asked for."""
+def _ignores_filter(config: CellConfig, key: str) -> bool:
+    """Return whether a filter does not apply to a cell: controls stay whichever defense is selected."""
     return config.defense.id in CONTROLS and key in ("defense", "control")
 
 
-def _compared(name: str, expected: Sequence[CellConfig], present: Sequence[CellConfig]) -> Iterator[tuple[str, bool]]:
-    have = {_key(config) for config in present}
-    known = [config for config in expected if _key(config) in have]
-    values = {k: {of(c) for c in known if not _free(c, k)} for k, of in FILTERS.items()}
-    gone = [config for config in expected if _key(config) not in have]
+def _compare(name: str, expected: Sequence[CellConfig], present: Sequence[CellConfig]) -> Iterator[tuple[str, bool]]:
+    present_keys = {_key(config) for config in present}
+    known = [config for config in expected if _key(config) in present_keys]
+    values = {k: {of(c) for c in known if not _ignores_filter(c, k)} for k, of in FILTERS.items()}
+    absent = [config for config in expected if _key(config) not in present_keys]
     followed = {config.attack.follows for config in known}  # controls follow attacks on defenses that may not be here
-    torn = [c for c in gone if all(_free(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
-    torn = [config for config in torn if config.attack.follows in followed]
-    if torn:
-        first = torn[0]
+    missing = [c for c in absent if all(_ignores_filter(c, k) or of(c) in values[k] for k, of in FILTERS.items())]
+    missing = [config for config in missing if config.attack.follows in followed]
+    if missing:
+        first = missing[0]
         axis = "" if first.defense.control is None else f" {first.defense.control.name}={first.defense.control.value:g}"
         yield (
-            f"{len(torn)} of the {len(expected)} cells of suite {name} are missing, such as {first.defense.id}{axis} "
-            f"under {first.attack.id} [{first.threat_model.id}, {first.stage}, batch {first.batch_size}, seed "
-            f"{first.seed}]; sweep into the folder again",
+            f"{len(missing)} of the {len(expected)} cells of suite {name} are missing, such as "
+            f"{first.defense.id}{axis} under {first.attack.id} [{first.threat_model.id}, {first.stage}, batch "
+            f"{first.batch_size}, seed {first.seed}]; sweep into the folder again",
             True,
         )
-    if left := len(gone) - len(torn):
+    if left := len(absent) - len(missing):
         yield f"{left} of the {len(expected)} cells of suite {name} (they are not here, as with --only)", False

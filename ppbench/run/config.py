@@ -1,4 +1,4 @@
-"""What the user asks for: one evaluation, checked."""
+"""The configuration of one evaluation, checked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
-from ppbench.federation.bounds import MANY, SMALL
+from ppbench.federation.bounds import LARGEST_COUNT, SMALLEST_POSITIVE
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS
+from ppbench.federation.threats import HONEST_SERVER, threat_model
 from ppbench.nets.losses import LossName
 from ppbench.records.schema import Scalar, Strict
 from ppbench.task.dataset import default_root
@@ -22,17 +22,17 @@ DefenseName = Annotated[str, AfterValidator(canonical)]
 """A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
 FLOAT32 = 1e38
 """The largest learning rate: training that diverges is a result, a rate that float32 cannot hold is none."""
-LISTED = 1000
+MAX_LIST = 1000
 """Values that a list may have: of a control parameter, of sizes of batches, of rounds."""
 
 
 class EvaluateConfig(Strict):
-    """One evaluation, as `ppbench evaluate` or `ppbench.evaluate` is told it; names are those of `ppbench list`.
+    """One evaluation, the options of `ppbench evaluate` and `ppbench.evaluate`; names are those of `ppbench list`.
 
     Attributes:
         dataset: NAME or NAME:ARGUMENT; in it and in `model_options` `configure` puts the folder of downloads in place
             of "{data}".
-        attacks: names, or "quick" (few, and only where they can tell something), "standard" or "all", of the attacks
+        attacks: names, or "quick" (few, and only where they can show something), "standard" or "all", of the attacks
             that apply to the defense.
         grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
@@ -58,10 +58,10 @@ class EvaluateConfig(Strict):
         weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
             torchvision's cache, else these are null. device: as torch names it. tf32: whether a GPU may compute with
             TF32 (`base.precision`): faster, with factors of products rounded to ten bits.
-        isolate: whether strangers' attacks run in processes of their own (`adversary.apart`).
+        isolate: whether other packages' attacks run in processes of their own (`adversary.apart`).
         salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
             and none is given, the folder of results has one.
-        suite, suite_digest: the suite that asks, with its version, and the digest of what its cells share.
+        suite, suite_digest: the suite with its version, and the digest of what its cells share.
     """
 
     defense: DefenseName
@@ -69,40 +69,40 @@ class EvaluateConfig(Strict):
     model: str = "dlnet"
     model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     attacks: tuple[str, ...] = ("standard",)
-    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)] = "quick"
+    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    train: int | None = Field(default=None, ge=1, le=MANY)
+    train: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     public: float = Field(default=0.0, ge=0, lt=1)
     clients: int = Field(default=10, ge=1, le=100_000)
     rounds: int = Field(default=40, ge=1, le=1_000_000)
     local_epochs: int = Field(default=1, ge=1, le=10_000)
-    batch_size: int = Field(default=32, ge=1, le=MANY)
+    batch_size: int = Field(default=32, ge=1, le=LARGEST_COUNT)
     schedule: Literal["round_robin", "parallel"] = "round_robin"
     loss: LossName = "cross_entropy"
     upload: Literal["delta", "gradient"] = "delta"
     optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=5e-3, ge=SMALL, le=FLOAT32)
+    lr: float = Field(default=5e-3, ge=SMALLEST_POSITIVE, le=FLOAT32)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     beta2: float = Field(default=0.999, gt=0, lt=1)
-    decay_at: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(default=(20, 32), max_length=LISTED)
+    decay_at: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(default=(20, 32), max_length=MAX_LIST)
     decay: float = Field(default=0.5, gt=0, le=1)
     partition: str = "iid"
     attack_batch: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = Field(
-        default=(1, 8), min_length=1, max_length=LISTED
+        default=(1, 8), min_length=1, max_length=MAX_LIST
     )
     probe: Literal["gradient", "local"] = "gradient"
     probe_rounds: int = Field(default=1, ge=1, le=100)
-    victims: int = Field(default=20, ge=1, le=MANY)
+    victims: int = Field(default=20, ge=1, le=LARGEST_COUNT)
     batches: int = Field(default=0, ge=0, le=100_000)
-    victims_from: int | None = Field(default=None, ge=0, le=MANY)
-    candidates: int = Field(default=200, ge=4, le=MANY)
+    victims_from: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
+    candidates: int = Field(default=200, ge=4, le=LARGEST_COUNT)
     tuning: int = Field(default=4, ge=0, le=100_000)
-    budget: int | None = Field(default=None, ge=1, le=MANY)
+    budget: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
     references: int = Field(default=0, ge=0, le=10_000)
-    canaries: int = Field(default=80, ge=0, le=MANY)
+    canaries: int = Field(default=80, ge=0, le=LARGEST_COUNT)
     canary_clients: int = Field(default=0, ge=0, le=10_000)
     stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
-    threats: tuple[str, ...] = Field(default=("server/1",), min_length=1)
+    threats: tuple[str, ...] = Field(default=(HONEST_SERVER.name,), min_length=1)
     weights: str | None = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     device: str = "cpu"
@@ -120,7 +120,7 @@ class EvaluateConfig(Strict):
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")
 PRESETS: dict[str, dict[str, Any]] = {
-    # One start a victim, no tuning, and no cells that can tell nothing: the whole has to end within 90 s on two cores.
+    # One start per victim, no tuning, no cells that cannot show anything: all has to end within 90 s on two cores.
     "quick": {"attacks": ("quick",), "settings": {f"{attack}.restarts": 0 for attack in SEARCHES}, "tuning": 0},
     # The whole arsenal: half of the training part public, as in the MP-DP paper, for generators and reference runs.
     "portfolio": {
@@ -167,18 +167,17 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         if isinstance(options.get(name), tuple | list):
             options[name] = tuple(dict.fromkeys(options[name]))  # twice the same is once
     _check_finite({**settings, "grid": options.get("grid")})
-    asked = {**base, **options, "model_options": model, "settings": settings}
-    _check_text(asked)
-    asked["model_options"] = {name: _placed(value) for name, value in model.items()}
-    if "dataset" in asked:
-        asked["dataset"] = _placed(asked["dataset"])
+    fields = {**base, **options, "model_options": model, "settings": settings}
+    _check_text(fields)
+    fields["model_options"] = {name: _placed(value) for name, value in model.items()}
+    if "dataset" in fields:
+        fields["dataset"] = _placed(fields["dataset"])
     try:
-        config = EvaluateConfig(**asked)
+        config = EvaluateConfig(**fields)
     except ValidationError as error:
         raise UsageError(_refused(error)) from error
     for threat in config.threats:
-        if threat not in THREATS:
-            raise unknown("threat model", threat, THREATS)
+        threat_model(threat)
     if not config.attacks:
         raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
     return config
@@ -220,7 +219,7 @@ def _check_finite(values: Mapping[str, Any]) -> None:
 
 
 def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
-    """Yield what a defense's `setting` asks for that no evaluation has."""
+    """Yield the options of a defense's `setting` that no evaluation has."""
     for preset, fields in plugin.setting.items():
         try:
             EvaluateConfig(**{"defense": name, **fields})
@@ -231,7 +230,7 @@ def setting_faults(plugin: type[Defense], name: str) -> Iterator[str]:
 
 
 def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the federation that the defense's paper needs, less what belongs to another network than the asked."""
+    """Return the federation that the defense's paper needs, without the options of another network."""
     name = options.get("defense")
     if isinstance(name, str):
         admit(name)

@@ -31,12 +31,12 @@ from ppbench.run.ciphers import encryption_time
 # The profiler's backend announces every start and stop on stderr, amid progress bars; it reads this when first used.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-STEPS = 2
+MEASURED_STEPS = 2
 """Local steps that memory is measured over: from the second on, all of an optimizer's state is there."""
 PAIRS = 9
 """Pairs of times at least; the second smallest and the second largest of nine bound the median at 96 %."""
 ENOUGH_S = 0.3
-"""Seconds that pairs of very short times are gone on with."""
+"""Seconds for which very short pairs are repeated."""
 BUDGET_S = 5.0
 """Seconds after which no further pair is begun, nine or not; one is always measured."""
 UNDEFENDED = Defense()
@@ -45,7 +45,7 @@ UNDEFENDED = Defense()
 
 @dataclass(frozen=True)
 class ClientCost:
-    """What a client's part of a round takes; None where the first round leaves the range of what can be sent."""
+    """Memory and time of a client's part of a round; None if the first round overflows what can be sent."""
 
     memory_peak: int | None
     time: ClientTime | None
@@ -70,34 +70,34 @@ class Client:
     drive: Drive
 
     def jobs(self) -> Iterator[Job]:
-        """Yield what the client computes in the round, drawn anew."""
+        """Yield the client's jobs of the round, drawn anew."""
         for turn in self.turns:
-            job = self._prepared(turn)
+            job = self._prepare(turn)
             if job is not None:
                 yield job
 
     def act(self) -> None:
         """Do the client's whole part of the round: prepare, compute and reply."""
         for turn in self.turns:
-            job = self._prepared(turn)
-            result = () if job is None else self.computed(job)
+            job = self._prepare(turn)
+            result = () if job is None else self.compute(job)
             context = self.drive.context(self.index, turn.step)
             self.drive.defense.reply(context, turn.state, turn.message, result, self.data)
 
-    def computed(self, job: Job) -> Tree:
-        """Return what the client computes of `job`."""
+    def compute(self, job: Job) -> Tree:
+        """Return the result of `job` on the client."""
         return client_map("loop", self.drive.defense, self.drive.plan, {self.index: job})[self.index]
 
-    def _prepared(self, turn: Turn) -> Job | None:
+    def _prepare(self, turn: Turn) -> Job | None:
         fed, context = self.drive, self.drive.context(self.index, turn.step)
         job = fed.defense.prepare(context, turn.state, turn.message, self.data)
         return None if job is None else moved(job, fed.device)
 
 
-def client_of(fed: Federation, index: int = 0) -> Client:
-    """Return a client of a started federation with all that it gets in the next round, which is forked for it.
+def measured_client(fed: Federation, index: int = 0) -> Client:
+    """Return a client of a started federation with its messages of the next round, which runs on a fork.
 
-    The others hold one batch of their examples each: their part is not what is measured.
+    The others hold one batch of their examples each: only this client is measured.
     """
     size = fed.plan.local.batch
     data = {c: shard if c == index else Data(shard.x[:size], shard.y[:size]) for c, shard in fed.shards.items()}
@@ -109,19 +109,19 @@ def client_of(fed: Federation, index: int = 0) -> Client:
     return Client(index, data[index], turns, drive)
 
 
-def peak_memory(client: Client, steps: int = STEPS) -> int:
+def peak_memory(client: Client, steps: int = MEASURED_STEPS) -> int:
     """Return the most bytes that the client's `compute` holds at a time beyond its inputs, its result included.
 
     Of the first `steps` local steps: the others hold as much. 0 where a client computes nothing.
     """
     device, peak = client.drive.device, 0
     for job in client.jobs():
-        part = channels_last(cut(job, steps))  # laid out before: no client lays its own examples out anew
-        peak = max(peak, peak_bytes(partial(client.computed, part), device))
+        part = channels_last(first_steps(job, steps))  # laid out before: no client lays its own examples out anew
+        peak = max(peak, peak_bytes(partial(client.compute, part), device))
     return peak
 
 
-def cut(job: Job, steps: int) -> Job:
+def first_steps(job: Job, steps: int) -> Job:
     """Return the first `steps` local steps of `job`."""
     batches, noise = (tree_map(lambda leaf: leaf[:steps], tree) for tree in (job.batches, job.noise))
     return replace(job, batches=batches, noise=noise)
@@ -201,7 +201,7 @@ def client_cost(fed: Federation, params: Params, index: int = 0) -> ClientCost:
     plain = Federation(UNDEFENDED, fed.plan, fed.shards, fed.seeds, fed.device, fed.backend)
     plain.start(params)
     try:
-        client, beside = client_of(fed, index), client_of(plain, index)
+        client, beside = measured_client(fed, index), measured_client(plain, index)
         encrypted = encryption_time(fed.defense.ciphering(fed.plan))
         taken = relative_time(client, beside).model_copy(update={"encryption": encrypted})
         return ClientCost(peak_memory(client), taken)

@@ -1,9 +1,9 @@
-"""Whether a client could have noticed that its server acts: an honest message against one that an attack crafted.
+"""Whether a client could detect that its server acts: an honest message against one that an attack crafted.
 
-A client knows the message that it was sent and what its own step makes of it. (That others were sent something else it
-does not see.) Of both, `signs` are taken, on its own batch. Which sign tells crafted from honest best is chosen on some
-models, and how well it tells, on others: the real one among them, so that no test learns one model by heart. After
-training honest models are the real one and fresh ones, which training begins with.
+A client knows the message that it received and its own step on it. (It does not see that others received another one.)
+Of both, `signs` are computed, on its own batch. The sign that separates crafted from honest best is chosen on half of
+the models and scored on the other half, the real one among them, so that no test overfits one model. After training
+the honest models are the real one and freshly initialized ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves, tree_map
-from ppbench.federation.acting import Acting, Before, agreed
+from ppbench.federation.acting import Acting, Before, matching_params
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Transcript
@@ -24,52 +24,52 @@ from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial
 
 MODELS = 8
-"""Models in all, half of which a sign is chosen on."""
-CLIENTS = 6
-"""Clients at most whose batches are put to each."""
+"""Number of models; a sign is chosen on half of them."""
+MAX_CLIENTS = 6
+"""Most clients whose batches are put to each model."""
 ROWS = 128
-"""Rows of a matrix, at most, that are compared with one another."""
+"""Most rows of a matrix that are compared with one another."""
 
 
-def detected(
+def detection_scores(
     fed: Federation, acting: Acting, transcript: Transcript, victims: Mapping[Slot, Data]
 ) -> dict[Slot, float]:
-    """Return for each victim the share of honest clients, of equals half, on whom the chosen sign is weaker.
+    """Return for each victim the share of honest clients on whom the chosen sign is weaker; ties count half.
 
-    Its mean over victims is the area under the curve of the test that the sign is: .5 where nothing can be noticed.
+    Its mean over victims is the area under the ROC curve of the sign as a test: 0.5 if nothing can be detected.
     """
-    if not any(leaves(letter.message) for letter in transcript.mail):  # there is nothing to look at
+    if not any(leaves(letter.message) for letter in transcript.mail):  # no message, no sign
         return {}
     plan, batch = transcript.plan, max(len(data.x) for data in victims.values())
     chosen, scored = [_population(fed, acting, plan, batch, range(first, MODELS, 2)) for first in (1, 0)]
     honest, crafted = chosen
-    areas = torch.stack([_placed(honest[:, i], crafted[:, i]).mean() for i in range(honest.shape[1])])
+    areas = torch.stack([_share_below(honest[:, i], crafted[:, i]).mean() for i in range(honest.shape[1])])
     sign = int((areas - 0.5).abs().argmax())
     way = 1.0 if float(areas[sign]) >= 0.5 else -1.0
     first = {Slot(e.probe, e.receiver): e.message for e in reversed(transcript.mail) if e.sender == SERVER}
-    seen = {slot: signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
-    return {slot: float(_placed(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
+    seen = {slot: message_signs(fed, plan, first[slot], data)[sign] for slot, data in victims.items() if slot in first}
+    return {slot: float(_share_below(way * scored[0][:, sign], way * value[None])) for slot, value in seen.items()}
 
 
 def _population(
     fed: Federation, acting: Acting, plan: Plan, batch: int, models: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return the signs [M, S] of honest and of crafted messages, of several models, each on batches of its clients."""
+    """Return the signs [M, S] of honest and of crafted messages of several models, on batches of the clients."""
     honest, crafted = list[Tensor](), list[Tensor]()
-    clients = sorted(fed.shards)[:CLIENTS]
+    clients = sorted(fed.shards)[:MAX_CLIENTS]
     for model in models:
         draws = Seeds(fed.seeds.seed("detection", model)).generator("batches")
         params = fed.parties.server.params if model == 0 else _fresh(fed, model)
         server = replace(fed.parties.server, params=params)
         ctx = fed.context(f"detection-{model}", fed.round + 1, 0, SERVER)
         before = Before(plan, fed.defense, server, tuple(sorted(fed.shards)), acting.target, acting.public)
-        sent = agreed(acting.craft(before, fed.seeds.generator("acting", "detection", model)).params, params)
-        for found, weights in ((honest, params), (crafted, sent)):
+        sent = matching_params(acting.craft(before, fed.seeds.generator("acting", "detection", model)).params, params)
+        for rows, weights in ((honest, params), (crafted, sent)):
             _, message = fed.defense.broadcast(replace(ctx, plan=plan), replace(server, params=weights))
             for client in clients:
                 shard = fed.shards[client]
                 some = torch.randperm(len(shard.x), generator=draws)[:batch].to(shard.x.device)
-                found.append(signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
+                rows.append(message_signs(fed, plan, message, Data(shard.x[some], shard.y[some])))
     return torch.stack(honest), torch.stack(crafted)
 
 
@@ -80,14 +80,14 @@ def _fresh(fed: Federation, model: int) -> Params:
     }
 
 
-def _placed(honest: Tensor, crafted: Tensor) -> Tensor:
-    """Return for each of crafted [A] the share of honest [H] below it, of equals half."""
+def _share_below(honest: Tensor, crafted: Tensor) -> Tensor:
+    """Return for each value of crafted [A] the share of honest [H] below it; ties count half."""
     below = (honest[:, None] < crafted).double() + 0.5 * (honest[:, None] == crafted).double()
     return below.mean(0)
 
 
-def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
-    """Return [S] float64 what a client can look at in a message, and in a step on its batch; infinite numbers as huge.
+def message_signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
+    """Return the signs [S] float64 of a message and of a step on a client's batch; infinite values become 1e30.
 
     Of the message the size, the largest entry beside the typical one, the share of zeros and how alike rows are; of the
     step the loss, the gradient's size, its share of zeros and the share of dead units, all by the defense's `predict`.
@@ -96,11 +96,11 @@ def signs(fed: Federation, plan: Plan, message: Tree, data: Data) -> Tensor:
     flat = torch.cat([leaf.flatten().double() for leaf in weights])
     typical = flat.abs().median().clamp(min=1e-30)
     parts = [_log(flat.norm()), _log(flat.abs().max() / typical), (flat == 0).double().mean(), _alike(weights)]
-    told = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), message)
+    tracked = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), message)
     with torch.enable_grad():
-        outputs = fed.defense.predict(plan, told, data.x.to(flat.device))
+        outputs = fed.defense.predict(plan, tracked, data.x.to(flat.device))
         loss = plan.example_loss(outputs, data.y.to(outputs)).mean()
-    inputs = [leaf for leaf in leaves(told) if leaf.requires_grad]
+    inputs = [leaf for leaf in leaves(tracked) if leaf.requires_grad]
     slopes = torch.autograd.grad(loss, inputs, allow_unused=True)
     steps = [slope.detach().double() for slope in slopes if slope is not None]
     step = torch.cat([part.flatten() for part in steps])
@@ -115,10 +115,10 @@ def _log(value: Tensor) -> Tensor:
 
 def _alike(weights: Sequence[Tensor]) -> Tensor:
     """Return the mean over rows of the largest |cosine| with another row of the same matrix."""
-    found = []
+    cosines = []
     for weight in weights:
         rows = weight.flatten(1)[:ROWS].double() if weight.dim() > 1 else weight[None, :0]
         if min(rows.shape) > 1:
             rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
-            found.append((rows @ rows.T).abs().fill_diagonal_(0).amax(1))
-    return torch.cat(found).mean() if found else torch.zeros((), dtype=torch.float64)
+            cosines.append((rows @ rows.T).abs().fill_diagonal_(0).amax(1))
+    return torch.cat(cosines).mean() if cosines else torch.zeros((), dtype=torch.float64)

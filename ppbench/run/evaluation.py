@@ -1,4 +1,4 @@
-"""The line that all data take, on one page: what is asked is checked, what is missing done, what was found said.
+"""The line that all data take, on one page: options are checked, missing cells computed, results reported.
 
 `schedule` and `group` hold the middle of it (`train`, `Federation.probe`, `Transcript.view`, `Attack.run`, `score`).
 """
@@ -24,24 +24,33 @@ from ppbench.records.origin import save_origin
 from ppbench.records.salt import keep_salt, salt_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import save_soundness, soundness_of
-from ppbench.records.sources import tell_changed
+from ppbench.records.sources import warn_changed
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.unasked import unasked
+from ppbench.report.unasked import skipped_searches
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
-from ppbench.run.cells import Group, groups
+from ppbench.run.cells import CellGroup, groups
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.run.jobs import Executor
-from ppbench.run.looks import foremost
-from ppbench.run.scene import victims_of
-from ppbench.run.schedule import Progress, Schedule, Wanted, answered, missing, size, strands, wanted
+from ppbench.run.looks import in_first_answer
+from ppbench.run.scene import group_victims
+from ppbench.run.schedule import (
+    PlannedCells,
+    Progress,
+    Scheduler,
+    count_cells,
+    ended_cells,
+    plan_cells,
+    strands,
+    unfinished,
+)
 from ppbench.run.selftest import selftest
 from ppbench.run.task import check_clients
 from ppbench.run.tuning import tuning_victims
@@ -50,9 +59,9 @@ from ppbench.task.dataset import check_content
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation gave: cells, what vouches for them, what was found.
+    """The result of an evaluation: its cells, the checks of the harness, the verdicts.
 
-    answer: what is told first; computed: how many cells ran now; notes: how the data were read.
+    answer: the summary, reported first; computed: number of cells that ran in this call; notes: how the data were read.
     """
 
     config: EvaluateConfig
@@ -65,18 +74,18 @@ class Evaluation:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What was found, in sentences."""
-        return tuple(found.sentence for found in self.verdicts)
+        """The verdicts, in sentences."""
+        return tuple(verdict.sentence for verdict in self.verdicts)
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What vouches for the cells: both controls, and the self-test."""
+        """The checks of the harness: both controls, and the self-test."""
         return self.answer.trust.checks
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was not asked because the undefended model stands there too, in sentences."""
-        return tuple(one.sentence for one in unasked(self.config.defense, self.records))
+        """The attacks that were skipped because the undefended model withstands them too, in sentences."""
+        return tuple(one.sentence for one in skipped_searches(self.config.defense, self.records))
 
     @property
     def reliable(self) -> bool:
@@ -97,14 +106,14 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a defense: train it and the controls, attack what each party saw, score, record, write the board.
 
-    A cell that `out` already holds is not computed again; a run that was killed goes on where it was.
+    A cell that `out` already holds is not computed again; a run that was killed resumes.
 
     config: the evaluation, or give `preset` and the fields of `EvaluateConfig` as keywords (defense="spn"). out: folder
     of results, new or made by ppbench. workers: processes; by default one a core, and one where a GPU is used.
-    progress: told how far the work is. command: as typed, for `origin.json`. Raises UsageError: something asked for
-    cannot be used; nothing has been trained then.
+    progress: receives how far the work is. command: as typed, for `origin.json`. Raises UsageError: an option cannot
+    be used; nothing has been trained then.
     """
-    # Whatever a stranger's code raises outside of jobs, in cells' names or on the board: one sentence.
+    # Errors of other packages' code outside of jobs, as in cells' names or on the board, become one sentence.
     with guard():
         return _evaluate(config, Path(out), workers, progress, command, preset, options)
 
@@ -118,33 +127,34 @@ def _evaluate(
     preset: str,
     options: Mapping[str, Any],
 ) -> Evaluation:
-    asked = config if config is not None else configure(preset, **options)
+    config = config if config is not None else configure(preset, **options)
     check_workers(workers)
-    store, told = Store(out), progress or Bars(quiet=True)
-    if asked.isolate and not asked.salt:
-        asked = asked.model_copy(update={"salt": salt_of(store.out)})
-    experiment = resolve(asked)
-    check(experiment)
+    store, progress = Store(out), progress or Bars(quiet=True)
+    if config.isolate and not config.salt:
+        config = config.model_copy(update={"salt": salt_of(store.out)})
+    experiment = resolve(config)
+    check_experiment(experiment)
     store.prepare()
-    keep_salt(store.out, asked.salt)
+    keep_salt(store.out, config.salt)
     store.sweep()
-    plan = wanted([experiment])
-    todo = missing(plan, store)
-    count = workers or default_workers(asked.device)  # a single worker is this process
-    executor = make_executor("inline" if count == 1 else "local", count, partial(told.advance, "training"))
-    first = [cell.id for one in plan if foremost(experiment, one.group) for cell in one.cells]
-    computed = compute(plan, todo, store, executor, told, strict=True, first=first, command=command)
-    records = tuple(store.load(cell) for cell in answered(plan, store))
-    found = tuple(verdicts(asked.defense, records))
+    plan = plan_cells([experiment])
+    todo = unfinished(plan, store)
+    count = workers or default_workers(config.device)  # a single worker is this process
+    executor = make_executor("inline" if count == 1 else "local", count, partial(progress.advance, "training"))
+    first = [cell.id for one in plan if in_first_answer(experiment, one.group) for cell in one.cells]
+    computed = compute(plan, todo, store, executor, progress, strict=True, first=first, command=command)
+    records = tuple(store.load(cell) for cell in ended_cells(plan, store))
     answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
     if computed or not up_to_date(store):
         write_board(store)
-    return Evaluation(asked, records, found, answer, store.out, len(answered(todo, store)), experiment.notes)
+    computed_cells = len(ended_cells(todo, store))
+    sentences = tuple(verdicts(config.defense, records))
+    return Evaluation(config, records, sentences, answer, store.out, computed_cells, experiment.notes)
 
 
 @guard()
-def check(experiment: Experiment) -> None:
-    """Raise UsageError at anything that is asked for and cannot be used: before anything is written."""
+def check_experiment(experiment: Experiment) -> None:
+    """Refuse an experiment that cannot be run (UsageError), before anything is written."""
     config = experiment.config
     check_device(config.device)
     task = experiment.task
@@ -170,14 +180,14 @@ def check(experiment: Experiment) -> None:
             f"Data set {shown(config.dataset)} holds one and the same value everywhere; there is nothing to find."
         )
     check_content(task.dataset)
-    _ = experiment.notes  # kept from here on: a process holds few tasks
-    held = {client: shard.x for client, shard in task.shards.items()}
+    _ = experiment.notes  # cached now: a process holds few tasks
+    inputs = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
-        if not stranger("attacks", attack.name):  # strangers' were asked before they were chosen
-            attack.check_held(held)
+        if not stranger("attacks", attack.name):  # others were checked when they were resolved
+            attack.check_held(inputs)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
-    drawn: dict[Hashable, Group] = {}
+    drawn: dict[Hashable, CellGroup] = {}
     for group in (g for g in every if g.stage != "audit"):  # victims are the same at every point and stage
         defense = experiment.points[group.point].defense
         drawn.setdefault((replace(group, point=0, stage="init"), defense.sums, len(defense.roles)), group)
@@ -195,19 +205,19 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
         refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
 
 
-def _check_victims(experiment: Experiment, group: Group) -> None:
+def _check_victims(experiment: Experiment, group: CellGroup) -> None:
     task, config = experiment.task, experiment.config
     if group.records:
-        choose_candidates(task.shards, task.test, config.candidates, task.seeds)
+        choose_candidates(task.shards, task.test, config.candidates, task.seeds, group.threat)
         return
-    victims_of(experiment, group)
+    group_victims(experiment, group)
     if config.tuning and any(len(attack.variants()) > 1 for attack in experiment.attacks):
         tuning_victims(experiment.points[group.point].defense, experiment, group)
 
 
 def compute(
-    asked: Sequence[Wanted],
-    todo: Sequence[Wanted],
+    planned: Sequence[PlannedCells],
+    todo: Sequence[PlannedCells],
     store: Store,
     executor: Executor,
     progress: Progress,
@@ -216,21 +226,21 @@ def compute(
     first: Sequence[str] = (),
     command: str = "",
 ) -> bool:
-    """Train what missing cells need, and run them; return whether anything, or the self-test, was missing.
+    """Train what the cells `todo` need, and run them; return whether any, or the self-test, was missing.
 
-    first: names of the cells of the first answer, which are done first and told of as soon as they have ended.
-    Where finished cells of `asked` are of other code than today's, a warning says so. How data were read is said.
+    first: names of the cells of the first answer; they run first and are reported as soon as they have ended.
+    Warns where finished cells among `planned` were computed by other code. Reports how the data were read.
     """
-    notes = tuple(dict.fromkeys(note for one in asked for note in one.experiment.notes))
+    notes = tuple(dict.fromkeys(note for one in planned for note in one.experiment.notes))
     for note in notes:
         progress.say(note)
-    tell_changed(store.out, found=size(todo) < size(asked), computing=bool(todo))
+    warn_changed(store.out, reused=count_cells(todo) < count_cells(planned), computing=bool(todo))
     if not todo and soundness_of(store) is not None:
         return False
     save_origin(store.out, command, notes)
     if not todo:
         save_soundness(store.out, selftest())
         return True
-    work = Schedule(store, executor, progress, strict, first)
+    work = Scheduler(store, executor, progress, strict, first)
     work.run(strands(todo, store.out), meanwhile=lambda: save_soundness(store.out, selftest()))
     return True

@@ -1,4 +1,4 @@
-"""A configuration resolved, once: the task, the points and the attacks that it names, in one object."""
+"""An experiment: a configuration with its task, points and attacks resolved, once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from ppbench.adversary.apart import Apart
+from ppbench.adversary.apart import IsolatedAttack
 from ppbench.adversary.attack import Attack
-from ppbench.adversary.declared import answer_faults
+from ppbench.adversary.declared import attack_answer_faults
 from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import admit
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
-from ppbench.run.choice import Point, attacks, points, unless_unasked
+from ppbench.run.choice import Point, points, select_attacks, skip_unusable
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, describe, task_key, task_of
 
@@ -34,7 +34,7 @@ class Experiment:
 
     @property
     def task(self) -> Task:
-        """What is learnt. Tasks are large: a process holds the two that it used last, shared by all that agree."""
+        """The task. Tasks are large: a process holds the two that it used last, shared by equal experiments."""
         return task_of(self._task_key)
 
     @cached_property
@@ -54,28 +54,28 @@ class Experiment:
     @cached_property
     def attacks(self) -> tuple[Attack, ...]:
         """The attacks that suit the task's network and loss, and the probes (UsageError: a named one does not)."""
-        config, found = self.config, []
+        config, suitable = self.config, []
         for attack in self.applicable:
             named = attack.name in config.attacks
-            with unless_unasked(attack.name, named) as asked:
+            with skip_unusable(attack.name, named) as use:
                 suits = self._suits(attack)
-            if not asked:
+            if not use.possible:
                 continue
             if suits and config.probe in attack.probes:
-                found.append(attack)
+                suitable.append(attack)
             elif named:
                 probed = config.probe in attack.probes
                 why = f"model {config.model!r} with loss {config.loss!r}" if probed else f"--probe {config.probe}"
                 raise UsageError(f"Attack {attack.name!r} has no use for {why}; leave it out.")
-        return tuple(found)
+        return tuple(suitable)
 
     def _suits(self, attack: Attack) -> bool:
-        """Return whether an attack suits the task; a stranger's other answers are looked at first (PluginError)."""
+        """Return whether an attack suits the task; another package's declarations are checked first (PluginError)."""
         plan = self.task.plan
         with guard("attacks", attack.name):
-            if stranger("attacks", attack.name) and not isinstance(attack, Apart):  # asked where it runs
-                told = answer_faults(attack, plan, {point.defense.name for point in self.points})
-                refuse("attacks", attack.name, told)
+            if stranger("attacks", attack.name) and not isinstance(attack, IsolatedAttack):  # checked where it runs
+                faults = attack_answer_faults(attack, plan, {point.defense.name for point in self.points})
+                refuse("attacks", attack.name, faults)
             if stranger("attacks", attack.name):
                 attack.check_held({client: shard.x for client, shard in self.task.shards.items()})
             return attack.suits(plan)
@@ -85,7 +85,7 @@ class Experiment:
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     admit(config.defense)
-    return Experiment(config, tuple(points(config)), tuple(attacks(config)))
+    return Experiment(config, tuple(points(config)), tuple(select_attacks(config)))
 
 
 @cache

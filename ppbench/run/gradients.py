@@ -1,4 +1,4 @@
-"""Gradients in the containers that people have them in, by our names of a network's trained parameters."""
+"""Read users' gradients, in any usual container, by our names of a network's trained parameters."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch.nn import Module
 
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
-from ppbench.nets.held import Held
+from ppbench.nets.held import HeldNetwork
 from ppbench.nets.net import Net
-from ppbench.run.handed import described, tensor_of
+from ppbench.run.handed import describe_value, to_dense
 
 Gradient = Sequence[Any] | Mapping[str, Any] | Tensor
 WRAPPERS = frozenset({"module", "_module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""What wrappers of networks call the network in them: parallel ones, compiled ones, those of gradients by example."""
+"""Names that wrappers (parallel, compiled, per-example gradients) give to the network in them."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a network's tensors are called in it: trained parameters, all parameters, all of its `state_dict`."""
+    """Names of a network's tensors: trained parameters, all parameters, all of its `state_dict`."""
 
     trained: tuple[str, ...]
     parameters: tuple[str, ...]
     state: tuple[str, ...]
 
     @staticmethod
-    def of(module: Module, network: Held) -> Names:
+    def of(module: Module, network: HeldNetwork) -> Names:
         """Return the names of a user's module."""
         parameters = tuple(name for name, _ in module.named_parameters())
         return Names(tuple(network.names.values()), parameters, tuple(module.state_dict()))
 
 
-def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
-    """Return somebody's gradient by our names of its parameters, float32 and dense; UsageError: it is none of these.
+def read_gradient(gradient: Gradient, module: Module, network: HeldNetwork) -> Params:
+    """Return a user's gradient by our names of its parameters, float32 and dense; UsageError: it cannot be read.
 
     None stands for the gradient of a parameter that the network does not use; entries of frozen parameters and buffers
     may be None or zero, or be missing.
@@ -63,17 +63,17 @@ def read_gradient(gradient: Gradient, module: Module, network: Held) -> Params:
 
 
 def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """Return one parameter's gradient as a dense float32 tensor, None as it is; UsageError: it is of another kind."""
+    """Return one parameter's gradient as a dense float32 tensor, None as None; UsageError: another type or shape."""
     if value is None:
         return None
-    numbers = tensor_of(value)
+    numbers = to_dense(value)
     if numbers is not None and numbers.is_floating_point() and tuple(numbers.shape[1:]) == shape and numbers.dim():
         words = f"{tuple(numbers.shape)}, one axis more than {shape}"
         raise UsageError(
             f"The gradient of {name!r} has shape {words}; of gradients by example give the mean, as g.mean(0)."
         )
     if numbers is None or not numbers.is_floating_point() or tuple(numbers.shape) != shape:
-        words = described(value).replace(" of shape", "")
+        words = describe_value(value).replace(" of shape", "")
         raise UsageError(f"The gradient of {name!r} is {words}; it must be a tensor of floats of shape {shape}.")
     single = numbers.float()
     if not bool(single.isfinite().all()):
@@ -82,8 +82,8 @@ def _read(name: str, value: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors that lie in each other's places (UsageError), where their shapes tell."""
-    numbers = {name: tensor_of(values[name]) for name in shapes if values.get(name) is not None}
+    """Refuse tensors in swapped places (UsageError), as far as their shapes show."""
+    numbers = {name: to_dense(values[name]) for name in shapes if values.get(name) is not None}
     seen = {name: tuple(value.shape) for name, value in numbers.items() if value is not None}
     wrong = [name for name, shape in shapes.items() if name in seen and seen[name] != shape]
     for one in wrong:
@@ -94,8 +94,8 @@ def _check_order(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
 
 
 def _check_weights(values: Mapping[str, Any], module: Module) -> None:
-    """Refuse weights in the place of gradients (UsageError): each parameter that is there has its own values."""
-    pairs = [(tensor_of(values[name]), own.detach()) for name, own in module.named_parameters() if name in values]
+    """Refuse weights in the place of gradients (UsageError): all values equal the parameters."""
+    pairs = [(to_dense(values[name]), own.detach()) for name, own in module.named_parameters() if name in values]
     if any(bool(own.any()) for _, own in pairs) and all(
         value is not None and value.shape == own.shape and torch.equal(value.cpu(), own.to(value.dtype).cpu())
         for value, own in pairs
@@ -104,15 +104,15 @@ def _check_weights(values: Mapping[str, Any], module: Module) -> None:
 
 
 def _check_frozen(values: Mapping[str, Any], names: Names) -> None:
-    """Refuse gradients of parameters that the network does not train (UsageError): it was another network's."""
+    """Refuse gradients of parameters that the network does not train (UsageError)."""
     for name in (own for own in names.parameters if own not in names.trained):
-        numbers = tensor_of(values[name]) if values.get(name) is not None else None
+        numbers = to_dense(values[name]) if values.get(name) is not None else None
         if numbers is not None and bool(numbers.any()):
             fix = "leave it out, or set requires_grad=True as where the gradient was taken"
             raise UsageError(f"The gradient has {name!r}, which is no trained parameter of the model (frozen); {fix}.")
 
 
-def _check_unused(lacking: Sequence[str], network: Held) -> None:
+def _check_unused(lacking: Sequence[str], network: HeldNetwork) -> None:
     """Refuse None for a parameter that the network's output depends on (UsageError)."""
     net, spec = network.spec.net, network.spec
     used = _used(net, spec.start) if lacking else set()
@@ -133,7 +133,7 @@ def _used(net: Net, params: Params) -> set[str]:
 
 
 def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
-    """Return what is there by the network's own names of it (UsageError: it is no gradient, or lacks a parameter)."""
+    """Return the tensors by the network's own names (UsageError: it is no gradient, or lacks a parameter)."""
     if isinstance(gradient, np.ndarray) or _are_floats(gradient):
         gradient = _vector(gradient)
     if isinstance(gradient, Tensor):
@@ -147,20 +147,20 @@ def _by_name(gradient: Any, module: Module, names: Names) -> dict[str, Any]:
     if isinstance(values, list) and values and all(_is_named(part) for part in values):
         values = dict(values)
     if isinstance(values, list):
-        values = _placed(values, names)
-    return _renamed(values, names)
+        values = _in_order(values, names)
+    return _by_own_name(values, names)
 
 
 def _are_floats(gradient: Any) -> bool:
-    """Return whether one vector came as a list of its entries."""
+    """Return whether the gradient is one vector, given as a list of its entries."""
     if not isinstance(gradient, list | tuple) or not gradient:
         return False
     return all(isinstance(entry, float | np.floating) for entry in gradient)
 
 
 def _vector(gradient: Any) -> Any:
-    """Return a vector of NumPy's, or a list of floats, as a tensor; an array of arrays as their list."""
-    numbers = tensor_of(gradient)
+    """Return a NumPy vector or a list of floats as a tensor, an array of arrays as a list."""
+    numbers = to_dense(gradient)
     return list(gradient) if numbers is None or numbers.dim() != 1 else numbers
 
 
@@ -169,7 +169,7 @@ def _is_named(part: Any) -> bool:
 
 
 def _cut(flat: Tensor, module: Module, names: Names) -> dict[str, Any]:
-    """Return one vector of all trained parameters' entries, in their order, cut into these."""
+    """Return one vector of all trained parameters' entries, split into these by name."""
     parameters = dict(module.named_parameters())
     sizes = [parameters[name].numel() for name in names.trained]
     if flat.dim() != 1 or len(flat) != sum(sizes):
@@ -181,8 +181,8 @@ def _cut(flat: Tensor, module: Module, names: Names) -> dict[str, Any]:
     return {name: part.reshape(parameters[name].shape) for name, part in parts}
 
 
-def _placed(values: Sequence[Any], names: Names) -> dict[str, Any]:
-    """Return a list by name: of the trained parameters, of all parameters, or of all that a state_dict holds."""
+def _in_order(values: Sequence[Any], names: Names) -> dict[str, Any]:
+    """Return a list by name: of the trained parameters, of all parameters, or of the state_dict."""
     for order in (names.trained, names.parameters, names.state):
         if len(values) == len(order):
             return dict(zip(order, values, strict=True))
@@ -193,8 +193,8 @@ def _placed(values: Sequence[Any], names: Names) -> dict[str, Any]:
     raise UsageError(f"{words}{more}.")
 
 
-def _renamed(values: Mapping[Any, Any], names: Names) -> dict[str, Any]:
-    """Return tensors by the network's own names, whatever wrappers put before them; UsageError: unknown."""
+def _by_own_name(values: Mapping[Any, Any], names: Names) -> dict[str, Any]:
+    """Return tensors by the network's own names, without wrappers' prefixes; UsageError: an unknown name."""
     known = dict.fromkeys((*names.parameters, *names.state))
     bare: dict[str, list[str]] = {}
     for name in known:
@@ -211,5 +211,5 @@ def _renamed(values: Mapping[Any, Any], names: Names) -> dict[str, Any]:
 
 
 def _bare(name: str) -> str:
-    """Return a parameter's name without what wrappers put into it."""
+    """Return a parameter's name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

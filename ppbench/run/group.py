@@ -1,4 +1,4 @@
-"""How one group of cells (one view, several attacks) is run, scored and kept."""
+"""Run one group of cells (one view, several attacks), score them and keep their records."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ppbench.adversary.apart import Apart, Unread
+from ppbench.adversary.apart import IsolatedAttack, NothingRead
 from ppbench.adversary.attack import Guess
-from ppbench.adversary.reading import read, silent
-from ppbench.adversary.victims import choose_candidates
+from ppbench.adversary.reading import is_silent, reads_anything
+from ppbench.adversary.victims import choose_candidates, own_batches
 from ppbench.base.blame import guard
-from ppbench.base.confine import in_force
+from ppbench.base.confine import confinement
 from ppbench.base.device import device_name
 from ppbench.base.errors import Overflow, PluginError, UsageError
 from ppbench.base.version import __version__
@@ -25,26 +25,26 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.questions.base import question_of
-from ppbench.questions.inquiry import Inquiry, Model, Probe, Scored
+from ppbench.questions.inquiry import Inquiry, Probe, Scored, TargetModel
 from ppbench.records.aggregate import aggregate
 from ppbench.records.schema import Environment, FederationInfo, Flag, Privacy, Record, Tuned
 from ppbench.records.store import Store
 from ppbench.report.controls import UNREAD
 from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import Audit, Refused
-from ppbench.run.cells import Cell, Group, cells, finished
-from ppbench.run.detection import detected
+from ppbench.run.audit.runs import PointAudit, Refused
+from ppbench.run.cells import Cell, CellGroup, cells, finished
+from ppbench.run.detection import detection_scores
 from ppbench.run.experiment import Experiment
-from ppbench.run.noticing import noticed
-from ppbench.run.scene import attacked, draws_of, probed, yardstick_of
-from ppbench.run.train import Trained, of_probe, untrained
-from ppbench.run.tuning import rehearsal, tuned
+from ppbench.run.noticing import probe_flags
+from ppbench.run.scene import draws_of, prepare_federation, probe_group, yardstick_of
+from ppbench.run.train import TrainingResult, untrained, with_probe_guarantee
+from ppbench.run.tuning import rehearse, tune
 
-Status = Literal["complete", "diverged", "failed"]
+CellStatus = Literal["complete", "diverged", "failed"]
 
 
-class Answer(NamedTuple):
-    """What an attack answered, and why it could not."""
+class AttackAnswer(NamedTuple):
+    """An attack's guesses, and the reason if it failed."""
 
     guesses: list[Guess]
     failure: str | None
@@ -55,25 +55,25 @@ class Bench:
     """Runs the cells of one group and keeps their records."""
 
     experiment: Experiment
-    group: Group
+    group: CellGroup
     store: Store
-    trained: Trained
+    trained: TrainingResult
     privacy: Privacy = field(init=False)
 
     def __post_init__(self) -> None:
         self.privacy = self.trained.privacy
 
     def run(self, fed: Federation, missing: list[Cell]) -> None:
-        """Probe, attack, score and keep each of `missing`; what fails, or leaves the range of uploads, says so."""
-        answer, reason = self._records if self.group.records else self._probed, self.trained.utility.reason
+        """Probe, attack, score and keep each of `missing`; failures and overflows are kept with their reason."""
+        run, reason = self._run_records if self.group.records else self._run_probed, self.trained.utility.reason
         if not self.trained.diverged or self.group.stage == "init":
             try:
-                return answer(fed, missing)
+                return run(fed, missing)
             except Overflow as cause:  # before any cell is kept: all of them attack one transcript
                 reason = str(cause)
         self.keep_without_figures(missing, "diverged", reason)
 
-    def audited(self, questions: Questions, missing: list[Cell]) -> None:
+    def run_audit(self, questions: Questions, missing: list[Cell]) -> None:
         """Attack, score and keep each of `missing` on the target of a complete audit."""
         if self.trained.diverged:
             self.keep_without_figures(missing, "diverged", self.trained.utility.reason)
@@ -81,60 +81,62 @@ class Bench:
         view = questions.view(self.group.threat)
         for cell in missing:
             ask = partial(question_of(cell.attack.kind).of_audit, questions)
-            self._answered(cell, view, ask, flags=questions.flags())
+            self._run_cell(cell, view, ask, flags=questions.flags())
 
-    def keep_without_figures(self, missing: Iterable[Cell], status: Status, reason: str | None) -> None:
+    def keep_without_figures(self, missing: Iterable[Cell], status: CellStatus, reason: str | None) -> None:
         """Keep cells that were not attacked, and why."""
         for cell in missing:
             self._keep(cell, Scored([]), 0.0, status, reason)
 
-    def _records(self, fed: Federation, missing: list[Cell]) -> None:
+    def _run_records(self, fed: Federation, missing: list[Cell]) -> None:
         task, count = self.experiment.task, self.experiment.config.candidates
         transcript = fed.observe() if self.group.stage == "iterate" else fed.release()
-        view = replace(transcript.view(self.group.threat, own=((-1, task.shards[0]),)), public=task.public)
-        draw = partial(choose_candidates, task.shards, task.test, count, task.seeds)
-        model = Model(task.test, count, fed.outputs, draw)
+        threat = self.group.threat
+        own = own_batches(threat, {Slot(-1, client): shard for client, shard in task.shards.items()})
+        view = replace(transcript.view(threat, own=own), public=task.public)
+        draw = partial(choose_candidates, task.shards, task.test, count, task.seeds, threat)
+        model = TargetModel(task.test, count, fed.outputs, draw)
         for cell in missing:
-            self._answered(cell, view, partial(question_of(cell.attack.kind).of_model, model))
+            self._run_cell(cell, view, partial(question_of(cell.attack.kind).of_model, model))
 
-    def _probed(self, fed: Federation, missing: list[Cell]) -> None:
+    def _run_probed(self, fed: Federation, missing: list[Cell]) -> None:
         group, task, config = self.group, self.experiment.task, self.experiment.config
-        self.privacy = of_probe(self.trained.privacy, fed, config.probe, config.probe_rounds)
-        transcript, view, victims, acting = probed(self.experiment, group, fed)
+        self.privacy = with_probe_guarantee(self.trained.privacy, fed, config.probe, config.probe_rounds)
+        transcript, view, victims, acting = probe_group(self.experiment, group, fed)
         noticed_by = dict[Slot, float]()
         if acting is not None:
-            asked = {slot: victims.data[slot] for unit in victims.units for slot in unit}
-            noticed_by = detected(fed, acting, transcript, asked)
+            victim_data = {slot: victims.data[slot] for unit in victims.units for slot in unit}
+            noticed_by = detection_scores(fed, acting, transcript, victim_data)
         if not victims.units:
             self.keep_without_figures(missing, "failed", f"no probed client acted as {group.role}")
             return
-        given = dict[str, Answer]()
-        wanted, needed = {cell.id for cell in missing}, {cell.follows for cell in missing}
-        due = [c for c in cells(self.experiment, group) if c.id in wanted or c.attack.name in needed]
-        rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: it may leave the range of what is sent
-        trial = rehearsal(fed, self.experiment, group) if rehearsed else None
-        remarks = lru_cache(partial(noticed, fed, transcript, victims.data))  # the same for all cells of a group
+        answers = dict[str, AttackAnswer]()
+        missing_ids, needed = {cell.id for cell in missing}, {cell.follows for cell in missing}
+        due = [c for c in cells(self.experiment, group) if c.id in missing_ids or c.attack.name in needed]
+        rehearsed = any(cell.tuned for cell in due)  # before any cell is kept: a tuning probe may overflow
+        trial = rehearse(fed, self.experiment, group) if rehearsed else None
+        remarks = lru_cache(partial(probe_flags, fed, transcript, victims.data))  # the same for all cells of a group
         for cell in due:
-            began, choice, earlier = time.perf_counter(), None, given.get(cell.follows or "", Answer([], None))
+            began, choice, earlier = time.perf_counter(), None, answers.get(cell.follows or "", AttackAnswer([], None))
             if earlier.failure is not None:
                 reason = f"attack {cell.attack.name!r} has nothing to follow: {earlier.failure}"
                 self.keep_without_figures([cell], "failed", reason)
                 continue
             if trial is not None and cell.tuned:
-                label = (cell.attack.name, group.threat, group.stage, group.batch)
-                attack, choice = tuned(cell.attack, trial, task, label)
+                label = (cell.attack.name, group.threat.name, group.stage, group.batch)
+                attack, choice = tune(cell.attack, trial, task, label)
                 cell = replace(cell, attack=attack)
             ruler = partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
-            looks = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat == "server/1"
-            flags = remarks() if looks else ()
-            spent, keep = time.perf_counter() - began, cell.id in wanted
-            given[cell.attack.name] = self._answered(
+            checked = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat.lone_server
+            flags = remarks() if checked else ()
+            spent, keep = time.perf_counter() - began, cell.id in missing_ids
+            answers[cell.attack.name] = self._run_cell(
                 cell, view, ask, choice=choice, flags=flags, spent=spent, keep=keep
             )
 
-    def _answered(
+    def _run_cell(
         self,
         cell: Cell,
         view: View,
@@ -144,7 +146,7 @@ class Bench:
         flags: tuple[Flag, ...] = (),
         spent: float = 0.0,
         keep: bool = True,
-    ) -> Answer:
+    ) -> AttackAnswer:
         began = time.perf_counter() - spent
         try:
             with guard("attacks", cell.attack.name):
@@ -152,42 +154,42 @@ class Bench:
                 guesses, scored, failure = self._attempt(cell, view, inquiry)
                 if keep:
                     scored = replace(scored, flags=(*scored.flags, *flags))
-                    status: Status = "failed" if failure else "complete"
+                    status: CellStatus = "failed" if failure else "complete"
                     seconds = time.perf_counter() - began
                     self._keep(cell, scored, seconds, status, failure, choice, inquiry.digest)
-        except PluginError as cause:  # a stranger's question, or scores that no record can hold
+        except PluginError as cause:  # another package's question, or scores that no record can hold
             guesses, failure = [], str(cause)
             if keep:
                 self.keep_without_figures([cell], "failed", failure)
-        return Answer(guesses, failure)
+        return AttackAnswer(guesses, failure)
 
     def _attempt(self, cell: Cell, view: View, inquiry: Inquiry) -> tuple[list[Guess], Scored, str | None]:
-        """Run and score an attack. A stranger's may raise, or answer, anything: a failed cell, never a lost run."""
+        """Run and score an attack. Any fault of another package's attack fails the cell, not the run."""
         group, attack = self.group, cell.attack
         generator = torch.Generator().manual_seed(draws_of(self.experiment, group, attack.name, cell.follows or ""))
         try:
             with guard("attacks", attack.name):
-                return self._attacked(cell, view, inquiry, generator)
+                return self._run_attack(cell, view, inquiry, generator)
         except PluginError as cause:
             return [], Scored([]), str(cause)
         except Exception as cause:  # noqa: BLE001
             return [], Scored([]), f"attack {attack.name!r}: {type(cause).__name__}: {cause}"
 
-    def _attacked(
+    def _run_attack(
         self, cell: Cell, view: View, inquiry: Inquiry, generator: torch.Generator
     ) -> tuple[list[Guess], Scored, str | None]:
         attack = cell.attack
-        try:  # a blind guess must not pass for a defense that holds; who is apart reads there
-            asks = question_of(attack.kind).reads and not isinstance(attack, Apart)
-            if silent(view) or (asks and not read(attack, view, inquiry.challenges)):
-                raise Unread
+        try:  # a blind guess must not count as a defense that holds; an isolated attack checks in its own process
+            asks = question_of(attack.kind).reads and not isinstance(attack, IsolatedAttack)
+            if is_silent(view) or (asks and not reads_anything(attack, view, inquiry.challenges)):
+                raise NothingRead
             guesses = attack.run(view, inquiry.challenges, generator)
-        except Unread:
+        except NothingRead:
             return [], Scored([]), f"attack {attack.name!r}: nothing in the view of {view.threat} {UNREAD}"
         if len(guesses) != len(inquiry.challenges):
-            raise ValueError(f"{len(guesses)} guesses to {len(inquiry.challenges)} questions")
+            raise ValueError(f"{len(guesses)} guesses for {len(inquiry.challenges)} questions")
         if odd := [guess for guess in guesses if not isinstance(guess, Guess)]:
-            raise TypeError(f"a {type(odd[0]).__name__} where a Guess is asked for")
+            raise TypeError(f"a {type(odd[0]).__name__} where a Guess is expected")
         return guesses, inquiry.score(guesses), None
 
     def _keep(
@@ -195,10 +197,10 @@ class Bench:
         cell: Cell,
         scored: Scored,
         seconds: float,
-        status: Status,
+        status: CellStatus,
         reason: str | None,
         choice: Tuned | None = None,
-        asked: str | None = None,
+        digest: str | None = None,
     ) -> None:
         config, trained, victims = self.experiment.config, self.trained, scored.victims
         classes, delta = cell.config.model.classes, trained.privacy.delta
@@ -212,11 +214,11 @@ class Bench:
             privacy=self.privacy,
             played=trained.played,
             tuned=choice,
-            asked=asked,
+            asked=digest,
             flags=list(scored.flags),
             status=status,
             reason=reason,
-            environment=_environment(cell.config.federation, isinstance(cell.attack, Apart)),
+            environment=_environment(cell.config.federation, isinstance(cell.attack, IsolatedAttack)),
         )
         self.store.save(record, seconds=seconds, tensors=scored.images)
 
@@ -229,36 +231,36 @@ def _environment(federation: FederationInfo, apart: bool) -> Environment:
         device=device_name(federation.device),
         threads=torch.get_num_threads(),
         dtype=f"{federation.dtype}, products in TF32" if federation.tf32 else federation.dtype,
-        apart=in_force().words if apart else "",
+        apart=confinement().words if apart else "",
     )
 
 
-def run_group(experiment: Experiment, group: Group, out: Path, only: Collection[str]) -> None:
+def run_group(experiment: Experiment, group: CellGroup, out: Path, only: Collection[str]) -> None:
     """Run those cells of `group` whose names are in `only` and that `out` does not hold complete or diverged."""
     store, every = Store(out), cells(experiment, group)
     if lost := {*only} - {c.id for c in every}:
-        raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was asked for; start the run again.")
+        raise UsageError(f"The code of a plugin has changed since cell {min(lost)} was planned; start the run again.")
     missing = [c for c in every if c.id in only and not finished(store, c)]
     if not missing:
         return
     if group.stage == "audit":
-        audit = Audit.of(experiment, experiment.points[group.point], out / "cache")
+        audit = PointAudit.of(experiment, experiment.points[group.point], out / "cache")
         _run_audit(audit, group, store, missing)
         return
-    fed, trained = attacked(experiment, group, out)
+    fed, trained = prepare_federation(experiment, group, out)
     Bench(experiment, group, store, trained).run(fed, missing)
 
 
-def _run_audit(audit: Audit, group: Group, store: Store, missing: list[Cell]) -> None:
+def _run_audit(audit: PointAudit, group: CellGroup, store: Store, missing: list[Cell]) -> None:
     try:
         bench = Bench(audit.experiment, group, store, audit.complete().trained)
-        bench.audited(Questions(audit), missing)
+        bench.run_audit(Questions(audit), missing)
     except Refused as cause:
         keep_failed(audit.experiment, group, missing, store, str(cause))
 
 
-def keep_failed(experiment: Experiment, group: Group, missing: Iterable[Cell], store: Store, reason: str) -> None:
-    """Keep cells of a group as failed, without any figure of their training."""
+def keep_failed(experiment: Experiment, group: CellGroup, missing: Iterable[Cell], store: Store, reason: str) -> None:
+    """Keep cells of a group as failed, without figures of their training."""
     data, model, _ = experiment.facts
     bench = Bench(experiment, group, store, untrained(model.classes, data.test, reason))
     bench.keep_without_figures(missing, "failed", reason)

@@ -1,4 +1,4 @@
-"""What people hand over from programs of their own, made what the bench computes with, or refused in one sentence."""
+"""Inputs from users' own programs, converted to tensors of the bench, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch.utils.data import DataLoader, Dataset
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.federation.plan import Data, Plan
 
-Labels = Tensor | Sequence[int]
-Examples = tuple[Any, Any]
+ClassLabels = Tensor | Sequence[int]
+LabelledBatch = tuple[Any, Any]
 """A batch: inputs [N, *shape], floats, and their classes [N]; tensors, or what NumPy makes arrays of."""
-Shard = Examples | Dataset[Any] | DataLoader[Any]
-MOST = 100_000
-"""Items that are read from a data set without a length, at most: it may have no end."""
+Shard = LabelledBatch | Dataset[Any] | DataLoader[Any]
+MAX_ITEMS = 100_000
+"""Most items that are read from a data set without a length: it may have no end."""
 OUTSIDE = 1e-4
 """How far an input may lie outside the data range, as a share of its width: rounding."""
 
 
-def whole(name: str, value: int, least: int, most: int) -> int:
-    """Return a whole number between two ends, of NumPy's and torch's too (UsageError: it is none)."""
+def whole_number(name: str, value: int, least: int, most: int) -> int:
+    """Return `value`, also of NumPy or torch, as an int from `least` to `most` (else UsageError)."""
     number = _integer(value)
     if number is None or not least <= number <= most:
         raise UsageError(f"{name}={shown(value)} cannot be used; it must be a whole number from {least} to {most:,}.")
@@ -51,7 +51,7 @@ def check_real(model: Any) -> None:
 
 
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of one input (UsageError: it is none)."""
+    """Return the shape of one input as a tuple (UsageError: it is no shape)."""
     ordered = isinstance(shape, Sequence | Tensor | np.ndarray) and not isinstance(shape, str | bytes)
     sides = [_integer(side) for side in shape] if ordered and getattr(shape, "ndim", 1) == 1 else []
     known = tuple(side for side in sides if side is not None and 0 < side <= 2**20)
@@ -61,7 +61,7 @@ def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def range_of(data_range: tuple[float, float]) -> tuple[float, float]:
-    """Return the least and the greatest value of an input (UsageError: they are none)."""
+    """Return the least and the greatest value of an input (UsageError: they are no range)."""
     try:
         low, high = (0.0, 0.0) if isinstance(data_range, str) else map(float, data_range)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor without a value
@@ -71,8 +71,8 @@ def range_of(data_range: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-def tensor_of(value: Any) -> Tensor | None:
-    """Return numbers as a dense tensor without history: of a tensor, an array, a list, a frame; None: they are none."""
+def to_dense(value: Any) -> Tensor | None:
+    """Return a tensor, array, list or frame as a dense tensor without history; None if it holds no numbers."""
     try:
         if not isinstance(value, Tensor):
             listed = isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value)
@@ -81,13 +81,13 @@ def tensor_of(value: Any) -> Tensor | None:
             return None
         dense: Tensor = value if value.layout == torch.strided else value.to_dense()
         return dense.detach()
-    except Exception:  # noqa: BLE001 - whatever somebody's class raises where it is made an array
+    except Exception:  # noqa: BLE001 - a user's class may raise anything in the conversion
         return None
 
 
-def described(value: Any) -> str:
-    """Return an input as a sentence repeats it: a tensor by its dtype and shape."""
-    numbers = tensor_of(value)
+def describe_value(value: Any) -> str:
+    """Return a value in words, for messages: a tensor by its dtype and shape."""
+    numbers = to_dense(value)
     if isinstance(value, Tensor) and numbers is None:
         return "a tensor without values (on the meta device, or nested)"
     if numbers is None or (numbers.dim() == 0 and not isinstance(value, Tensor)):
@@ -95,12 +95,12 @@ def described(value: Any) -> str:
     return f"{numbers.dtype} of shape {tuple(numbers.shape)}"
 
 
-def one_hot_of(labels: Labels | int, classes: int, of: str = "") -> Tensor:
+def one_hot_of(labels: ClassLabels | int, classes: int, of: str = "") -> Tensor:
     """Return labels [B], or one, as one-hot rows [B, C] float32 on the CPU.
 
-    UsageError: they are no classes of so many. of: whose they are, as the sentence begins.
+    UsageError: they are no classes from 0 to C - 1. of: prefix of the message, whose labels they are.
     """
-    numbers = tensor_of(labels)
+    numbers = to_dense(labels)
     if numbers is not None and numbers.dim() == 0:
         numbers = numbers[None]
     hint = _unfit(numbers, classes)
@@ -111,11 +111,11 @@ def one_hot_of(labels: Labels | int, classes: int, of: str = "") -> Tensor:
 
 
 def _unfit(labels: Tensor | None, classes: int) -> str | None:
-    """Return what is wrong with labels and how to mend it, "" where no more can be said; None: nothing is wrong."""
+    """Return a hint on how to mend wrong labels, "" without a hint; None if nothing is wrong."""
     if labels is None:
         return ", whole numbers: put numbers in the place of names and gaps"
     if not labels.numel():
-        return ", one an input"
+        return ", one per input"
     if labels.dim() == 2 and labels.shape[1] == classes > 1:
         return ": of one-hot rows, labels.argmax(1)"
     if labels.dim() == 2 and labels.shape[1] == 1:
@@ -130,7 +130,7 @@ def _unfit(labels: Tensor | None, classes: int) -> str | None:
 
 
 def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple[Any, Any]]:
-    """Return inputs and labels of each client, as they came; UsageError: they are no list of them.
+    """Return inputs and labels of each client, unconverted; UsageError: they are no list of such pairs.
 
     A client's may be a `Dataset` of (input, class), or a `DataLoader` of batches of them: it is read once, to its end.
     """
@@ -139,10 +139,10 @@ def shards_of(shards: Iterable[Shard] | Any, kind: str = "shards") -> list[tuple
     one = one or (isinstance(shards, tuple) and len(shards) == 2 and not any(_is_shard(part) for part in shards))
     if one:
         raise UsageError(
-            f"The {kind} are those of one client ({_called(shards)}); give a list, with an entry a client."
+            f"The {kind} are those of one client ({_called(shards)}); give a list, with one entry per client."
         )
     if isinstance(shards, str | bytes | Mapping | Tensor | np.ndarray) or not isinstance(shards, Iterable):
-        raise UsageError(f"The {kind} are {described(shards)}; {right}.")
+        raise UsageError(f"The {kind} are {describe_value(shards)}; {right}.")
     listed = list(shards)
     if not listed:
         raise UsageError(f"There are no {kind}; {right}.")
@@ -165,9 +165,9 @@ def _pair(client: int, shard: Any) -> tuple[Any, Any]:
         if isinstance(shard, str | bytes | Mapping | Tensor | np.ndarray):
             raise TypeError
         x, labels = shard
-    except Exception as cause:  # whatever somebody's class raises where it is unpacked
+    except Exception as cause:  # a user's class may raise anything when unpacked
         right = "a pair of inputs and labels, as (x, y), or a Dataset of such pairs"
-        raise UsageError(f"Client {client} holds {described(shard)}; give {right}.") from cause
+        raise UsageError(f"Client {client} holds {describe_value(shard)}; give {right}.") from cause
     return x, labels
 
 
@@ -178,36 +178,36 @@ def _are_items(shard: Any) -> bool:
 
 
 def _is_indexed(shard: Any) -> bool:
-    """Return whether something is read by index, as a data set is, and is none of Python's or NumPy's own."""
+    """Return whether a value is indexed like a data set and is no type of Python, NumPy or torch."""
     plain = isinstance(shard, tuple | list | str | bytes | Mapping | Tensor | np.ndarray | np.generic)
     return not plain and hasattr(shard, "__getitem__") and hasattr(shard, "__len__")
 
 
 def _read(client: int, source: Any) -> tuple[Tensor, Tensor]:
-    """Return all of a data set, or of a loader; UsageError: its items are no pairs of numbers, or of unlike shapes."""
+    """Return all of a data set or loader as two tensors; UsageError: its items are no pairs of numbers of one shape."""
     batched, items = isinstance(source, DataLoader) and source.batch_size is not None, []
     dataset = source.dataset if isinstance(source, DataLoader) else source
     sized = not isinstance(source, DataLoader) and hasattr(source, "__len__")
     try:
-        for item in (source[i] for i in range(len(source))) if sized else islice(source, MOST + 1):
-            x, y = map(tensor_of, item if isinstance(item, tuple | list) else (None, None))
+        for item in (source[i] for i in range(len(source))) if sized else islice(source, MAX_ITEMS + 1):
+            x, y = map(to_dense, item if isinstance(item, tuple | list) else (None, None))
             if x is None or y is None:
                 raise TypeError(f"it has items such as {shown(item, 60)}")
             items.append((x, y) if batched else (x[None], y[None]))
-        if not sized and len(items) > MOST:
-            raise ValueError(f"it does not end after {MOST:,} items")
+        if not sized and len(items) > MAX_ITEMS:
+            raise ValueError(f"it does not end after {MAX_ITEMS:,} items")
         if not items:
             return torch.zeros(0), torch.zeros(0, dtype=torch.int64)
         return torch.cat([x for x, _ in items]), torch.cat([y for _, y in items])
-    except Exception as cause:  # whatever somebody's data set raises
+    except Exception as cause:  # a user's data set may raise anything
         right = "each item must be a pair of floats and their class, as (x, y); of pictures, transform=ToTensor()"
         message = f"Client {client} holds a {type(dataset).__name__} that cannot be read ({because(cause, 120)})"
         raise UsageError(f"{message}; {right}.") from cause
 
 
 def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
-    """Return a client's inputs [N, ...], dense floats; UsageError: they are none. shape: of one, where it is known."""
-    x = tensor_of(inputs)
+    """Return a client's inputs [N, ...], dense floats (else UsageError). shape: of one input, if it is known."""
+    x = to_dense(inputs)
     if x is not None and x.dim() and not len(x):
         raise UsageError(f"Client {client} holds no examples; leave it out, or give it one.")
     if x is None or not x.is_floating_point() or x.dim() < 2:
@@ -216,15 +216,15 @@ def inputs_of(client: int, inputs: Any, shape: Sequence[int] = ()) -> Tensor:
 
 
 def _no_inputs(client: int, inputs: Any, shape: Sequence[int]) -> UsageError:
-    x, sizes = tensor_of(inputs), ", ".join(map(str, shape)) or "*shape"
+    x, sizes = to_dense(inputs), ", ".join(map(str, shape)) or "*shape"
     integers = x is not None and not x.is_floating_point() and not x.is_complex() and x.dim() > 1
     hint = "; of bytes, x.float() / 255 (of pictures, transform=ToTensor())" if integers else ""
     right = f"give finite floats [N, {sizes}] and N labels{hint}"
-    return UsageError(f"Client {client} holds inputs {described(inputs)}; {right}.")
+    return UsageError(f"Client {client} holds inputs {describe_value(inputs)}; {right}.")
 
 
-def examples_of(client: int, examples: Examples, shape: Sequence[int], classes: int) -> Data:
-    """Return a client's examples, float32, in storage of their own; UsageError: they are none of this network's."""
+def examples_of(client: int, examples: LabelledBatch, shape: Sequence[int], classes: int) -> Data:
+    """Return a copy of a client's examples, float32; UsageError: they do not fit the network."""
     x, labels = inputs_of(client, examples[0], shape), examples[1]
     if tuple(x.shape[1:]) != tuple(shape) or not bool(x.isfinite().all()):
         raise _no_inputs(client, x, shape)
@@ -239,12 +239,12 @@ def check_range(data: Mapping[Any, Data], data_range: tuple[float, float]) -> No
     least, most = min(float(own.x.min()) for own in data.values()), max(float(own.x.max()) for own in data.values())
     (low, high), slack = data_range, OUTSIDE * (data_range[1] - data_range[0])
     if least < low - slack or most > high + slack:
-        told = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
-        raise UsageError(f"{told}; give their range, as data_range=({least:.4g}, {most:.4g}).")
+        problem = f"Inputs have values from {least:.4g} to {most:.4g}, outside of data_range=({low:g}, {high:g})"
+        raise UsageError(f"{problem}; give their range, as data_range=({least:.4g}, {most:.4g}).")
 
 
 def check_batch(plan: Plan, size: int) -> None:
-    """Refuse a batch of which batch norm has no statistics (UsageError)."""
+    """Refuse a batch too small for batch norm (UsageError)."""
     if size < plan.net.fewest:
-        told = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
-        raise UsageError(f"{told}; give batches of {plan.net.fewest} and more, or put it into eval mode.")
+        problem = f"Model {plan.spec.model!r} has a batch norm that sees one value of an example"
+        raise UsageError(f"{problem}; give batches of {plan.net.fewest} and more, or put it into eval mode.")

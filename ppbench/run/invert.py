@@ -1,8 +1,8 @@
-"""`ppbench.invert`: an attack on somebody's own gradient, who need not know what a federation is.
+"""`ppbench.invert`: an attack on a user's own gradient, without a federation.
 
 The gradient is put into the view of an undefended federation's server, which holds the weights and one upload, and the
-question is asked as the bench asks it: nothing of an attack is done otherwise here. Equal weights, gradient and seed
-give the guess of a bench's cell of one victim at initial weights, bit for bit.
+attack answers the same question as in the bench. Equal weights, gradient and seed give the guess of a cell of one
+victim at initial weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot, Wire
-from ppbench.nets.held import explained, held, unwrapped
+from ppbench.nets.held import explaining_failures, held_network, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
 from ppbench.run.gradients import Gradient, read_gradient
-from ppbench.run.handed import Labels, check_batch, check_real, one_hot_of, range_of, shape_of, whole
-from ppbench.run.inverted import ALIKE, ROUNDING, Inverted, Planted, mixed, planted_of, variants
+from ppbench.run.handed import ClassLabels, check_batch, check_real, one_hot_of, range_of, shape_of, whole_number
+from ppbench.run.inverted import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scale import scale_of
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
 
-THREAT = "server/1"
+THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
-MOST = 100_000
-"""Examples in a batch, at most."""
-STEPS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
-"""Options of training that say how a client came by the change of weights that it sent."""
+MAX_BATCH = 100_000
+"""Most examples in a batch."""
+STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
+"""Options that describe the local steps behind a change of weights."""
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
 
 
@@ -58,7 +59,7 @@ def invert(
     model: Module,
     gradient: Gradient,
     shape: Sequence[int],
-    labels: Labels | int | None = None,
+    labels: ClassLabels | int | None = None,
     attack: str | Attack = "dlg",
     *,
     batch: int | None = None,
@@ -80,44 +81,44 @@ def invert(
             or one vector. Arrays of NumPy and lists of floats will do, and names with what wrappers put before them.
             None stands for a parameter that the network does not use.
         shape: of one input, without the batch, as (3, 32, 32).
-        labels: the batch's classes [B], where the attacker knows them.
-        attack: a reconstruction attack by its name, as `ppbench list attacks` has them, or of `load_attack`.
+        labels: the batch's classes [B], if the attacker knows them.
+        attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`.
         batch: examples in the batch; by default as many as `labels`, else 1.
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
         data_range: least and greatest value of an input, where searches begin (in its middle) and end.
-        planted: whether the attack is run once more, on a gradient of known inputs (its answer, half noise), which
-            tells what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
-        training: where `gradient` is no gradient, but start minus end of several local steps, how they were made: lr,
+        planted: whether the attack runs once more, on a gradient of known inputs (its answer, half noise), to learn
+            what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
+        training: if `gradient` is start minus end of several local steps, the options of those steps: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
         parameters: of the attack, as `budget=3000`.
 
-    Raises UsageError, one sentence: any of these cannot be used, or the attack needs more than a gradient.
+    Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
     """
     check_real(model)
     module = unwrapped(model)
-    network = held(module, shape_of(shape), range_of(data_range))
-    asked = _asked(labels, batch, network.spec)
-    plan = _plan(network.spec, asked.batch, range_of(data_range), training)
-    check_batch(plan, min(asked.batch, plan.local.batch))
+    network = held_network(module, shape_of(shape), range_of(data_range))
+    question = _question(labels, batch, network.spec)
+    plan = _plan(network.spec, question.batch, range_of(data_range), training)
+    check_batch(plan, min(question.batch, plan.local.batch))
     if not isinstance(planted, bool):
         raise UsageError(f"planted={shown(planted)} cannot be used; it must be True or False.")
     seen = read_gradient(gradient, module, network)
-    fitted = scale_of(seen, network.spec.start, asked.batch, asked.labels) if training is None else 1.0
+    fitted = scale_of(seen, network.spec.start, question.batch, question.labels) if training is None else 1.0
     scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
-    view, seeds = view_of(plan, start, sent), Seeds(whole("seed", seed, 0, 2**63 - 1))
-    chosen = _chosen(attack, parameters, view, asked.challenge)
-    with guard("attacks", chosen.name), explained(network):
-        guess = _answer(chosen, view, asked.challenge, seeds)
-        answer = _told(chosen, view, guess, scale)
-        control = _planted(chosen, plan, start, asked.challenge, answer, seeds) if planted else None
+    view, seeds = view_of(plan, start, sent), Seeds(whole_number("seed", seed, 0, 2**63 - 1))
+    chosen = _chosen(attack, parameters, view, question.challenge)
+    with guard("attacks", chosen.name), explaining_failures(network):
+        guess = _answer(chosen, view, question.challenge, seeds)
+        answer = _result(chosen, view, guess, scale)
+        control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
         return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
 
 
 def _steps(plan: Plan) -> Literal["sgd", "adam"] | None:
-    """Return how the client came by what it sent: by steps of an optimizer, None for a gradient."""
+    """Return the optimizer of the client's local steps, None for a gradient."""
     return None if plan.local.upload == "gradient" else plan.local.opt.name
 
 
@@ -129,7 +130,7 @@ def _device(word: str | torch.device) -> torch.device:
 
 
 def view_of(plan: Plan, params: Params, gradient: Params) -> View:
-    """Return what the server of an undefended federation sees of one upload, a gradient at `params`."""
+    """Return the server's view of one undefended upload, a gradient at `params`."""
     wire = Wire(keep=True)
     wire.post(0, 1, 0, SERVER, [0], Model(params))
     wire.post(0, 1, 0, 0, [SERVER], Update(gradient))
@@ -142,9 +143,9 @@ def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> G
     return guess
 
 
-def _told(attack: Attack, view: View, guess: Guess, scale: float) -> Inverted:
+def _result(attack: Attack, view: View, guess: Guess, scale: float) -> Inverted:
     if guess.x is None:
-        raise UsageError("The attack answered without inputs; take another.")
+        raise UsageError("The attack answered without inputs; use another.")
     mismatch, budget = _mismatch(attack, view, guess), getattr(attack, "budget", None)
     return Inverted(guess.x, guess.y, mismatch, guess.evaluations, view.plan.data_range, scale, budget)
 
@@ -162,17 +163,17 @@ def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:
 def _planted(
     attack: Attack, plan: Plan, start: Params, challenge: Challenge, answer: Inverted, seeds: Seeds
 ) -> Planted | None:
-    """Return how the attack does, from other draws, on the bench's own client that holds the answer and noise.
+    """Return the attack's result, from other draws, on a client of the bench that holds the answer mixed with noise.
 
     The answer alone would prove nothing: what the gradient does not depend on (pixels cut off, a mean over channels, a
-    null space of few trained entries) has its start values there, and the attack would find those again. None where
-    the answer is nothing that a client could hold.
+    null space of few trained entries) has its start values there, and the attack would find those again. None if no
+    client could hold the answer.
     """
     if answer.y is None or not finite(answer.x):
         return None
     again = Seeds(seeds.seed("planted"))
     noise = torch.Generator().manual_seed(again.seed("noise"))
-    x, y = mixed(answer.x, plan.data_range, noise), one_hot(answer.y, plan.spec.classes).float()
+    x, y = mix_with_noise(answer.x, plan.data_range, noise), one_hot(answer.y, plan.spec.classes).float()
     data = Data(x, y)
     client = Federation(make_defense("none"), plan, {0: data}, again, next(iter(start.values())).device)
     client.start(start)
@@ -195,14 +196,14 @@ def _stop(attack: Attack) -> float:
 
 
 def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: Mapping[str, Scalar] | None) -> Plan:
-    """Return the public plan of one client that sends a gradient, or what `training` makes of its weights."""
+    """Return the public plan of one client that sends a gradient, or its change of weights in the steps `training`."""
     if training is None:
         return Plan(spec, 1, Local("gradient", batch=batch), data_range=data_range)
     if not isinstance(training, Mapping):
         raise UsageError(f"training={shown(training)} cannot be used; it must say how steps were made, as {HOW}.")
     for name in training:
-        if name not in STEPS:
-            raise unknown("option of local steps", str(name), STEPS)
+        if name not in STEP_OPTIONS:
+            raise unknown("option of local steps", str(name), STEP_OPTIONS)
     if "lr" not in training:
         raise UsageError(f"training={shown(training)} lacks the learning rate; give it, as {HOW}.")
     options: dict[str, Any] = {"optimizer": "sgd", "batch_size": batch, **training}
@@ -211,7 +212,7 @@ def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: 
 
 
 def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, challenge: Challenge) -> Attack:
-    """Return the attack; UsageError: there is none, or it needs more than a gradient, or another network."""
+    """Return the attack; UsageError: unknown, or it needs more than a gradient, or another network."""
     if isinstance(attack, str):
         if find("attacks", attack) is None:
             raise unknown("attack", attack, _applicable(view, challenge), "on such a gradient run")
@@ -219,7 +220,9 @@ def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, 
     elif not isinstance(attack, Attack):
         raise UsageError(f"The attack is {shown(attack, 60)}; give a name, as 'dlg', or what load_attack gives.")
     elif parameters:
-        raise UsageError(f"Parameter {next(iter(parameters))!r} is of an attack that is given whole; tell load_attack.")
+        raise UsageError(
+            f"Parameter {next(iter(parameters))!r} does not apply to an attack object; give it to load_attack."
+        )
     else:
         chosen = attack
     with guard("attacks", chosen.name):
@@ -231,18 +234,18 @@ def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, 
 
 
 def _applicable(view: View, challenge: Challenge) -> Iterator[str]:
-    """Yield the names of the attacks of ours that can be run on a view."""
+    """Yield the names of our attacks that can run on a view."""
     for name, plugin in plugins("attacks").items():
         if plugin.ours and not _obstacle(make_attack(name), view, challenge):
             yield name
 
 
 def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
-    """Return what an attack needs beyond a gradient and weights, and what to take, clauses; "" where it is fit."""
+    """Return what an attack needs beyond a gradient and weights, with advice, in clauses; "" if it can run."""
     gradient, instead = view.plan.local.upload == "gradient", "take one that rebuilds inputs, as 'dlg', 'idlg' or 'ig'"
     if not question_of(attack.kind).inputs:
         return f"answers another question ({attack.kind.replace('_', ' ')}); {instead}"
-    if THREAT not in attack.threats:
+    if not THREAT.among(attack.threats):
         return f"is of a server that sends weights of its own ({attack.threats[0]}); {instead}"
     if not built_for(attack, view.defense.name):
         return f"is built for what {', '.join(sorted(attack.targets or ()))} sends; {instead}"
@@ -258,23 +261,23 @@ def _obstacle(attack: Attack, view: View, challenge: Challenge) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The question about a batch. labels: one-hot [B, C] where they are known."""
+class BatchQuestion:
+    """The question about a batch. labels: one-hot [B, C] if they are known."""
 
     batch: int
     labels: Tensor | None = None
 
     @property
     def challenge(self) -> Challenge:
-        """The question as attacks are asked it."""
+        """The question in the form that attacks answer."""
         return Challenge((VICTIM,), self.batch, None if self.labels is None else self.labels[None])
 
 
-def _asked(labels: Labels | int | None, batch: int | None, spec: NetSpec) -> Asked:
-    """Return the question about a batch; UsageError: labels are no classes of the network, or not as many as it has."""
+def _question(labels: ClassLabels | int | None, batch: int | None, spec: NetSpec) -> BatchQuestion:
+    """Return the question about a batch; UsageError: labels are no classes of the network, or not one per example."""
     if labels is None:
-        return Asked(whole("batch", 1 if batch is None else batch, 1, MOST))
+        return BatchQuestion(whole_number("batch", 1 if batch is None else batch, 1, MAX_BATCH))
     y = one_hot_of(labels, spec.classes)
-    if batch is not None and whole("batch", batch, 1, MOST) != len(y):
+    if batch is not None and whole_number("batch", batch, 1, MAX_BATCH) != len(y):
         raise UsageError(f"batch={shown(batch)} cannot be used; there are {len(y)} labels.")
-    return Asked(whole("batch", len(y), 1, MOST), y)
+    return BatchQuestion(whole_number("batch", len(y), 1, MAX_BATCH), y)

@@ -1,4 +1,4 @@
-"""What `ppbench.invert` answers: inputs, how much of the gradient they explain, and what that tells."""
+"""The result of `ppbench.invert`: inputs, how much of the gradient they explain, and what that shows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.metrics.image import match, psnr
-from ppbench.run.handed import tensor_of
+from ppbench.run.handed import to_dense
 
-CLEAR = 10.0
+RECOVERED_DB = 10.0
 """dB above the best constant image at which a planted input counts as recovered: nine tenths of its variance."""
 TELLING = 1e-4
 """The most that a recovered planted batch may leave unexplained, or no mismatch is compared with what it left."""
 ALIKE, ROUNDING = 10.0, 1e-12
 """dB by which a mismatch may exceed that of a planted batch; and what a float32 gradient's rounding leaves."""
-BEYOND = 1e-4
+RANGE_SLACK = 1e-4
 """How far a true input may lie outside the data range, as a share of its width: rounding."""
 NOISE, BRIGHT = 0.5, 0.25
 """Share of noise in planted inputs, and of its pixels that are at one end of the data range (the others are at the
@@ -31,13 +31,13 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class Planted:
-    """How the attack did on a gradient whose inputs are known: its answer mixed with noise, from another start.
+    """The attack's result on a gradient whose inputs are known: its answer mixed with noise, from another start.
 
     Attributes:
-        mismatch: as `Inverted.mismatch`, of what came out.
-        psnr: in dB, of each planted input beside what came out; and what the best constant image of it has.
-        evaluations: gradients that this took.
-        stop: mismatch at which the search ends: smaller ones do not differ by how far it came.
+        mismatch: as `Inverted.mismatch`, of the reconstruction.
+        psnr: in dB, of each reconstruction against its planted input; constant: of the best constant image.
+        evaluations: gradients computed.
+        stop: mismatch at which the search ends: smaller ones do not differ in progress.
     """
 
     mismatch: float
@@ -53,33 +53,33 @@ class Planted:
         """
         least = max(self.stop, ROUNDING)
         worse = 10 * math.log10(max(mismatch, least) / max(self.mismatch, least)) if mismatch < math.inf else math.inf
-        clear = all(own - worse >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
+        clear = all(own - worse >= blind + RECOVERED_DB for own, blind in zip(self.psnr, self.constant, strict=True))
         return self.recovered and worse <= ALIKE and clear
 
     @property
     def recovered(self) -> bool:
         """Whether each input came out clearly better than a constant image, and nearly all was explained."""
-        clear = all(own >= blind + CLEAR for own, blind in zip(self.psnr, self.constant, strict=True))
+        clear = all(own >= blind + RECOVERED_DB for own, blind in zip(self.psnr, self.constant, strict=True))
         return clear and self.mismatch <= TELLING
 
 
 @dataclass(frozen=True)
 class Inverted:
-    """What an attack made of a gradient.
+    """An attack's reconstruction from a gradient.
 
     Attributes:
         x: the inputs that it found, [B, *shape] float32 on the CPU, not clipped, in no particular order.
-        y: their labels [B] int64, in the order of `x`; None where the attack found nothing to go by.
+        y: their labels [B] int64, in the order of `x`; None if the attack names no labels.
         mismatch: share of the gradient's squared norm that `x` and `y` do not explain: 0 for all explained, 1 for what
-            explains nothing, more for worse. None without `y`. By itself it judges nothing, see `solved_mismatch`.
-        evaluations: gradients that the attack computed on the gradient that was given.
+            explains nothing, more for worse. None without `y`. Alone it decides nothing, see `solved_mismatch`.
+        evaluations: gradients that the attack computed.
         data_range: of an input's values.
         scale: what the gradient was divided by: the factor by which it differs from that of the mean cross-entropy; 1
             where none was found.
         budget: gradients that the attack might compute; None where it has no such parameter.
-        planted: how the same attack did on a gradient whose inputs are known; None where that was not tried.
+        planted: the result of the same attack on a gradient whose inputs are known; None if that was not run.
         unexplained: whether a factor was fitted to the last layer's gradient, and none explains it; `scale` is 1 then.
-        training: optimizer of the local steps that led to what was given; None where it is a gradient.
+        training: optimizer of the local steps behind the update; None for a gradient.
     """
 
     x: Tensor
@@ -115,13 +115,13 @@ class Inverted:
 
     @property
     def summary(self) -> str:
-        """What the figures tell, in sentences. Never that `x` is right: that takes the truth, and `psnr`."""
+        """The figures in sentences. They never say that `x` is right: that takes the truth, and `psnr`."""
         return " ".join(filter(None, (self._scaled(), self._explained(), self._ended())))
 
     def psnr(self, truth: Tensor) -> list[float]:
         """Return how close `x` comes to the true inputs [B, *shape], in their order: dB, clipped, at most 100.
 
-        Each is compared with the one found that the least squares assign to it; one that is not finite has 0 dB.
+        Each is compared with the reconstruction that least squares assigns to it; one that is not finite has 0 dB.
         UsageError: `truth` has another shape than `x`, is no tensor of finite floats, or is none of `data_range`.
         """
         true = self._checked(truth)
@@ -129,7 +129,7 @@ class Inverted:
         return [psnr(one, own, self.data_range) or 0.0 for one, own in zip(matched, true, strict=True)]
 
     def _checked(self, truth: Any) -> Tensor:
-        true, (low, high) = tensor_of(truth), self.data_range
+        true, (low, high) = to_dense(truth), self.data_range
         if true is None:
             raise UsageError(f"The truth is {shown(truth, 60)}; it must be a tensor of shape {tuple(self.x.shape)}.")
         if true.shape != self.x.shape:
@@ -140,7 +140,7 @@ class Inverted:
         true = true.detach().cpu().double()
         if not bool(true.isfinite().all()):
             raise UsageError("The truth holds a value that is not finite; nothing can be compared with it.")
-        least, most, slack = float(true.min()), float(true.max()), BEYOND * (high - low)
+        least, most, slack = float(true.min()), float(true.max()), RANGE_SLACK * (high - low)
         seen = f"from {least:.4g} to {most:.4g}"
         if least < low - slack or most > high + slack:
             right = f"give invert the range of the network's inputs, as data_range=({least:.4g}, {most:.4g})"
@@ -178,7 +178,7 @@ class Inverted:
 
     @property
     def _otherwise(self) -> str:
-        """What else may be the cause where a solved batch leaves far less, a clause."""
+        """Other possible causes if a solved batch leaves far less, a clause."""
         losses = "weight decay, label smoothing, class weights, another loss, noise, a mask or hook, another mode"
         if self.training is None:
             return f"the gradient is not that of the mean cross-entropy of such a batch (a sum, {losses})"
@@ -195,7 +195,7 @@ def _gradients(count: int) -> str:
     return f"{count:,} gradients" if count != 1 else count_of(1, "gradient")
 
 
-def mixed(x: Tensor, data_range: tuple[float, float], generator: torch.Generator) -> Tensor:
+def mix_with_noise(x: Tensor, data_range: tuple[float, float], generator: torch.Generator) -> Tensor:
     """Return inputs [B, *shape], clipped, mixed half and half with noise at the ends of the data range.
 
     The noise shares nothing with what an attack starts from, in any direction of the input space. Of each input about
@@ -220,7 +220,8 @@ def variants(x: Tensor, data_range: tuple[float, float]) -> tuple[Tensor, ...]:
 def planted_of(
     x: Tensor, guess: Guess, mismatch: float, data_range: tuple[float, float], stop: float
 ) -> Planted | None:
-    """Return how an attack did that answered `guess` of the gradient of planted inputs x [B, *shape]; None: nothing."""
+    """Return the result of an attack that answered `guess` to the gradient of planted inputs x [B, *shape]; None
+    without inputs."""
     if guess.x is None:
         return None
     out = guess.x[match(guess.x, x, data_range)]

@@ -1,7 +1,7 @@
-"""Jobs: the pieces in which work is handed to an executor, what a worker does with one, and how one ends.
+"""Jobs: pieces of work for an executor, how a worker does one, and how one ends.
 
-What a job makes lands in the output folder by rename, under names that are hashes: so it may run anywhere that sees the
-folder, and may be run again. Whoever runs jobs is an `Executor`: two methods, `submit` and `wait`.
+A job's results are renamed into the output folder, under names that are hashes: so it may run anywhere that sees the
+folder, and may be repeated. An `Executor` runs jobs: two methods, `submit` and `wait`.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from typing import Protocol
 from ppbench.base.blame import guard
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
 from ppbench.base.precision import computing
-from ppbench.run.audit.runs import Audit, Refused
-from ppbench.run.cells import Group
+from ppbench.run.audit.runs import PointAudit, Refused
+from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import run_group
 from ppbench.run.train import train
 
 Tell = Callable[[int], None]
-"""Called with the number of rounds of training that were finished."""
+"""Called with the number of rounds of training that have finished."""
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkItem:
     """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group.
 
-    gate: names of cells that are looked at first, see `looks`.
+    gate: names of cells that run first, see `run.looks`.
     """
 
     experiment: Experiment
     out: Path
     point: int
-    group: Group | None = None
+    group: CellGroup | None = None
     cells: tuple[str, ...] = ()
     runs: range = range(0)
     gate: frozenset[str] = frozenset()
 
     @property
     def rounds(self) -> int:
-        """Rounds of training that the job has, 0 of one that computes cells."""
+        """Rounds of training in the job, 0 if it computes cells."""
         return 0 if self.group is not None else self.experiment.config.rounds * max(1, len(self.runs))
 
 
-def work(job: Job, tell: Tell | None = None) -> None:
-    """Do a job; whatever of it lies finished in the folder is not done again.
+def work(job: WorkItem, tell: Tell | None = None) -> None:
+    """Do a job; parts that are finished in the folder are not repeated.
 
-    Raises Refused: a defense refuses the audit; UsageError: the folder; PluginError: what a stranger's code raised.
+    Raises Refused: a defense refuses the audit; UsageError: the folder; PluginError: a fault of another package's code.
     """
     point, cache = job.experiment.points[job.point], job.out / "cache"
     after = None if tell is None else lambda _: tell(1)
@@ -57,32 +57,32 @@ def work(job: Job, tell: Tell | None = None) -> None:
         if job.group is not None:
             run_group(job.experiment, job.group, job.out, job.cells)
         elif job.runs:
-            Audit.of(job.experiment, point, cache).run(job.runs, after)
+            PointAudit.of(job.experiment, point, cache).run(job.runs, after)
         else:
             train(job.experiment, point, cache, after)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a job raised, in words: an exception of a plugin's own may not survive the way between two processes."""
+    """A job's exception, in words: a plugin's own exception class may not survive the way between two processes."""
 
     name: str
     text: str
     trace: str
 
-    def revived(self) -> Exception:
-        """Return an exception of the same name and message, one of ppbench's own as itself."""
+    def to_exception(self) -> Exception:
+        """Return an exception of the same name and message, of its own class if that is one of ppbench's."""
         ours = {cls.__name__: cls for cls in (UsageError, PluginError, Unwritable, Refused, ProtocolError, Overflow)}
         error: Exception = ours.get(self.name, type(self.name, (Exception,), {}))(self.text)
         error.__cause__ = Exception(f"\n{self.trace}")
         return error
 
 
-def attempt(job: Job, tell: Tell | None = None) -> Failure | None:
-    """Do a job as `work` does; return what it raised."""
+def attempt(job: WorkItem, tell: Tell | None = None) -> Failure | None:
+    """Do a job as `work` does; return its failure, None without one."""
     try:
         work(job, tell)
-    except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+    except Exception as cause:  # noqa: BLE001 - other packages' code may raise anything; the scheduler decides
         return Failure(type(cause).__name__, str(cause), traceback.format_exc())
     return None
 
@@ -93,24 +93,24 @@ class WorkerDied(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """A job that ended. error: what it raised, a `WorkerDied` where it could not even do that; None if it succeeded."""
+    """A job that ended. error: its exception, a `WorkerDied` if the worker died; None if it succeeded."""
 
-    job: Job
+    job: WorkItem
     error: Exception | None = None
 
 
 class Executor(Protocol):
-    """Runs jobs. To be used in a `with` block: at its end the workers are gone, after an error at once."""
+    """Runs jobs. Use it in a `with` block: at its end the workers are stopped, after an error at once."""
 
     @property
     def capacity(self) -> int:
         """Return how many jobs run at the same time; more may be submitted, they wait."""
 
-    def submit(self, job: Job) -> None:
-        """Have `job` run as soon as a worker is free; it may be run again where a worker is lost."""
+    def submit(self, job: WorkItem) -> None:
+        """Run `job` as soon as a worker is free; it may run again if a worker is lost."""
 
     def wait(self) -> Done:
-        """Return a job that has ended, waiting for one; raises nothing that a job raised."""
+        """Wait for a job to end and return it; never raises the error of a job."""
 
     def __enter__(self) -> Executor: ...
 

@@ -1,6 +1,6 @@
-"""A defense in somebody's own loop, an attack on what it sends: plugins by name, a federation of his network and data.
+"""A defense in a user's own loop, attacks on its uploads: plugins by name, a federation of the user's data and network.
 
-Nothing runs here that does not run in the bench: what `federate` gives is the bench's own `Federation`.
+This is the code of the bench: `federate` returns the bench's own `Federation`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.nets.held import held
+from ppbench.nets.held import held_network
 from ppbench.records.schema import Scalar
 from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
@@ -33,13 +34,13 @@ TRAINING = (
     *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
     *("decay_at", "decay", "seed", "device", "tf32", "backend"),
 )
-"""Options of an evaluation that say how clients train."""
+"""Options of an evaluation that concern the clients' training."""
 
 
 def load_defense(name: str, /, **parameters: Scalar) -> Defense:
     """Return a defense by its name, as `--defense` takes it, with these parameters, as `--set` takes them.
 
-    UsageError: there is none, or no such parameter, or a value is of another type or out of bounds.
+    UsageError: an unknown name or parameter, or a value of another type or out of bounds.
     """
     _check_name("defense", name)
     admit(name)
@@ -69,7 +70,7 @@ def federate(
     data_range: tuple[float, float] = (0.0, 1.0),
     **training: Any,
 ) -> Federation:
-    """Return a federation of somebody's network and data under a defense, set up, at the network's own weights.
+    """Return a federation of a user's network and data under a defense, set up, at the network's own weights.
 
     `run(n)` trains up to round n; `outputs(x)` are the logits that clients compute in the end; byte counts lie in
     `wire`; `probe` below shows what the server sees. Its network is a copy: `model` is left as it is.
@@ -81,10 +82,10 @@ def federate(
             arrays; or a `Dataset` or `DataLoader` of such pairs, which is read once (what it draws is drawn once).
         data_range: least and greatest value of an input; those of the shards must lie in it.
         training: how clients train, as `evaluate` takes it: upload, optimizer, lr, momentum, beta2, local_epochs,
-            batch_size, loss, schedule, decay_at, decay; and seed, device, tf32, backend. Where nothing is said, as the
-            defense's paper needs it, else as in an evaluation.
+            batch_size, loss, schedule, decay_at, decay; and seed, device, tf32, backend. Defaults: as the
+            defense's paper needs them, else as in an evaluation.
 
-    Raises UsageError, one sentence: any of these cannot be used, or the defense has no use for such a network.
+    Raises UsageError, one sentence: an argument cannot be used, or the defense does not suit the network.
     """
     if other := next((name for name in training if name not in TRAINING), None):
         raise unknown("option of training", other, TRAINING)
@@ -92,7 +93,7 @@ def federate(
         raise UsageError(f"The defense is {shown(defense, 60)}; give what load_defense gives.")
     pairs, ends = shards_of(shards), range_of(data_range)
     check_real(model)
-    spec = held(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
+    spec = held_network(model, tuple(inputs_of(0, pairs[0][0]).shape[1:]), ends, when="").spec
     data = {k: examples_of(k, own, spec.shape, spec.classes) for k, own in enumerate(pairs)}
     check_range(data, ends)
     config = configure(defense=defense.name, clients=len(data), **training)
@@ -109,12 +110,12 @@ def federate(
 
 @computing()
 def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[Challenge]]:
-    """Return what an honest-but-curious server sees of clients that hold these batches, and the question about each.
+    """Return an honest-but-curious server's view of clients that hold these batches, and one question per batch.
 
-    Client 0 holds the first batch, client 1 the second, and nothing else; each does what the bench has victims do under
-    this defense: uploads one gradient of it, or what the defense's `setting` says. A fork: nothing of the federation
-    moves. `attack.run(view, asked, torch.Generator().manual_seed(0))` then gives one `Guess` a question. Where only
-    sums can be read the question is one, about all clients.
+    Client 0 holds the first batch, client 1 the second, and nothing else; each does what victims of the bench do under
+    this defense: uploads one gradient of it, or what the defense's `setting` says. The probe is a fork: the federation
+    does not change. `attack.run(view, questions, torch.Generator().manual_seed(0))` then returns one `Guess` per
+    question. If only sums can be read, there is one question, about all clients.
 
     UsageError: batches of unlike sizes, more than there are clients, or fewer where the defense needs them all.
     """
@@ -134,4 +135,4 @@ def probe(federation: Federation, batches: Sequence[Shard]) -> tuple[View, list[
     with guard("defenses", defense.name):
         transcript = federation.probe(data, setting.get("probe", "gradient"), setting.get("probe_rounds", 1))
     units = [tuple(data)] if defense.sums else [(slot,) for slot in data]
-    return transcript.view("server/1"), [Challenge(unit, min(sizes)) for unit in units]
+    return transcript.view(HONEST_SERVER), [Challenge(unit, min(sizes)) for unit in units]

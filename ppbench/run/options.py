@@ -1,4 +1,4 @@
-"""What command-line words mean: lists, numbers, assignments."""
+"""Parse command-line words: lists, numbers, assignments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def names(text: str | None, option: str = "") -> tuple[str, ...] | None:
     """Return "a, b" as ("a", "b"); None for None. Raises UsageError, with the `option`, where nothing is named."""
     if text is None:
         return None
-    found = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not found:
+    parsed = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not parsed:
         raise UsageError(
             f"Option {option} {shown(text)} names nothing; give names with commas between, or leave it out."
         )
-    return found
+    return parsed
 
 
 def sizes(text: str | None, option: str = "--attack-batch") -> tuple[int, ...] | None:
@@ -28,10 +28,10 @@ def sizes(text: str | None, option: str = "--attack-batch") -> tuple[int, ...] |
     words = names(text, option)
     if words is None:
         return None
-    found = [value for value in map(scalar, words) if isinstance(value, int) and not isinstance(value, bool)]
-    if len(found) < len(words):
+    values = [value for value in map(scalar, words) if isinstance(value, int) and not isinstance(value, bool)]
+    if len(values) < len(words):
         raise UsageError(f"Option {option} {shown(text)} cannot be used; give whole numbers, as 1,8.")
-    return tuple(found)
+    return tuple(values)
 
 
 def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...] | None:
@@ -39,11 +39,13 @@ def numbers(text: str | None, option: str = "--grid") -> str | tuple[float, ...]
     if text is None or text in ("quick", "paper"):
         return text
     words = names(text, option) or ()
-    found = [value for value in map(scalar, words) if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(found) < len(words):
+    values = [
+        number for number in map(scalar, words) if isinstance(number, int | float) and not isinstance(number, bool)
+    ]
+    if len(values) < len(words):
         why = "give quick, paper or numbers, as 0.01,0.1."
         raise UsageError(f"Option {option} {shown(text)} cannot be used; {why}")
-    return tuple(float(value) for value in found)
+    return tuple(float(number) for number in values)
 
 
 def scalar(text: str) -> Scalar:

@@ -1,6 +1,6 @@
-"""What `ppbench verify` computes again with data and plugins at hand: victims, originals, guarantees, trainings.
+"""Recompute for `ppbench verify`, with local data and plugins: victims, originals, guarantees, trainings.
 
-Networks of records are not built, whoever wrote them: a small one stands in where data are dealt out.
+Networks of records are not built, whoever wrote them: a small one stands in when data are dealt out.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import Transcript, acts
+from ppbench.federation.threats import threat_model
+from ppbench.federation.view import Transcript
 from ppbench.metrics.modalities import modality_of
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
-from ppbench.questions.inquiry import Inquiry, Model, Probe
+from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
 from ppbench.records.salt import commitment, salt_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.records.times import training_of
-from ppbench.report.agree import TRAINED, of_training
+from ppbench.report.agree import TRAINING_FIELDS, of_training
 from ppbench.report.verify import Findings
 from ppbench.run.choice import make_defense
-from ppbench.run.complete import at_hand, lacking
+from ppbench.run.complete import local_dataset, missing_cells
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, make_task
-from ppbench.run.train import is_trained, kept_of
+from ppbench.run.train import is_trained, load_trained
 from ppbench.task.opening import open_dataset
 
-BUILT = 1_000_000
-"""Values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
-CLOSE = 1e-6
+MAX_BUILT = 1_000_000
+"""Most values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
+EPSILON_TOLERANCE = 1e-6
 """Relative difference beyond which an epsilon is not the mechanism's: accountants optimize over orders."""
 
 
 @dataclass
 class _Notes:
-    """What was found: problems, and how often what could not be checked. salt: the secret of the folder, if any."""
+    """Problems, and counts of what could not be checked. salt: the secret of the folder, "" for none."""
 
     salt: str = ""
     problems: list[str] = field(default_factory=list)
@@ -61,7 +62,7 @@ class _Notes:
 
 
 def recheck(store: Store, records: Sequence[Record]) -> Findings:
-    """Return what data sets and plugins that are installed here show to be wrong in sound records, and what not."""
+    """Return the problems of sound records that local data sets and plugins show, and what could not be checked."""
     notes = _Notes(salt_of(store.out, fresh=False))
     for record in records:
         task = _task_of(record.config, notes)
@@ -71,50 +72,50 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
         if defense is not None and task is not None and record.victims:
             _victims(store, record, defense, task, notes)
     _trainings(store, records, notes)
-    for sentence, problem in lacking(records):
+    for sentence, problem in missing_cells(records):
         if problem:
             notes.problems.append(sentence)
         else:
             notes.unchecked[sentence] += 1
-    told = [what if n == 1 else f"{what} in {n} cells" for what, n in notes.unchecked.items()]
-    return Findings(tuple(notes.problems), tuple(told))
+    unchecked = [what if n == 1 else f"{what} in {n} cells" for what, n in notes.unchecked.items()]
+    return Findings(tuple(notes.problems), tuple(unchecked))
 
 
 # -- what is at hand ---------------------------------------------------------------------------------------------------
 def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
-    """Return the data of a record as they were dealt out, None where they are not at hand."""
+    """Return the task of a record, None if its data are not available."""
     about = config.federation, config.data
     salt = notes.salt if config.data.salt else ""
     if commitment(salt) != config.data.salt:
         notes.unchecked["victims, originals and recognition (drawn with a secret: OUT/salt is not here)"] += 1
         return None
     try:
-        text = at_hand(config.data.name)
+        text = local_dataset(config.data.name)
         return (
             None
             if text is None
-            else _dealt(text, config.model.loss, config.seed, salt, *(p.model_dump_json() for p in about))
+            else _deal_task(text, config.model.loss, config.seed, salt, *(p.model_dump_json() for p in about))
         )
     except (UsageError, ValueError, OSError) as cause:
         notes.problems += [f"{config.cell_id()}.json: {config.data.name} gives no such federation ({cause})"]
         return None
     finally:
-        if at_hand(config.data.name) is None:
+        if local_dataset(config.data.name) is None:
             notes.unchecked[f"victims, originals and recognition ({config.data.name} is not at hand)"] += 1
 
 
 @lru_cache(maxsize=4)
-def _dealt(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
+def _deal_task(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
     from ppbench.records.schema import DataInfo, FederationInfo
 
-    dealt, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
+    fed, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
     dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
     if dataset.sha256() != about.sha256:
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
     config = EvaluateConfig(
         defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
         salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
-        clients=dealt.clients, partition=dealt.partition,
+        clients=fed.clients, partition=fed.partition,
     )  # fmt: skip
     return make_task(config)
 
@@ -122,14 +123,14 @@ def _dealt(text: str, loss: str, seed: int, salt: str, federation: str, data: st
 def _defense_of(record: Record, notes: _Notes) -> Defense | None:
     about = record.config.defense
     try:
-        found = make_defense(about.id, about.parameters)
+        defense = make_defense(about.id, about.parameters)
     except UsageError:
         notes.unchecked[
             f"epsilon and victims (defense {about.id} is not installed here, or not with such parameters)"
         ] += 1
         return None
-    if found.version == about.version and type(found).__module__.startswith("ppbench."):
-        return found
+    if defense.version == about.version and type(defense).__module__.startswith("ppbench."):
+        return defense
     notes.unchecked[f"epsilon and victims (defense {about.id} is another package's, or another version)"] += 1
     return None
 
@@ -158,29 +159,29 @@ def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Note
         notes.unchecked["epsilon (it depends on the sizes of shards)"] += 1
         return
     stated = record.privacy
-    _compared(record, (stated.epsilon, stated.delta), whole, "privacy", notes)
+    _compare(record, (stated.epsilon, stated.delta), whole, "privacy", notes)
     if stated.probe_epsilon is not None:
-        _compared(record, (stated.probe_epsilon, stated.probe_delta), one, "the guarantee of its probe", notes)
+        _compare(record, (stated.probe_epsilon, stated.probe_delta), one, "the guarantee of its probe", notes)
 
 
 def _weakest(
     defense: Defense, plan_of: Callable[[int], Plan], sizes: Iterable[int], rounds: int
 ) -> tuple[float, float] | None:
-    """Return the guarantee of the client that has the weakest, None where one has none."""
+    """Return the weakest client's (epsilon, delta), None if a client has no guarantee."""
     guarantees = [_epsilon(defense, plan_of(max(1, size)), max(1, size), rounds) for size in sorted(sizes)]
     return None if None in guarantees else max(pair for pair in guarantees if pair is not None)
 
 
-def _compared(
+def _compare(
     record: Record,
     stated: tuple[float | None, float | None],
     guarantee: tuple[float, float] | None,
     what: str,
     notes: _Notes,
 ) -> None:
-    """Note where what a record states is not what its mechanism guarantees."""
+    """Note a problem if a record does not state its mechanism's guarantee."""
     pairs = zip(stated, guarantee or (None, None), strict=True)
-    if not all(a is b if a is None or b is None else isclose(a, b, rel_tol=CLOSE) for a, b in pairs):
+    if not all(a is b if a is None or b is None else isclose(a, b, rel_tol=EPSILON_TOLERANCE) for a, b in pairs):
         words = "none" if guarantee is None else f"({guarantee[0]:.6g}, {guarantee[1]:.6g})"
         notes.wrong(record, f"{what} is ({stated[0]}, {stated[1]}), its mechanism's guarantee {words}")
 
@@ -191,14 +192,14 @@ def _epsilon(defense: Defense, plan: Plan, examples: int, rounds: int) -> tuple[
 
 
 def _small(config: CellConfig) -> bool:
-    """Return whether a record's network may be built: one of ours, of moderate size, whatever the record says."""
+    """Return whether a record's network may be built: one of ours, of moderate size."""
     plugin, about = find("models", config.model.id), config.model
     ours = plugin is not None and plugin.ours and about.options == {}
-    return ours and math.prod(about.shape) <= BUILT and about.classes <= BUILT // 1000
+    return ours and math.prod(about.shape) <= MAX_BUILT and about.classes <= MAX_BUILT // 1000
 
 
 def _plan(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
-    """Return a record's plan on `network`, a small one that stands in; classes: another number of them, if not 0."""
+    """Return a record's plan on `network`, a small one that stands in; classes: their number, 0 for the record's."""
     fed, model = config.federation, config.model
     opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
     local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
@@ -213,10 +214,10 @@ def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: 
         notes.unchecked["which candidates or victims were asked about (of audits and roles)"] += 1
         return
     try:
-        victims = _drawn(record, defense, task) if question.source == "probe" else None
+        victims = _draw_victims(record, defense, task) if question.source == "probe" else None
         inquiry = _inquiry(record, defense, task, victims)
-        expected = [(score.place, score.truth) for score in inquiry.score(_silence(inquiry, config)).victims]
-    except Exception as cause:  # noqa: BLE001 - a question may be a stranger's
+        expected = [(score.place, score.truth) for score in inquiry.score(_empty_guesses(inquiry, config)).victims]
+    except Exception as cause:  # noqa: BLE001 - another package's question may raise anything
         notes.unchecked[f"victims of {question.name} ({type(cause).__name__})"] += 1
         return
     where = f"seed {config.seed} draws from {config.data.name}"
@@ -228,25 +229,26 @@ def _victims(store: Store, record: Record, defense: Defense, task: Task, notes: 
         _images(store, record, victims, task, notes)
 
 
-def _drawn(record: Record, defense: Defense, task: Task) -> Victims:
-    config, threat = record.config, record.config.threat_model.id
-    roles = len(defense.roles) if config.role or acts(threat) else 1
+def _draw_victims(record: Record, defense: Defense, task: Task) -> Victims:
+    config, threat = record.config, threat_model(record.config.threat_model.id)
+    roles = len(defense.roles) if config.role or threat.acts else 1
     count, seeds = config.victims, task.seeds
-    found = choose_victims(
+    victims = choose_victims(
         task.shards, threat, config.batch_size, count, seeds, sums=defense.sums, roles=roles, skip=config.victims_from
     )
     if not config.role:
-        return found
+        return victims
     mine = {score.slot for score in record.victims}
-    return replace(found, units=tuple(u for u in found.units if {(s.probe, s.client) for s in u} <= mine))
+    return replace(victims, units=tuple(u for u in victims.units if {(s.probe, s.client) for s in u} <= mine))
 
 
 def _inquiry(record: Record, defense: Defense, task: Task, victims: Victims | None) -> Inquiry:
     config, question = record.config, question_for(record)
     if victims is None:
-        draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds)
+        threat = threat_model(config.threat_model.id)
+        draw = partial(choose_candidates, task.shards, task.test, config.victims, task.seeds, threat)
         outputs = partial(_zeros, config.model.classes)
-        return question.of_model(Model(task.test, config.victims, outputs, draw))
+        return question.of_model(TargetModel(task.test, config.victims, outputs, draw))
     view = Transcript(task.plan, defense, (), ()).view(config.threat_model.id, own=victims.own)
     nobody = cast(Any, None)  # no attack is run
     return question.of_probe(Probe(nobody, view, victims, task.seeds, task.test))
@@ -256,8 +258,8 @@ def _zeros(classes: int, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(x), classes, dtype=torch.float64)
 
 
-def _silence(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
-    """Return answers that say nothing, of which only what scores say of the truth is used."""
+def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
+    """Return guesses without content; only the truth in their scores is used."""
 
     def one(challenge: Challenge) -> Guess:
         count = 0 if challenge.x is None else len(challenge.x)
@@ -269,11 +271,11 @@ def _silence(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
 
 def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
     from ppbench.questions.images import recognized
-    from ppbench.questions.reconstruction import images_of
+    from ppbench.questions.reconstruction import image_scores
 
     try:
         images = store.images(record)
-    except UsageError:  # which `ppbench.report.verify` has named
+    except UsageError:  # already a problem of `ppbench.report.verify`
         return
     if images is None:
         return
@@ -284,36 +286,38 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
         return
     seen = task.test if task.public is None else task.public
     mean = modality_of(record.config).blind_guess(seen.x)
-    if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=CLOSE):
+    if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=EPSILON_TOLERANCE):
         notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
-    gallery, scores = task.gallery(), images_of(record)
+    gallery, scores = task.gallery(), image_scores(record)
     if gallery is None or any(score.recognition is None for score in scores):
         return
-    for score, found in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):
-        one, other = score.recognition, found.recognition
-        if one is not None and other is not None and _seen(one) != _seen(other):
-            notes.wrong(record, f"recognition of victim {score.place} is {_seen(one)}, its image gives {_seen(other)}")
+    for score, fresh in zip(scores, recognized(scores, guess, own, truth.y, gallery), strict=True):
+        stated, computed = score.recognition, fresh.recognition
+        if stated is not None and computed is not None and _seen(stated) != _seen(computed):
+            notes.wrong(
+                record, f"recognition of victim {score.place} is {_seen(stated)}, its image gives {_seen(computed)}"
+            )
             return
     if record.config.perceptual:
         notes.unchecked["lpips, feat_mse and recognition by features (they need the weights)"] += 1
 
 
-def _seen(found: Any) -> tuple[object, ...]:
-    return found.gallery, found.rank, found.read, found.common
+def _seen(recognition: Any) -> tuple[object, ...]:
+    return recognition.gallery, recognition.rank, recognition.read, recognition.common
 
 
 # -- trainings ---------------------------------------------------------------------------------------------------------
 def _trainings(store: Store, records: Sequence[Record], notes: _Notes) -> None:
-    """Compare with the cache what a training gave, where it still lies there whole."""
+    """Compare trainings with the cache, as far as it still holds them whole."""
     for record in records:
         home = store.out / "cache" / training_of(record)
         if record.config.audit is not None or record.status == "failed" or not is_trained(home):
             continue
         try:
-            kept = kept_of(home)
+            kept = load_trained(home)
         except UsageError:
             notes.unchecked["what a training gave (its states in the cache are damaged or without digests)"] += 1
             continue
-        for name in TRAINED:
+        for name in TRAINING_FIELDS:
             if of_training(kept, name) != of_training(record, name):
                 notes.wrong(record, f"{name} is not what the training in cache/{home.name} gave")

@@ -1,9 +1,9 @@
-"""By what factor a gradient differs from that of the mean cross-entropy of a batch: a sum, a rate left in, clipping.
+"""The factor between a gradient and that of the mean cross-entropy of a batch: a sum, a learning rate, clipping.
 
 The gradient of the last layer is s / B times A^T [Phi, 1], with A = p - y [B, C] and features Phi [B, D], which lie in
 the row space of its weight's gradient: Phi = M R. The predictions p = softmax(Phi W^T + b) close the system: fewer
 unknowns, M [B, B] and s, than equations where B < C (Phong et al. 2018 for one example; `feature_inversion`, s = 1).
-Nothing of the network before that layer takes part, and no search.
+The layers before are not used, and nothing is searched.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from torch import Tensor
 from ppbench.base.tree import Params
 
 Floats = NDArray[np.float64]
-MOST = 8
-"""Examples of a batch whose factor is fitted, at most: unknowns grow with the square."""
+MAX_EXAMPLES = 8
+"""Most examples of a batch whose factor is fitted: unknowns grow with the square."""
 CONSISTENT = 1e-11
 """Relative squared residual below which a factor explains the layer's gradient; rounding to float32 leaves 1e-14."""
 CANDIDATES, RESTARTS, SPREAD = 16, 2, 0.3
-"""Multisets of labels and further starts of the features that are tried, and the relative noise of these."""
+"""Number of multisets of labels and of further starts of the features, and the relative noise of the starts."""
 MULTISETS = 5000
-"""Multisets of labels that are ordered, at most; where there are more, each label must show in the bias's gradient."""
+"""Most multisets of labels that are ordered; beyond, each label must show in the bias's gradient."""
 TINY, FAR, WORST = 1e-300, 500.0, 1e100
-"""What is divided by at the least; the logarithm of a factor, and a residual, at the most."""
-STEPS = 40
-"""Residuals that are computed from one start, at most."""
+"""Least divisor; largest logarithm of a factor; largest residual."""
+MAX_RESIDUALS = 40
+"""Most residuals that are computed from one start."""
 NEAR, ALIKE = 1e-3, 2e-6
-"""Factors so near to 1 are 1: nobody sends such a one, and other small things in a gradient look like it. Of others,
-the error of a fit, relative."""
+"""Relative distance from 1 below which a factor is 1 (other small effects look like it); relative error of a fit."""
 
 
 @dataclass(frozen=True)
-class System:
-    """What the gradient of the last layer says of a batch with known labels; float64.
+class LastLayer:
+    """The equations that the last layer's gradient gives for a batch with known labels; float64.
 
     target: [C, B + 1], dW R^T beside db: what s / B times A^T [M, 1] must equal; s has this `sign`. logits: [B, C],
     R W^T; bias: [C]. onehot: [B, C].
@@ -55,7 +54,7 @@ class System:
     sign: float
 
     def starts(self) -> Iterator[Floats]:
-        """Yield features M [B, B] to begin with: of each example as if it were alone in its class, then with noise."""
+        """Yield starting features M [B, B]: each example as if alone in its class, then with noise."""
         classes = self.onehot.argmax(1)
         plain = self.target[classes, :-1] / self.target[classes, -1:]
         draws = np.random.default_rng(0)
@@ -63,19 +62,19 @@ class System:
         for _ in range(RESTARTS):
             yield plain * (1 + SPREAD * draws.standard_normal(plain.shape))
 
-    def apart(self, m: Floats) -> Floats:
+    def errors(self, m: Floats) -> Floats:
         """Return A = p - y [B, C] of features M [B, B]."""
         return np.asarray(softmax(m @ self.logits + self.bias, axis=1) - self.onehot)
 
     def factor(self, m: Floats) -> float:
         """Return the factor, positive, that brings the bias's gradient under M nearest to the observed one."""
-        mean = self.sign * self.apart(m).mean(0)
+        mean = self.sign * self.errors(m).mean(0)
         return float(max(mean @ self.target[:, -1] / max(mean @ mean, TINY), TINY))
 
     def residual(self, m: Floats, factor: float) -> Floats:
         """Return the relative residuals [C * (B + 1)]."""
         wide = np.concatenate([m, np.ones((len(m), 1))], 1)
-        simulated = self.sign * factor / len(m) * self.apart(m).T @ wide
+        simulated = self.sign * factor / len(m) * self.errors(m).T @ wide
         return np.asarray((simulated - self.target) / self._size).ravel()
 
     def jacobian(self, m: Floats, factor: float) -> Floats:
@@ -92,7 +91,7 @@ class System:
     def _size(self) -> float:
         return max(float(np.linalg.norm(self.target)), TINY)
 
-    def solved(self, m: Floats) -> tuple[float, float]:
+    def solve(self, m: Floats) -> tuple[float, float]:
         """Return the least squared residual near features M and any factor, and that factor."""
         begin = np.append(m.ravel(), math.log(self.factor(m)))
 
@@ -108,7 +107,7 @@ class System:
             method="lm",
             xtol=1e-15,
             ftol=1e-15,
-            max_nfev=STEPS,
+            max_nfev=MAX_RESIDUALS,
         )
         return 2 * float(ended.cost), at(ended.x)[1]
 
@@ -116,14 +115,18 @@ class System:
 def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None) -> float | None:
     """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples.
 
-    labels: the examples' one-hot labels [B, C] where they are known. s may be negative: of a change of weights. None: a
-    fit was tried, and no factor explains the last layer (noise, weight decay). It is 1, not fitted, of batches of more
-    than `MOST` examples or not of fewer than classes, and where weight and bias of the last layer are not both trained.
-    Without labels those are tried that are most like the bias's gradient, not all: of 8 examples and hardly more
-    classes it may be None where a factor is.
+    labels: the examples' one-hot labels [B, C] if they are known. s may be negative, for a change of weights. None: no
+    factor explains the last layer (noise, weight decay). It is 1, without a fit, for more than `MAX_EXAMPLES` examples,
+    for as many examples as classes or more, and if weight and bias of the last layer are not both trained. Without
+    labels only those most like the bias's gradient are tried: with 8 examples and hardly more classes it may be None
+    although a factor exists.
     """
     names = ("head.weight", "head.bias")
-    if any(name not in gradient for name in names) or not 1 <= batch <= MOST or batch >= len(gradient["head.bias"]):
+    if (
+        any(name not in gradient for name in names)
+        or not 1 <= batch <= MAX_EXAMPLES
+        or batch >= len(gradient["head.bias"])
+    ):
         return 1.0
     weight, bias = (start[name].detach().cpu().double().numpy() for name in names)
     by_weight, by_bias = (gradient[name].detach().cpu().double().numpy() for name in names)
@@ -133,24 +136,24 @@ def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None)
     target = np.concatenate([by_weight @ rows.T, by_bias[:, None]], 1)
     known = None if labels is None else labels.detach().cpu().double().numpy()
     for sign, onehot in _labelings(by_bias, batch, known, np.asarray(softmax(bias))):
-        fitted = _fitted(System(target, rows @ weight.T, bias, onehot, sign))
+        fitted = _fit(LastLayer(target, rows @ weight.T, bias, onehot, sign))
         if fitted is not None:
             return fitted
     return None
 
 
-def _fitted(system: System) -> float | None:
-    """Return the factor with its sign, None where none explains the gradient."""
+def _fit(system: LastLayer) -> float | None:
+    """Return the factor with its sign, None if none explains the gradient."""
     with np.errstate(all="ignore"):  # where the bias's gradient is zero; a step that overflows is taken back
         for m in system.starts():
-            size, factor = system.solved(m)
+            size, factor = system.solve(m)
             if size <= CONSISTENT:
                 return _rounded(system.sign * factor)
     return None
 
 
 def _rounded(factor: float) -> float:
-    """Return a factor as it was meant: 1 where it is nearly so, four digits where the fit cannot tell it from these."""
+    """Return the factor, rounded to 1 or to four digits where the fit does not resolve the difference."""
     if abs(factor - 1) < NEAR:
         return 1.0
     short = float(f"{factor:.4g}")
@@ -158,11 +161,11 @@ def _rounded(factor: float) -> float:
 
 
 def _labelings(by_bias: Floats, batch: int, known: Floats | None, prior: Floats) -> Iterator[tuple[float, Floats]]:
-    """Yield signs of a factor and one-hot labels [B, C] that may be the batch's, the likeliest first.
+    """Yield pairs of a factor's sign and possible one-hot labels [B, C] of the batch, the likeliest first.
 
-    The bias's gradient is s (p - n / B), with p the mean prediction and n the examples of each class: negative, times
-    the factor's sign, in classes of the batch only, but where p is large not in all of these. Counts are tried in the
-    order in which a mean prediction near `prior` and any s explain it.
+    The bias's gradient is s (p - n / B), with p the mean prediction and n the examples of each class: times the
+    factor's sign it is negative only in classes of the batch, though not in all of them if p is large. Counts are tried
+    in the order in which a mean prediction near `prior` and any s explain it.
     """
     for sign in (1.0, -1.0):
         if known is not None:

@@ -1,4 +1,4 @@
-"""What is attacked in a group's cells: the model at its stage, probed clients, the truth, and what answers meet."""
+"""The target of a group's cells: the model at its stage, probed clients, the truth, and the yardstick of answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base.seeds import Seeds
 from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
-from ppbench.federation.view import TARGET, Transcript, View
+from ppbench.federation.threats import TARGET, ThreatModel
+from ppbench.federation.view import Transcript, View
 from ppbench.metrics.modalities import modality_from
-from ppbench.metrics.perceptual import measurable, network
+from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
-from ppbench.run.cells import Group
+from ppbench.run.cells import CellGroup
 from ppbench.run.config import Stage
 from ppbench.run.experiment import Experiment
-from ppbench.run.train import Trained, federation, train
+from ppbench.run.train import TrainingResult, federation, train
 
 
 class Scene(NamedTuple):
-    """Probed clients: all that passed, what the adversary of a group has of it, whom it is asked about (the truth)."""
+    """A probe: the whole transcript, the adversary's view of it, the victims (the truth), how the server acted."""
 
     transcript: Transcript
     view: View
@@ -29,10 +30,10 @@ class Scene(NamedTuple):
     acting: Acting | None
 
 
-def probed(experiment: Experiment, group: Group, fed: Federation) -> Scene:
-    """Return what is attacked in a group's cells; its victims' units are () where no client played the group's role."""
+def probe_group(experiment: Experiment, group: CellGroup, fed: Federation) -> Scene:
+    """Probe the victims of a group and return the scene; its victims' units are () if no client played the role."""
     config, task = experiment.config, experiment.task
-    victims = victims_of(experiment, group)
+    victims = group_victims(experiment, group)
     acting = acting_of(experiment, group, victims)
     transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
     view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
@@ -41,17 +42,17 @@ def probed(experiment: Experiment, group: Group, fed: Federation) -> Scene:
     return Scene(transcript, view, victims, acting)
 
 
-def draws_of(experiment: Experiment, group: Group, attack: str, follows: str = "") -> int:
-    """Return the seed of an attack's own draws on a group's view; it tells nothing of other draws."""
+def draws_of(experiment: Experiment, group: CellGroup, attack: str, follows: str = "") -> int:
+    """Return the seed of an attack's own draws on a group's view; it reveals no other draws."""
     return attack_seed(experiment.task.seeds, attack, group.threat, group.stage, group.batch, follows)
 
 
-def attack_seed(seeds: Seeds, attack: str, threat: str, stage: Stage, batch: int, follows: str = "") -> int:
-    """Return the seed of the draws of an attack, called so, under a threat model, at a stage, on batches of a size."""
-    return seeds.seed("attack", attack, follows, threat, stage, batch)
+def attack_seed(seeds: Seeds, attack: str, threat: ThreatModel, stage: Stage, batch: int, follows: str = "") -> int:
+    """Return the seed of the draws of the attack so named, under a threat model, at a stage, for a batch size."""
+    return seeds.seed("attack", attack, follows, threat.name, stage, batch)
 
 
-def victims_of(experiment: Experiment, group: Group) -> Victims:
+def group_victims(experiment: Experiment, group: CellGroup) -> Victims:
     """Return the victims of a group, of all roles. Raises UsageError where clients have too few examples."""
     config, task, defense = experiment.config, experiment.task, experiment.points[group.point].defense
     roles = len(defense.roles) if group.role or group.acting else 1
@@ -61,26 +62,26 @@ def victims_of(experiment: Experiment, group: Group) -> Victims:
     )
 
 
-def acting_of(experiment: Experiment, group: Group, victims: Victims) -> Acting | None:
-    """Return how the server of a group acts, None where it does not; after one client where only that one is asked."""
+def acting_of(experiment: Experiment, group: CellGroup, victims: Victims) -> Acting | None:
+    """Return how the server of a group acts, None if it does not; it targets one client if only one is a victim."""
     attack = next((a for a in experiment.attacks if group.acting and a.name == group.acting), None)
     if attack is None:
         return None
-    asked = sum(map(len, victims.units))
-    return Acting(attack.crafted, TARGET if asked < len(victims.data) else None, experiment.task.public)
+    slot_count = sum(map(len, victims.units))
+    return Acting(attack.crafted, TARGET if slot_count < len(victims.data) else None, experiment.task.public)
 
 
 def yardstick_of(experiment: Experiment) -> Yardstick:
-    """Return what reconstructions of a task are measured with: the public (else test) mean, the feature network."""
+    """Return the yardstick of a task's reconstructions: the public (else test) mean, feature network and gallery."""
     task = experiment.task
     seen = task.test if task.public is None else task.public
-    known = network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
+    known = feature_network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
     blind = modality_from(task.plan.spec.shape, task.plan.loss).blind_guess(seen.x)
     return Yardstick(blind.cpu(), known, task.gallery(known))
 
 
-def attacked(experiment: Experiment, group: Group, out: Path) -> tuple[Federation, Trained]:
-    """Return the federation at a group's stage, and what the training gave, which is done now if `out` lacks it."""
+def prepare_federation(experiment: Experiment, group: CellGroup, out: Path) -> tuple[Federation, TrainingResult]:
+    """Return the federation at a group's stage and the training's figures; train now if `out` lacks the training."""
     point = experiment.points[group.point]
     fed, trained = train(experiment, point, out / "cache")
     if group.stage == "init":

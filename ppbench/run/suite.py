@@ -1,12 +1,12 @@
-"""Suites: what is evaluated together, as a TOML file with a version and a digest; the shipped ones and anyone's own.
+"""Suites: sets of evaluations in a TOML file with a version and a digest, shipped ones and users' own.
 
     schema = "ppbench.run.suite/1"      id, version, title, base, seeds
-    [task] [federation] [questions] fields of `EvaluateConfig`; what is left out is the base preset's
+    [task] [federation] [questions] fields of `EvaluateConfig`; defaults are the base preset's
     [attack.NAME]                   parameters of an attack
     [[defense]]                     id, grid, set (its parameters), and own [task], [federation], [questions]
     [preset.NAME]                   changes to all of it, entries too; the suite is then called ID@NAME
 
-A suite expands to one evaluation a defense and seed: its cells are those of `ppbench evaluate` under another name.
+A suite expands to one evaluation per defense and seed: its cells are those of `ppbench evaluate` under another name.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.adversary.apart import Apart
+from ppbench.adversary.apart import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
-from ppbench.base.toml_lines import Loc, Source, source_of
+from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.choice import WHOLE, built_for, make_attack
-from ppbench.run.config import LISTED, DefenseName, EvaluateConfig, configure
+from ppbench.run.config import MAX_LIST, DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import Experiment, resolve
 from ppbench.suites import shipped
 
-SCHEMA = "ppbench.run.suite/1"
-Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=LISTED)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+SUITE_SCHEMA = "ppbench.run.suite/1"
+Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)]
+MasterSeed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 def _section(name: str, *fields: str) -> type[BaseModel]:
@@ -57,45 +57,45 @@ QuestionsPart = _section(
 SECTIONS: dict[str, type[BaseModel]] = {"task": TaskPart, "federation": FederationPart, "questions": QuestionsPart}
 
 
-class Parts(Strict):
-    """What a suite, a preset of it and a defense in it may each say."""
+class SuiteParts(Strict):
+    """The sections that a suite, its presets and its defenses may each have."""
 
     task: TaskPart = Field(default_factory=TaskPart)  # type: ignore[valid-type]
     federation: FederationPart = Field(default_factory=FederationPart)  # type: ignore[valid-type]
     questions: QuestionsPart = Field(default_factory=QuestionsPart)  # type: ignore[valid-type]
 
-    def said(self) -> dict[str, Any]:
-        """Return the fields of `EvaluateConfig` that are said here."""
+    def options(self) -> dict[str, Any]:
+        """Return the fields of `EvaluateConfig` that are set here."""
         parts: Sequence[BaseModel] = (self.task, self.federation, self.questions)
         return {name: value for part in parts for name, value in part.model_dump(exclude_unset=True).items()}
 
 
-class DefensePart(Parts):
-    """A defense with its grid ("quick", "paper" or values), its parameters, and what it needs other than the rest."""
+class DefensePart(SuiteParts):
+    """A defense with its grid ("quick", "paper" or values), its parameters, and sections that override the suite's."""
 
     id: DefenseName
     grid: Literal["quick", "paper"] | Grid = "quick"
     set: dict[str, Scalar] = Field(default_factory=dict)
 
 
-class PresetPart(Parts):
-    """Changes to a suite. defenses: those that stay; grids: other values, by defense."""
+class PresetPart(SuiteParts):
+    """Changes to a suite. defenses: the ones kept; grids: other values, by defense."""
 
-    seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1, max_length=LISTED)
+    seeds: tuple[MasterSeed, ...] | None = Field(default=None, min_length=1, max_length=MAX_LIST)
     defenses: tuple[DefenseName, ...] | None = Field(default=None, min_length=1)
     grids: dict[DefenseName, Grid] = Field(default_factory=dict)
     attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
 
 
-class SuiteFile(Parts):
-    """A suite as it is written."""
+class SuiteFile(SuiteParts):
+    """A suite file."""
 
     schema_: Literal["ppbench.run.suite/1"] = Field(alias="schema")
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)
     version: int = Field(ge=1, le=1_000_000)
     title: str = Field(max_length=1000)
     base: Literal["quick", "portfolio", "paper"] = "quick"
-    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1, max_length=LISTED)
+    seeds: tuple[MasterSeed, ...] = Field(default=(0,), min_length=1, max_length=MAX_LIST)
     attack: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     defense: tuple[DefensePart, ...] = Field(min_length=1)
     preset: dict[str, PresetPart] = Field(default_factory=dict)
@@ -106,8 +106,8 @@ class Suite:
     """A suite, ready to be swept. id: with the preset, as "mnist-dlnet@two-cores"; version, title: of the file.
 
     digest: hash of what all cells share, but for the data's place and the lists of defenses, attacks and seeds, so that
-    a suite can grow. places: one evaluation a defense and seed, and where it stands: "FILE, line 12, key defense.2".
-    alone: whether controls are asked about only where they are an evaluation's own defense.
+    a suite can grow. places: each evaluation with its place, as "FILE, line 12, key defense.2".
+    alone: whether controls run only where they are an evaluation's own defense.
     """
 
     id: str
@@ -119,12 +119,12 @@ class Suite:
 
     @property
     def configs(self) -> tuple[EvaluateConfig, ...]:
-        """What is evaluated, in the order of the file."""
+        """The evaluations, in the order of the file."""
         return tuple(experiment.config for experiment in self.places)
 
     @property
     def name(self) -> str:
-        """What records call it: "mnist-dlnet@two-cores/1"."""
+        """The suite's name in records: "mnist-dlnet@two-cores/1"."""
         return f"{self.id}/{self.version}"
 
 
@@ -139,47 +139,47 @@ def load_suite(
     tf32: bool = False,
     isolate: bool | None = None,
 ) -> Suite:
-    """Return a suite. Raises UsageError: no such suite or preset, or a wrong one, by file, line and key.
+    """Return a suite. Raises UsageError: an unknown suite or preset, or a fault in it, by file, line and key.
 
     Args:
         suite, preset: the name of a shipped one, or a TOML file; one of its presets, or "".
         add: installed defenses that it does not list, each over its quick grid.
-        dataset: where its data lie here, as "parquet:FOLDER"; the same data keep their figures comparable.
+        dataset: argument that opens its data here, as "parquet:FOLDER"; the same data keep figures comparable.
         device, weights, tf32: as in `EvaluateConfig`.
-        isolate: whether attacks of other packages run in processes of their own; by default where there are any.
+        isolate: whether attacks of other packages run in processes of their own; by default if there are any.
     """
-    source = source_of(_path(suite), "suite")
-    file = _validated(source)
+    source = toml_file(_path(suite), "suite")
+    file = _validate(source)
     if preset and preset not in file.preset:
         raise unknown(f"preset of suite {file.id!r}", preset, file.preset or ["(it has none)"])
-    told = {"dataset": dataset, "weights": weights, "device": device, "tf32": tf32}
-    here = {name: value for name, value in told.items() if value is not None}
+    overrides = {"dataset": dataset, "weights": weights, "device": device, "tf32": tf32}
+    here = {name: value for name, value in overrides.items() if value is not None}
     if isolate is None:
         isolate = any(not plugin.ours for plugin in plugins("attacks").values())
-        suited = _expanded(source, file, preset, add, {**here, "isolate": isolate})
-        if not isolate or any(isinstance(attack, Apart) for one in suited.places for attack in one.applicable):
+        suited = _expand(source, file, preset, add, {**here, "isolate": isolate})
+        if not isolate or any(isinstance(attack, IsolatedAttack) for one in suited.places for attack in one.applicable):
             return suited
-        isolate = False  # others are installed, and not meant
-    return _expanded(source, file, preset, add, {**here, "isolate": isolate})
+        isolate = False  # others are installed, but not used
+    return _expand(source, file, preset, add, {**here, "isolate": isolate})
 
 
-def salted(suite: Suite, salt: str) -> Suite:
-    """Return a suite whose draws a secret takes part in, where strangers' attacks run apart; others as they are."""
-    apart = any(config.isolate and not config.salt for config in suite.configs)
-    return drawn_with(suite, salt) if apart else suite
+def salt_if_isolated(suite: Suite, salt: str) -> Suite:
+    """Return a suite whose draws depend on a secret if other packages' attacks are isolated; else the suite itself."""
+    isolated = any(config.isolate and not config.salt for config in suite.configs)
+    return with_salt(suite, salt) if isolated else suite
 
 
-def drawn_with(suite: Suite, salt: str) -> Suite:
-    """Return a suite whose draws a secret takes part in: nobody without it finds its victims."""
+def with_salt(suite: Suite, salt: str) -> Suite:
+    """Return a suite whose draws depend on a secret, so that nobody without it can draw the victims."""
     places = {resolve(one.config.model_copy(update={"salt": salt})): place for one, place in suite.places.items()}
     return replace(suite, places=places)
 
 
-def _validated(source: Source) -> SuiteFile:
+def _validate(source: TomlFile) -> SuiteFile:
     try:
         return SuiteFile.model_validate(source.raw)
     except ValidationError as error:
-        # Of a choice between words and numbers, what is wrong with the numbers is told where numbers were given.
+        # For a choice between words and numbers, report the fault of the numbers if numbers were given.
         listed = (
             e for e in error.errors() if any("tuple" in str(part) for part in e["loc"]) and e["type"] != "tuple_type"
         )
@@ -190,30 +190,32 @@ def _validated(source: Source) -> SuiteFile:
             holder = next((models[p] for p in reversed(loc[:-1]) if isinstance(p, str) and p in models), SuiteFile)
             known = [field.alias or name for name, field in holder.model_fields.items()]
             raise source.error(loc, str(unknown("key", str(loc[-1]), known))) from error
-        found = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise source.error(loc, f"{first['msg']}{found}.") from error
+        instead = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
+        raise source.error(loc, f"{first['msg']}{instead}.") from error
 
 
-def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
+def _expand(source: TomlFile, file: SuiteFile, preset: str, add: Sequence[str], here: Mapping[str, Any]) -> Suite:
     changes = file.preset[preset] if preset else PresetPart()
-    said = {**file.said(), **changes.said()}
+    options_of_all = {**file.options(), **changes.options()}
     id_ = f"{file.id}@{preset}" if preset else file.id
-    shared = {name: value for name, value in said.items() if name not in ("attacks", "dataset")}
-    text = json.dumps([SCHEMA, id_, file.version, file.base, shared], sort_keys=True)
+    shared = {name: value for name, value in options_of_all.items() if name not in ("attacks", "dataset")}
+    text = json.dumps([SUITE_SCHEMA, id_, file.version, file.base, shared], sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     own = {"suite": f"{id_}/{file.version}", "suite_digest": digest}
     settings = _settings(source, file, changes, preset, here["isolate"])
     places: dict[Experiment, str] = {}
     for loc, part in _defenses(source, file, changes, preset, add):
         for seed in changes.seeds or file.seeds:
-            options = {**here, **file.said(), **part.said(), **changes.said(), **own, "seed": seed}
-            if "dataset" in here and "dataset" not in part.said():
+            options = {**here, **file.options(), **part.options(), **changes.options(), **own, "seed": seed}
+            if "dataset" in here and "dataset" not in part.options():
                 options["dataset"] = here["dataset"]
             options["grid"] = changes.grids.get(part.id, part.grid)
             if file.base == "quick":
-                options.setdefault("attacks", ("standard",))  # a suite leaves nothing out unless it says so
-            if "attacks" in (said if "attacks" not in part.said() else changes.said()):  # what is said of all defenses
-                options["attacks"] = _meant(source, said["attacks"], part.id, here["isolate"])
+                options.setdefault("attacks", ("standard",))  # a suite skips nothing unless it says so
+            if "attacks" in (
+                options_of_all if "attacks" not in part.options() else changes.options()
+            ):  # those of all defenses
+                options["attacks"] = _attack_names(source, options_of_all["attacks"], part.id, here["isolate"])
             place = source.place(loc) if loc else f"Option --add {part.id} cannot be used"
             try:
                 config = configure(file.base, defense=part.id, settings={**settings, **part.set}, **options)
@@ -223,38 +225,38 @@ def _expanded(source: Source, file: SuiteFile, preset: str, add: Sequence[str], 
     return Suite(id_, file.version, file.title, digest, places)
 
 
-def _meant(source: Source, names: Sequence[str], defense: str, isolate: bool) -> tuple[str, ...]:
+def _attack_names(source: TomlFile, names: Sequence[str], defense: str, isolate: bool) -> tuple[str, ...]:
     if not names:
         raise source.error(("questions", "attacks"), 'No attack is named; give names, or ["standard"].')
     with source.at(("questions", "attacks")):
         return tuple(name for name in names if name in WHOLE or built_for(make_attack(name, isolate=isolate), defense))
 
 
-def _settings(source: Source, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
-    for at, told in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
-        for name, values in told.items():
+def _settings(source: TomlFile, file: SuiteFile, changes: PresetPart, preset: str, isolate: bool) -> dict[str, Scalar]:
+    settings: dict[str, Scalar] = {}
+    for at, attacks in ((("attack",), file.attack), (("preset", preset, "attack"), changes.attack)):
+        for name, values in attacks.items():
             with source.at((*at, name)):
                 make_attack(name, values, isolate)
-            found |= {f"{name}.{key}": value for key, value in values.items()}
-    return found
+            settings |= {f"{name}.{key}": value for key, value in values.items()}
+    return settings
 
 
 def _defenses(
-    source: Source, file: SuiteFile, changes: PresetPart, preset: str, add: Sequence[str]
+    source: TomlFile, file: SuiteFile, changes: PresetPart, preset: str, add: Sequence[str]
 ) -> list[tuple[Loc, DefensePart]]:
-    """Return the defenses that are swept, with their places in the file; added ones have none."""
+    """Return the defenses to sweep, with their places in the file; added ones have the place ()."""
     listed = {part.id for part in file.defense}
-    for key, told in (("defenses", changes.defenses or ()), ("grids", changes.grids)):
-        for name in told:
+    for key, names in (("defenses", changes.defenses or ()), ("grids", changes.grids)):
+        for name in names:
             if name not in listed:
                 raise source.error(("preset", preset, key), str(unknown("defense of the suite", name, listed)))
     kept = changes.defenses or listed
-    found: list[tuple[Loc, DefensePart]] = [
+    defenses: list[tuple[Loc, DefensePart]] = [
         (("defense", index), part) for index, part in enumerate(file.defense) if part.id in kept
     ]
     added = [DefensePart(id=name) for name in add]
-    return found + [((), part) for part in added if part.id not in {known.id for _, known in found}]
+    return defenses + [((), part) for part in added if part.id not in {known.id for _, known in defenses}]
 
 
 def _path(suite: str | Path) -> Path:

@@ -22,13 +22,13 @@ from ppbench.report.completeness import failures
 from ppbench.report.controls import CONTROLS, Check, check_harness
 from ppbench.report.page.answer import Answer, answer_of
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.evaluations import judged, said, verdict_of
+from ppbench.report.page.evaluations import defense_sentences, judged_evaluations, standalone_sentences
 from ppbench.run.cells import Cell
-from ppbench.run.evaluation import check, compute
+from ppbench.run.evaluation import check_experiment, compute
 from ppbench.run.executors import make_executor
 from ppbench.run.experiment import Experiment
-from ppbench.run.schedule import Progress, Wanted, answered, missing, size, strands, wanted
-from ppbench.run.suite import Suite, load_suite, salted
+from ppbench.run.schedule import PlannedCells, Progress, count_cells, ended_cells, plan_cells, strands, unfinished
+from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -43,12 +43,12 @@ FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
     "model": lambda c: c.model.id,
     "seed": lambda c: str(c.seed),
 }
-"""What cells may be chosen by, and where it stands in a cell's configuration."""
+"""Keys that select cells, each with its value in a cell's configuration."""
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep gave: the cells that were asked for, what vouches for them, what was found, in folder `out`."""
+class SweepResult:
+    """The result of a sweep into folder `out`: its cells, the verdicts, the summary; computed: cells that ran now."""
 
     suite: Suite
     records: tuple[Record, ...]
@@ -59,7 +59,7 @@ class Swept:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What vouches for the cells: the controls of each evaluation, and the self-test."""
+        """The checks of the harness: the controls of each evaluation, and the self-test."""
         return self.answer.trust.checks
 
     @property
@@ -74,25 +74,26 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What a sweep will do: cells asked for, those not finished (`todo`), how many `trainings` these need."""
+class SweepPlan:
+    """The plan of a sweep: all its cells, the unfinished ones (`todo`), and the number of trainings that these need."""
 
     suite: Suite
     store: Store
-    asked: tuple[Wanted, ...]
-    todo: tuple[Wanted, ...]
+    cells: tuple[PlannedCells, ...]
+    todo: tuple[PlannedCells, ...]
     trainings: int
 
 
 @guard()
 @computing()
-def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> Planned:
-    """Return what a sweep would do; nothing is written. Raises UsageError: what cannot be used, or is not there."""
+def plan_sweep(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> SweepPlan:
+    """Return the plan of a sweep; nothing is written. Raises UsageError: an unknown filter or value, or an evaluation
+    that cannot be run."""
     for key in only:
         if key not in FILTERS:
             raise unknown("filter", key, FILTERS)
     store = Store(Path(out))
-    suite = salted(suite, salt_of(store.out)) if any(c.isolate for c in suite.configs) else suite
+    suite = salt_if_isolated(suite, salt_of(store.out)) if any(c.isolate for c in suite.configs) else suite
     as_recorded: dict[str, Callable[[str], str]] = {"control": _number, "defense": canonical}
     only = {key: [as_recorded.get(key, str)(v) for v in values] for key, values in only.items()}
     named = set(only.get("defense", ())) - {*CONTROLS}
@@ -105,29 +106,29 @@ def plan(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVER
     if not places:
         for key in ("defense", "seed"):
             _refuse(suite, key, only, {str(getattr(c, key)) for c in suite.configs})
-    every = _checked(places)
+    all_cells = _check_and_plan(places)
     for key in only:
-        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in every for cell in one.cells} - {""})
-    kept = [replace(one, cells=tuple(c for c in one.cells if _meant(c, only))) for one in every]
-    asked = [one for one in kept if one.cells and not (suite.alone and _beside(one))]
-    if not any(c.config.defense.id not in CONTROLS for one in asked for c in one.cells):
-        told = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
-        why = f"is left by --only {told}; take one of these away." if only else "is of a defense; list one."
+        _refuse(suite, key, only, {FILTERS[key](cell.config) for one in all_cells for cell in one.cells} - {""})
+    kept = [replace(one, cells=tuple(c for c in one.cells if _is_selected(c, only))) for one in all_cells]
+    planned = [one for one in kept if one.cells and not (suite.alone and _beside(one))]
+    if not any(c.config.defense.id not in CONTROLS for one in planned for c in one.cells):
+        filters = " ".join(f"{key}={','.join(values)}" for key, values in only.items())
+        why = f"is left by --only {filters}; take one of these away." if only else "is of a defense; list one."
         raise UsageError(f"No cell of suite {suite.id!r} {why}")
-    todo = missing(asked, store)
-    return Planned(suite, store, tuple(asked), tuple(todo), len(strands(todo, store.out)))
+    todo = unfinished(planned, store)
+    return SweepPlan(suite, store, tuple(planned), tuple(todo), len(strands(todo, store.out)))
 
 
-def _checked(places: Mapping[Experiment, str]) -> list[Wanted]:
-    """Return the cells after everything that can be refused was asked for, evaluations of one task together."""
+def _check_and_plan(places: Mapping[Experiment, str]) -> list[PlannedCells]:
+    """Check every evaluation (UsageError), those of one task together, and return the cells of all."""
 
-    def checked(experiment: Experiment) -> None:
+    def check_at_place(experiment: Experiment) -> None:
         try:
-            check(experiment)
+            check_experiment(experiment)
         except UsageError as cause:
             raise UsageError(f"{places[experiment]}: {cause}") from cause
 
-    return wanted(sorted(places, key=lambda experiment: task_key(experiment.config)), before=checked)
+    return plan_cells(sorted(places, key=lambda experiment: task_key(experiment.config)), before=check_at_place)
 
 
 def _number(word: str) -> str:
@@ -143,14 +144,14 @@ def _refuse(suite: Suite, key: str, only: Mapping[str, Sequence[str]], known: se
             raise unknown(f"{key} in suite {suite.id!r}", value, known)
 
 
-def _beside(one: Wanted) -> bool:
-    """Return whether cells are of a control beside the defense that is evaluated."""
+def _beside(one: PlannedCells) -> bool:
+    """Return whether cells belong to a control beside the evaluated defense."""
     defense = one.experiment.points[one.group.point].defense.name
     return defense in CONTROLS and defense != one.experiment.config.defense
 
 
-def _meant(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether filters leave a cell. The controls stay whatever defense is asked for: they vouch for the rest."""
+def _is_selected(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether filters keep a cell. Controls stay whichever defense is selected: they vouch for the rest."""
     config: CellConfig = cell.config
     free = ("defense", "control") if config.defense.id in CONTROLS else ()
     return all(key in free or FILTERS[key](config) in values for key, values in only.items())
@@ -174,41 +175,41 @@ def sweep(
     isolate: bool | None = None,
     progress: Progress | None = None,
     command: str = "",
-) -> Swept:
-    """Compute every cell of a suite that `out` does not hold, and write the board; interrupted, the same call goes on.
+) -> SweepResult:
+    """Compute every cell of a suite that `out` does not hold, and write the board; an interrupted sweep resumes.
 
     Args:
         suite, preset, add, dataset, device, tf32, isolate: as `load_suite`; or a suite, which has them.
         out: folder of results; by default `default_out`.
         engine, workers, address: where jobs run, as `make_executor`.
         only: keeps cells by `FILTERS`, as {"defense": ["spn"]}; the controls stay.
-        progress: told how far the work is.
+        progress: receives how far the work is.
         command: as typed, for `origin.json`.
 
-    Raises UsageError: something asked for cannot be used (nothing has been written then), or nothing can be written.
+    Raises UsageError: an option cannot be used (nothing has been written then), or nothing can be written.
     """
-    asked = (
+    loaded = (
         suite
         if isinstance(suite, Suite)
         else load_suite(suite, preset, add=add, dataset=dataset, device=device, tf32=tf32, isolate=isolate)
     )
-    told = progress or Bars(quiet=True)
-    executor = make_executor(engine, workers, partial(told.advance, "training"), address, device)
-    planned = plan(asked, default_out(asked) if out is None else out, only)
-    planned.store.prepare()
-    keep_salt(planned.store.out, next((config.salt for config in planned.suite.configs), ""))
-    planned.store.sweep()
-    store = planned.store
-    computed = compute(planned.asked, planned.todo, store, executor, told, strict=False, command=command)
-    records = tuple(store.load(cell) for cell in answered(planned.asked, store))
+    bars = progress or Bars(quiet=True)
+    executor = make_executor(engine, workers, partial(bars.advance, "training"), address, device)
+    sweep_plan = plan_sweep(loaded, default_out(loaded) if out is None else out, only)
+    sweep_plan.store.prepare()
+    keep_salt(sweep_plan.store.out, next((config.salt for config in sweep_plan.suite.configs), ""))
+    sweep_plan.store.sweep()
+    store = sweep_plan.store
+    computed = compute(sweep_plan.cells, sweep_plan.todo, store, executor, bars, strict=False, command=command)
+    records = tuple(store.load(cell) for cell in ended_cells(sweep_plan.cells, store))
     if computed or not up_to_date(store):
         write_board(store)
     harness = check_harness(soundness_of(store))
-    verdict = verdict_of(said(judged(list(records), harness.ok is not False)))
+    verdict = standalone_sentences(defense_sentences(judged_evaluations(list(records), harness.ok is not False)))
     answer = answer_of(records, harness, partial(time_of, store.out))
-    return Swept(asked, records, tuple(verdict), answer, store.out, size(planned.todo))
+    return SweepResult(loaded, records, tuple(verdict), answer, store.out, count_cells(sweep_plan.todo))
 
 
 def default_out(suite: Suite) -> Path:
-    """Return where a suite's results go if nothing is said."""
+    """Return the default folder of a suite's results."""
     return Path("ppbench-sweeps") / suite.id

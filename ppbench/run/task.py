@@ -16,7 +16,7 @@ from ppbench.base.machine import check_room
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
-from ppbench.federation.drive import choose
+from ppbench.federation.drive import chosen_backend
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.metrics.perceptual import Network
@@ -30,7 +30,7 @@ from ppbench.task.dataset import Dataset
 from ppbench.task.opening import open_dataset, plugins_of
 from ppbench.task.partition import partition
 
-TASK = (
+TASK_FIELDS = (
     *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed", "salt"),
     *("local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
 )
@@ -39,7 +39,7 @@ TASK = (
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt: the clients' shards, held-out data, initial public weights, the master seed's derivations."""
+    """A learning task: the clients' shards, held-out data, initial public weights, the master seed's derivations."""
 
     dataset: Dataset
     plan: Plan
@@ -61,11 +61,12 @@ class Task:
         return self.dataset.modality.masked
 
     def gallery(self, network: Network | None = None) -> Gallery | None:
-        """Return held-out images for `metrics.recognition`, one object for each network; None where data are none."""
+        """Return held-out images for `metrics.recognition`, one object per network; None if data are no images."""
         if network not in self._galleries:
             order = torch.randperm(len(self.test.x), generator=self.seeds.generator("gallery"))
-            held = self.test.x, self.test.y, order
-            self._galleries[network] = gallery_of(*held, self.dataset.data_range, self.classified, network)
+            self._galleries[network] = gallery_of(
+                self.test.x, self.test.y, order, self.dataset.data_range, self.classified, network
+            )
         return self._galleries[network]
 
 
@@ -101,14 +102,14 @@ def _dataset(name: str, seed: int) -> Dataset:
 
 @lru_cache(maxsize=2)
 def task_of(key: str) -> Task:
-    """Return the task that a `task_key` determines, one object a process (UsageError: it cannot be made)."""
+    """Return the task that a `task_key` determines, one object per process (UsageError: it cannot be made)."""
     config = EvaluateConfig.model_validate_json(key)
     seeds = Seeds(config.seed, config.salt)
     dataset = _dataset(config.dataset, seeds.seed("data"))
     plan = make_plan(config, dataset)
     check_fit(dataset, plan)
     _check_room(dataset, config)
-    public, rest = _apart(dataset, config.public, seeds)
+    public, rest = _split_public(dataset, config.public, seeds)
     members, source = _members(dataset, rest, config.train, seeds), dataset.train.domain
     domain = source[members] if source is not None else None
     parts = partition(config.partition, dataset.train.strata[members], config.clients, seeds.seed("partition"), domain)
@@ -119,7 +120,7 @@ def task_of(key: str) -> Task:
 
 
 def check_fit(dataset: Dataset, plan: Plan) -> None:
-    """Refuse a loss, or a network, that has no use for the targets of `dataset` (UsageError)."""
+    """Refuse a loss or a network that does not suit the targets of `dataset` (UsageError)."""
     losses, targets = {
         "classification": (("cross_entropy", "squared"), "classes"),
         "regression": (("squared",), "numbers"),
@@ -148,7 +149,7 @@ def _check_room(dataset: Dataset, config: EvaluateConfig) -> None:
 def check_clients(defense: Defense, plan: Plan, config: EvaluateConfig, examples: int) -> None:
     """Refuse clients that compute at once, with `examples` each, and that memory cannot hold (UsageError)."""
     device = torch.device(config.device)
-    backend = choose(config.backend if defense.mappable else "loop", device, plan)
+    backend = chosen_backend(config.backend if defense.mappable else "loop", device, plan)
     clients = plan.clients if backend == "vmap" and plan.schedule == "parallel" else 1
     what = f"A client of defense {defense.name!r}" if clients == 1 else f"{clients} clients of defense {defense.name!r}"
     right = "use a smaller model" if clients == 1 else "use fewer clients, a smaller model, or --schedule round_robin"
@@ -157,7 +158,7 @@ def check_clients(defense: Defense, plan: Plan, config: EvaluateConfig, examples
     check_room(size, f"{what} with model {plan.spec.model!r}{at_once}", right, memory_of(device))
 
 
-def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
+def _split_public(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor]:
     size = len(dataset.train)
     order = torch.randperm(size, generator=seeds.generator("public")) if share else torch.arange(size)
     count = int(share * size)
@@ -165,7 +166,7 @@ def _apart(dataset: Dataset, share: float, seeds: Seeds) -> tuple[Tensor, Tensor
 
 
 def _members(dataset: Dataset, rest: Tensor, count: int | None, seeds: Seeds) -> Tensor:
-    """Return those of the examples `rest` that take part: `count` drawn at random, ascending, or all."""
+    """Return the indices of the training examples: `count` of `rest` drawn at random, ascending, or all."""
     if count is None:
         return rest
     if count > len(rest):
@@ -180,8 +181,8 @@ def make_task(config: EvaluateConfig) -> Task:
 
 
 def task_key(config: EvaluateConfig) -> str:
-    """Return what determines the task of `config`, as JSON: equal keys, equal tasks."""
-    return EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK}).model_dump_json()
+    """Return the fields of `config` that determine its task, as JSON: equal keys mean equal tasks."""
+    return EvaluateConfig(defense="none", **{name: getattr(config, name) for name in TASK_FIELDS}).model_dump_json()
 
 
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
@@ -200,7 +201,7 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
     )
     model = ModelInfo(
         id=plan.spec.model,
-        # A file by what it holds, not by where it lies.
+        # A file is identified by its content, not by its path.
         options={**dict(plan.spec.options), **({"weights": f"sha256:{plan.net.frozen_sha256}"} if frozen else {})},
         shape=list(plan.spec.shape),
         classes=plan.spec.classes,

@@ -1,4 +1,4 @@
-"""Train one point of an evaluation, or find it trained: a finished training is never run again."""
+"""Train one point of an evaluation, or load it: a finished training is never repeated."""
 
 from __future__ import annotations
 
@@ -19,26 +19,33 @@ from ppbench.federation.declared import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import Interval, clopper_pearson
-from ppbench.metrics.segmentation import Overlap, averaged, joined, over_images, overlap
+from ppbench.metrics.segmentation import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
 from ppbench.records.outcome import TRAININGS
 from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
 from ppbench.records.times import save_time, training_id
 from ppbench.run.choice import Point
-from ppbench.run.collapse import at_chance, attempt_in, attempt_of, commonest, ends_above, retried
+from ppbench.run.collapse import (
+    at_chance,
+    attempt_number,
+    commonest_count,
+    ends_above_chance,
+    is_retried,
+    task_of_attempt,
+)
 from ppbench.run.cost import client_cost
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
-TRAINED = "trained.json"
-"""What a training gave, with the digests of it and of the states beside it."""
-FEW = 10
-"""Classes up to which Top-5 accuracy says next to nothing, and is not kept: of ten, five guesses are half of all."""
-PIXELS = 2**20
-"""Predicted at a time where every pixel is classified: such networks keep maps of full size."""
+TRAINED_FILE = "trained.json"
+"""File of a training's figures, with their digest and those of the states beside them."""
+TOP5_CLASSES = 10
+"""Most classes for which Top-5 accuracy is not kept: with ten, five guesses are half of all."""
+PIXELS_AT_ONCE = 2**20
+"""Pixels that are predicted at a time in segmentation: such networks keep maps of full size."""
 
 
-class Trained(Strict):
-    """What training a point gave, beside the states themselves. seconds: wall time, never part of a record."""
+class TrainingResult(Strict):
+    """The figures of a training, without its states. seconds: wall time, never part of a record."""
 
     utility: Utility
     cost: Cost
@@ -50,7 +57,7 @@ class Trained(Strict):
 
 def federation(experiment: Experiment, point: Point, attempt: int = 0) -> Federation:
     """Return a federation of the experiment's task under the point's defense, not yet started, for one training."""
-    task, config = attempt_of(experiment.task, attempt), experiment.config
+    task, config = task_of_attempt(experiment.task, attempt), experiment.config
     return Federation(point.defense, task.plan, task.shards, task.seeds, torch.device(config.device), config.backend)
 
 
@@ -61,75 +68,75 @@ def home_of(experiment: Experiment, point: Point, cache: Path) -> Path:
     return cache / training_id(__version__, about, experiment.facts, experiment.config.seed)
 
 
-def untrained(classes: int, count: int, reason: str) -> Trained:
-    """Return the figures of a training that did not come about, on `count` test examples: none, with the reason."""
+def untrained(classes: int, count: int, reason: str) -> TrainingResult:
+    """Return the figures of a training that was not run, on `count` test examples: null, with the reason."""
     none = Utility(accuracy=None, low=None, high=None, n=count, chance=1 / classes, curve=[], reason=reason)
     cost, privacy = Cost(bytes_up=0, bytes_down=0, bytes_setup=0), Privacy(epsilon=None, delta=None, reason=reason)
-    return Trained(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
+    return TrainingResult(utility=none, cost=cost, privacy=privacy, played=None, diverged=False, seconds=0.0)
 
 
 def is_trained(home: Path) -> bool:
-    """Return whether the folder of a training holds it, finished."""
-    return kind_of(home / TRAINED, follow=False) == "file"
+    """Return whether a training's folder holds it finished."""
+    return kind_of(home / TRAINED_FILE, follow=False) == "file"
 
 
-def kept_of(home: Path) -> Trained:
-    """Return the figures in the folder of a training; UsageError: damaged, or a state beside them is."""
+def load_trained(home: Path) -> TrainingResult:
+    """Return the figures in a training's folder; UsageError: they or a state beside them are damaged."""
     try:
-        return Trained.model_validate_json(json.dumps(unsealed(home / TRAINED)))
+        return TrainingResult.model_validate_json(json.dumps(unsealed(home / TRAINED_FILE)))
     except ValueError as cause:
-        raise UsageError(f"{home / TRAINED} holds other fields than this ppbench's") from cause
+        raise UsageError(f"{home / TRAINED_FILE} holds other fields than this ppbench's") from cause
 
 
 def train(
     experiment: Experiment, point: Point, cache: Path, after: Callable[[int], None] | None = None
-) -> tuple[Federation, Trained]:
-    """Return the trained federation and its figures, from `cache` where they are; `after` is called with each round.
+) -> tuple[Federation, TrainingResult]:
+    """Return the trained federation and its figures, from `cache` if they are there; `after` is called with each round.
 
-    A checkpoint appears whole or not at all. A training that collapsed is done again with other seeds, but for
-    controls; where all collapse the first stands.
+    A checkpoint appears whole or not at all. A training that collapsed is repeated with other seeds, except for
+    controls; if all collapse, the first counts.
     """
     home, name = home_of(experiment, point, cache), point.defense.name
     if is_trained(home):
         try:
-            kept = kept_of(home)
-            attempt = attempt_in(kept.utility)
+            kept = load_trained(home)
+            attempt = attempt_number(kept.utility)
             fed = federation(experiment, point, attempt)
-            fed.restore(home, attempt_of(experiment.task, attempt).params)
-            if kept.utility.collapsed or not (retried(name) and at_chance(kept.utility, experiment.task)):
+            fed.restore(home, task_of_attempt(experiment.task, attempt).params)
+            if kept.utility.collapsed or not (is_retried(name) and at_chance(kept.utility, experiment.task)):
                 return fed, kept
         except (UsageError, ValueError, OSError) as damage:
             warnings.warn(f"The cached training {home} cannot be used ({damage}); it is done again.", stacklevel=2)
-    fed, result = first = _trained(experiment, point, 0, cache, after)
-    if retried(name) and at_chance(result.utility, experiment.task):
-        fed, result = _again(experiment, point, cache, first)
+    fed, result = first = _train_once(experiment, point, 0, cache, after)
+    if is_retried(name) and at_chance(result.utility, experiment.task):
+        fed, result = _retrain(experiment, point, cache, first)
 
     def write(draft: Path) -> None:
         fed.save(draft)
-        seal(draft, TRAINED, result.model_dump(mode="json"))
+        seal(draft, TRAINED_FILE, result.model_dump(mode="json"))
 
     publish_folder(home, write)
     return fed, result
 
 
-def _again(
-    experiment: Experiment, point: Point, cache: Path, first: tuple[Federation, Trained]
-) -> tuple[Federation, Trained]:
-    """Return the first training of other seeds that learns, else `first`; its record says how many collapsed."""
+def _retrain(
+    experiment: Experiment, point: Point, cache: Path, first: tuple[Federation, TrainingResult]
+) -> tuple[Federation, TrainingResult]:
+    """Train with other seeds until one learns and return that one, else `first`; its figures count the collapses."""
     for attempt in range(1, TRAININGS):
-        fed, result = _trained(experiment, point, attempt, cache, None)
-        if not result.diverged and ends_above(result.utility, experiment.task):
-            told = {"collapsed": attempt, "retrained": fed.seeds.master}
-            return fed, result.model_copy(update={"utility": result.utility.model_copy(update=told)})
+        fed, result = _train_once(experiment, point, attempt, cache, None)
+        if not result.diverged and ends_above_chance(result.utility, experiment.task):
+            update = {"collapsed": attempt, "retrained": fed.seeds.master}
+            return fed, result.model_copy(update={"utility": result.utility.model_copy(update=update)})
     fed, result = first
     return fed, result.model_copy(update={"utility": result.utility.model_copy(update={"collapsed": TRAININGS})})
 
 
-def _trained(
+def _train_once(
     experiment: Experiment, point: Point, attempt: int, cache: Path, after: Callable[[int], None] | None
-) -> tuple[Federation, Trained]:
-    """Train once. What a client's part takes is measured before the first round, of the first training kept too."""
-    task, rounds = attempt_of(experiment.task, attempt), experiment.config.rounds
+) -> tuple[Federation, TrainingResult]:
+    """Train once. A client's cost is measured before the first round; its time is kept for the first training."""
+    task, rounds = task_of_attempt(experiment.task, attempt), experiment.config.rounds
     fed = federation(experiment, point, attempt)
     fed.start(task.params)
     taken = client_cost(fed, task.params)
@@ -150,8 +157,9 @@ def _trained(
 
 
 def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float | None]:
-    """Return the mean squared error on the test part over `Federation.models`, and its interval (None of one)."""
-    every = [(found - task.test.y.double()).square().mean(1) for found in fed.answers(task.test.x)]
+    """Return the mean squared error on the test part over `Federation.models`, and its interval (None for one
+    example)."""
+    every = [(outputs - task.test.y.double()).square().mean(1) for outputs in fed.answers(task.test.x)]
     errors = torch.stack(every).mean(0)
     mean, spread = float(errors.mean()), math.nan if len(errors) < 2 else float(errors.std()) / len(errors) ** 0.5
     if not math.isfinite(spread):
@@ -162,16 +170,18 @@ def mean_square(fed: Federation, task: Task) -> tuple[float, float | None, float
 def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
     """Return the share of the test part whose class is among the five likeliest, the mean over `Federation.models`."""
     truth, n = task.test.y.argmax(1, keepdim=True), len(task.test.x)
-    right = [(found.topk(5).indices == truth).any(1) for found in fed.answers(task.test.x)]
+    right = [(outputs.topk(5).indices == truth).any(1) for outputs in fed.answers(task.test.x)]
     share = float(torch.stack(right).double().mean())
     return share, clopper_pearson(round(share * n), n)
 
 
 def masks_overlap(fed: Federation, task: Task) -> Overlap:
     """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
-    size = max(1, PIXELS // task.test.y[0].numel())
+    size = max(1, PIXELS_AT_ONCE // task.test.y[0].numel())
     parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
-    return averaged([joined([overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()])
+    return mean_overlap(
+        [joined_overlap([mask_overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()]
+    )
 
 
 def curve_figure(fed: Federation, task: Task) -> float:
@@ -181,15 +191,15 @@ def curve_figure(fed: Federation, task: Task) -> float:
     return fed.accuracy(task.test) if task.classified else mean_square(fed, task)[0]
 
 
-def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
+def _mask_utility(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Utility:
     """Return the figures of predicted masks; chance is the pixel accuracy of the best constant mask."""
-    found, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
-    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (found.accuracy, found.dice))
+    fit, ones = masks_overlap(fed, task), float(task.test.y.double().mean())
+    accuracy, dice = (over_images(part, task.seeds.seed("utility")) for part in (fit.accuracy, fit.dice))
     return Utility(
         accuracy=accuracy.value,
         low=accuracy.interval.low,
         high=accuracy.interval.high,
-        n=len(found.dice),
+        n=len(fit.dice),
         chance=max(ones, 1 - ones),
         curve=curve,
         reason="accuracy is the share of pixels; intervals resample images",
@@ -201,7 +211,7 @@ def _of_masks(fed: Federation, task: Task, curve: list[tuple[int, float]]) -> Ut
 
 def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
-) -> Trained:
+) -> TrainingResult:
     """Return accuracy, bytes and guarantee of a training that has ended."""
     if finished and stranger("defenses", fed.defense.name):
         refuse("defenses", fed.defense.name, _output_faults(fed.outputs(task.test.x[:2]), task))
@@ -212,7 +222,7 @@ def figures_of(
         mse, low, high = None, None, None
     accuracy = curve[-1][1] if finished and task.classified else None
     interval = None if accuracy is None else clopper_pearson(round(accuracy * n), n)
-    top5, ends = _top5(fed, task) if accuracy is not None and task.plan.spec.classes > FEW else (None, None)
+    top5, ends = _top5(fed, task) if accuracy is not None and task.plan.spec.classes > TOP5_CLASSES else (None, None)
     utility = Utility(
         accuracy=accuracy,
         low=interval.low if interval else None,
@@ -227,14 +237,14 @@ def figures_of(
         accuracy_top5=top5,
         accuracy_top5_low=ends.low if ends else None,
         accuracy_top5_high=ends.high if ends else None,
-        constant=None if accuracy is None else commonest(task) / n,
+        constant=None if accuracy is None else commonest_count(task) / n,
         constant_mse=None
         if mse is None
         else float((task.test.y.double() - task.test.y.double().mean(0)).square().mean()),
     )
     if finished and task.segmented:
-        utility = _of_masks(fed, task, curve)
-    return Trained(
+        utility = _mask_utility(fed, task, curve)
+    return TrainingResult(
         utility=utility,
         cost=_cost(fed, memory_peak),
         privacy=_privacy(fed),
@@ -244,12 +254,12 @@ def figures_of(
     )
 
 
-def _output_faults(found: torch.Tensor, task: Task) -> Iterator[str]:
-    """Yield why what `predict` answers to the first two test examples is no model's outputs."""
+def _output_faults(outputs: torch.Tensor, task: Task) -> Iterator[str]:
+    """Yield what is wrong with the outputs of `predict` on the first two test examples."""
     classes = task.plan.spec.classes
-    if found.dim() < 2 or found.shape[:2] != (len(task.test.x[:2]), classes):
-        yield f"answers a tensor of shape {tuple(found.shape)} to predict(...); it must be [examples, {classes}]"
-    elif not found.isfinite().all():
+    if outputs.dim() < 2 or outputs.shape[:2] != (len(task.test.x[:2]), classes):
+        yield f"answers a tensor of shape {tuple(outputs.shape)} to predict(...); it must be [examples, {classes}]"
+    elif not outputs.isfinite().all():
         yield "answers to predict(...) with numbers that are not finite, though its weights are"
 
 
@@ -273,7 +283,8 @@ def _privacy(fed: Federation) -> Privacy:
 
 
 def _guarantee(fed: Federation, plan_of: Callable[[int], Plan], rounds: int) -> tuple[float, float] | None:
-    """Return the weakest client's guarantee, None where one has none; plan_of: by its number of examples."""
+    """Return the weakest client's (epsilon, delta), None if a client has none; plan_of: the plan for a number of
+    examples."""
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
     if stranger("defenses", fed.defense.name):
         for size in sizes:
@@ -282,10 +293,10 @@ def _guarantee(fed: Federation, plan_of: Callable[[int], Plan], rounds: int) -> 
     return max(guarantees) if len(guarantees) == len(sizes) else None
 
 
-def of_probe(privacy: Privacy, fed: Federation, kind: ProbeKind, rounds: int) -> Privacy:
-    """Return `privacy` with the guarantee of what a probed client sends.
+def with_probe_guarantee(privacy: Privacy, fed: Federation, kind: ProbeKind, rounds: int) -> Privacy:
+    """Return `privacy` with the guarantee of a probed client's upload.
 
-    Its example takes part for certain, so that nothing is gained by sampling: all of a client's examples in one batch.
+    Its example takes part for certain, so sampling gains nothing: all of the client's examples are in one batch.
     """
     if privacy.epsilon is None:
         return privacy

@@ -1,4 +1,4 @@
-"""Columns of a table as numbers or as categories; what looks like the one and was read as the other is refused."""
+"""Types of table columns, numbers or categories; a column that looks like the other type is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppbench.base.errors import UsageError, shown
-from ppbench.task.csv_options import Options, columns_of
+from ppbench.task.csv_options import CsvOptions, named_columns
 from ppbench.task.numerals import doubt, option
 
 if TYPE_CHECKING:
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 1000
 _NO_VALUE = frozenset(("", "NA", "N/A", "n/a", "nan", "NaN", "null", "NULL", "None", "<NA>", "#N/A"))
-"""What stands for no value wherever it stands alone, spaces around it aside: pandas' own list does not see those."""
+"""Entries that mean no value, with or without spaces around them, which pandas' own list misses."""
 
 
 def is_number(column: pd.Series) -> bool:
-    """Return whether a column holds numbers: truth values are two categories."""
+    """Return whether a column holds numbers; truth values are two categories."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     return bool(is_numeric_dtype(column) and not is_bool_dtype(column))
 
 
-def typed(frame: pd.DataFrame, options: Options, path: Path) -> pd.DataFrame:
+def typed_columns(frame: pd.DataFrame, options: CsvOptions, path: Path) -> pd.DataFrame:
     """Return the columns of `frame`, each of numbers, of truth values, or of texts without spaces around them.
 
-    Texts become numbers where all of them are. Raises UsageError: a column has no value at all, or is text that looks
-    like numbers, dates, or names of rows, and is not called categories.
+    Texts become numbers if all of a column are. UsageError: a column has no value at all, or is text that looks like
+    numbers, dates, or names of rows, and is not named in `categories`.
     """
     import pandas as pd
 
-    categories = columns_of(options.categories, list(frame.columns))
+    categories = named_columns(options.categories, list(frame.columns))
     columns = {}
     for name, column in frame.items():
         texts = not is_number(column) and column.dtype != bool
@@ -47,7 +47,7 @@ def typed(frame: pd.DataFrame, options: Options, path: Path) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _typed(column: pd.Series, category: bool, options: Options, path: Path) -> pd.Series:
+def _typed(column: pd.Series, category: bool, options: CsvOptions, path: Path) -> pd.Series:
     none = _NO_VALUE | {*(options.na or ())}
     stripped = {value: str(value).strip() for value in column.dropna().unique()}
     texts = column.map({value: text for value, text in stripped.items() if text not in none})
@@ -60,6 +60,6 @@ def _typed(column: pd.Series, category: bool, options: Options, path: Path) -> p
     numbers = {text: options.form.read(text) for text in counts}
     if None not in numbers.values():
         return texts.map(numbers).astype(np.float64)
-    if words := doubt(str(column.name), counts, options.form):
-        raise UsageError(f"The column {shown(column.name)} of {path} {words}.")
+    if reason := doubt(str(column.name), counts, options.form):
+        raise UsageError(f"The column {shown(column.name)} of {path} {reason}.")
     return texts

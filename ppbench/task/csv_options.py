@@ -1,4 +1,4 @@
-"""What stands behind the "?" of a csv data set."""
+"""The options behind the "?" in the name of a csv data set."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Literal, cast, get_args
 from urllib.parse import parse_qsl
 
 from ppbench.base.errors import UsageError, shown, unknown
-from ppbench.task.numerals import Form, in_ascii
+from ppbench.task.numerals import NumberForm, in_ascii
 
-FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
+CSV_FORM = "target=NAME&sep=CHARACTER&split=8:1:1&task=regression"
 _DEFAULT_SPLIT = (4, 0, 1)
 _CHARACTERS = {"tab": "\t", "\\t": "\t", "space": " "}
-Task = Literal["classification", "regression"]
+CsvTask = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a csv file is to be read, see `table.load`; None where that was not stated.
+class CsvOptions:
+    """How to read a csv file, see `table.load`; None for options that were not stated.
 
-    header: the line of the names, from 1; 0 for a file without. na: texts that stand for no value, beside the usual.
-    categories, drop: names of columns with commas between, see `columns_of`.
+    header: the line of the names, from 1; 0 for a file without. na: texts that mean no value, beside the usual ones.
+    categories, drop: names of columns separated by commas, see `named_columns`.
     """
 
     target: str | None = None
-    task: Task = "classification"
+    task: CsvTask = "classification"
     split: tuple[int, int, int] = _DEFAULT_SPLIT
     sep: str | None = None
     encoding: str | None = None
@@ -39,41 +39,41 @@ class Options:
     drop: str = ""
 
     @property
-    def form(self) -> Form:
-        """How its numbers are written."""
-        return Form(self.decimal or ".", self.thousands)
+    def form(self) -> NumberForm:
+        """The format of its numbers."""
+        return NumberForm(self.decimal or ".", self.thousands)
 
 
-NAMES = tuple(field.name for field in fields(Options))
+OPTION_NAMES = tuple(field.name for field in fields(CsvOptions))
 
 
-def options_of(query: str) -> Options:
-    """Return the options that `query` states, "target=y&sep=;". Raises UsageError: one is unknown or cannot be."""
+def options_of(query: str) -> CsvOptions:
+    """Return the options in `query`, "target=y&sep=;". UsageError: one is unknown or has an unusable value."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as cause:
-        raise UsageError(f"The csv options {shown(query)} are malformed; write '{FORM}'.") from cause
-    stated = dict(pairs)
+        raise UsageError(f"The csv options {shown(query)} are malformed; write '{CSV_FORM}'.") from cause
+    values = dict(pairs)
     for name, _ in pairs:
-        if name not in NAMES:
-            raise unknown("csv option", name, NAMES)
-    if len(stated) < len(pairs):
+        if name not in OPTION_NAMES:
+            raise unknown("csv option", name, OPTION_NAMES)
+    if len(values) < len(pairs):
         raise UsageError(f"The csv options {shown(query)} name one option twice; write each once, lists with commas.")
-    task = stated.get("task", "classification")
-    if task not in get_args(Task):
-        raise unknown("csv task", task, get_args(Task))
-    options = Options(
-        target=stated["target"].strip() if "target" in stated else None,
-        task=cast(Task, task),
-        split=_shares(stated.get("split")),
-        sep=_character("sep", stated["sep"]) if "sep" in stated else None,
-        encoding=_encoding(stated["encoding"]) if "encoding" in stated else None,
-        header=_line(stated["header"]) if "header" in stated else None,
-        decimal=_character("decimal", stated["decimal"]) if "decimal" in stated else None,
-        thousands=_character("thousands", stated["thousands"]) if "thousands" in stated else "",
-        na=tuple(mark.strip() for mark in stated["na"].split(",")) if "na" in stated else None,
-        categories=stated.get("categories", ""),
-        drop=stated.get("drop", ""),
+    task = values.get("task", "classification")
+    if task not in get_args(CsvTask):
+        raise unknown("csv task", task, get_args(CsvTask))
+    options = CsvOptions(
+        target=values["target"].strip() if "target" in values else None,
+        task=cast(CsvTask, task),
+        split=_shares(values.get("split")),
+        sep=_character("sep", values["sep"]) if "sep" in values else None,
+        encoding=_encoding(values["encoding"]) if "encoding" in values else None,
+        header=_line(values["header"]) if "header" in values else None,
+        decimal=_character("decimal", values["decimal"]) if "decimal" in values else None,
+        thousands=_character("thousands", values["thousands"]) if "thousands" in values else "",
+        na=tuple(mark.strip() for mark in values["na"].split(",")) if "na" in values else None,
+        categories=values.get("categories", ""),
+        drop=values.get("drop", ""),
     )
     for name, mark in (("decimal", options.form.decimal), ("thousands", options.thousands)):
         if mark.isalnum() or mark in ("+", "-", '"') or (name == "thousands" and mark == options.form.decimal):
@@ -81,8 +81,8 @@ def options_of(query: str) -> Options:
     return options
 
 
-def columns_of(text: str, known: Sequence[str]) -> list[str]:
-    """Return the columns that an option names, one or several with commas between; UsageError: there is no such one."""
+def named_columns(text: str, known: Sequence[str]) -> list[str]:
+    """Return the columns that an option names, separated by commas; UsageError: a column does not exist."""
     text = text.strip()
     names = [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -1,4 +1,4 @@
-"""CSV files as rows of named columns: separator, encoding, header, and rows that are as long as it."""
+"""CSV files as rows of named columns: separator, encoding, header, and row lengths."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from typing import IO, TYPE_CHECKING, cast
 
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.files import kind_of
-from ppbench.task.csv_options import Options, columns_of
-from ppbench.task.numerals import Form, any_number, option, points_group
+from ppbench.task.csv_options import CsvOptions, named_columns
+from ppbench.task.numerals import NumberForm, any_number, option, points_group
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SEPARATORS = (",", ";", "\t", "|")
-HEADER = 1_000_000
-"""Characters of a line, at most."""
+LONGEST_LINE = 1_000_000
+"""Most characters of a line."""
 _SNIFFED = 50
-"""Lines behind the first that are read to tell what separates fields."""
+"""Lines after the first that are read to determine the separator."""
 _SEEN = 1000
-"""Rows at the start whose texts are kept, to tell what points in numbers mean."""
-LARGEST = 2**30
-"""Bytes of a table, at most, unpacked."""
+"""Rows at the start that are examined for the meaning of points in numbers."""
+LARGEST_TABLE = 2**30
+"""Most bytes of a table, unpacked."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """names: of the columns; sep: between them; lines: physical lines in front of the first row."""
+    """names: of the columns; sep: their separator; lines: physical lines before the first row."""
 
     names: list[str]
     sep: str
     lines: int
 
 
-def frame_of(path: Path, options: Options) -> pd.DataFrame:
-    """Return the rows of a CSV file with columns of numbers as pandas reads them, and other columns as texts.
+def csv_frame(path: Path, options: CsvOptions) -> pd.DataFrame:
+    """Return the rows of a CSV file: columns of numbers as pandas reads them, other columns as texts.
 
-    Where `options` state how numbers are written, and in columns that they call categories, all is text. Columns that
-    they drop are gone. UsageError: the file is no table, its rows are not as long as its header, or names are missing,
-    double, or look like a row.
+    If `options` state the format of numbers, and in columns that they name categories, all entries are texts; columns
+    that they drop are left out. UsageError: the file is no table, its rows are not as long as its header, or names are
+    missing, repeated, or look like a row.
     """
     try:
         _check_bytes(path)
@@ -70,12 +70,12 @@ def frame_of(path: Path, options: Options) -> pd.DataFrame:
     return frame
 
 
-def _read(path: Path, options: Options, layout: _Layout) -> pd.DataFrame:
-    """Return the rows behind the header, once what pandas would read without a word is refused."""
+def _read(path: Path, options: CsvOptions, layout: _Layout) -> pd.DataFrame:
+    """Return the rows after the header; refuse what pandas would silently read wrongly."""
     import pandas as pd
 
-    dropped, texts = (columns_of(text, layout.names) for text in (options.drop, options.categories))
-    kept = [name for name in layout.names if name not in dropped]
+    dropped, texts = (named_columns(text, layout.names) for text in (options.drop, options.categories))
+    columns = [name for name in layout.names if name not in dropped]
     with _opened(path, options) as file:
         rows = _checked(_body(file, path, layout.lines), layout, path, {*texts, *dropped})
     if options.decimal is None and not options.thousands:
@@ -88,16 +88,16 @@ def _read(path: Path, options: Options, layout: _Layout) -> pd.DataFrame:
             sep=layout.sep,
             header=None,
             names=layout.names,
-            usecols=kept,
+            usecols=columns,
             low_memory=False,
             skipinitialspace=True,
             na_values=list(options.na or ()),
-            dtype={name: str for name in kept if name in texts or options.form != Form()},
+            dtype={name: str for name in columns if name in texts or options.form != NumberForm()},
         )
 
 
 @contextmanager
-def _opened(path: Path, options: Options) -> Iterator[IO[str]]:
+def _opened(path: Path, options: CsvOptions) -> Iterator[IO[str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding=options.encoding or "utf-8-sig", newline="") as file:
         yield cast(IO[str], file)
@@ -115,24 +115,24 @@ def _encoding_hint(path: Path) -> str:
 
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
     """Yield the physical lines of a file; UsageError: one is too long, or has a zero byte."""
-    while line := file.readline(HEADER):
-        if len(line) == HEADER:
-            raise UsageError(f"{path} is no table: one of its lines does not end within {HEADER:,} characters.")
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise UsageError(f"{path} is no table: one of its lines does not end within {LONGEST_LINE:,} characters.")
         if "\0" in line:
             raise UsageError(f"{path} is no table: it holds zero bytes; if it is UTF-16, write 'encoding=utf-16-le'.")
         yield line
 
 
 def _body(file: IO[str], path: Path, lines: int) -> Iterator[str]:
-    """Yield the physical lines behind the first `lines`."""
-    every = _lines(file, path)
+    """Return an iterator over the physical lines after the first `lines`."""
+    all_lines = _lines(file, path)
     for _ in range(lines):
-        next(every, "")
-    return every
+        next(all_lines, "")
+    return all_lines
 
 
-def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
-    """Return the columns of a file at its start, by its header or, without one, by its first line."""
+def _layout(file: IO[str], path: Path, options: CsvOptions) -> _Layout:
+    """Return the layout of a file at its start, by its header or, without one, by its first line."""
     before = max((options.header or 1) - 1, 0)
     lines = _body(file, path, before)
     first = next(lines, "")
@@ -165,25 +165,26 @@ def _layout(file: IO[str], path: Path, options: Options) -> _Layout:
 
 
 def _separator(lines: Sequence[str], path: Path) -> str:
-    """Return what separates the fields of the first lines: all alike if one character does, else most of the first."""
+    """Return the one separator that splits all lines into equally many fields, else the best of the first line."""
     widths = {sep: [len(row) for row in csv.reader(lines, delimiter=sep) if row] for sep in _SEPARATORS}
-    alike = [sep for sep, some in widths.items() if len({*some}) == 1 and some[0] > 1]
-    if len(alike) > 1:
+    consistent = [sep for sep, counts in widths.items() if len({*counts}) == 1 and counts[0] > 1]
+    if len(consistent) > 1:
         raise UsageError(
-            f"{path} may be separated by {shown(alike[0])} or by {shown(alike[1])}; say by which, as 'sep={alike[1]}'."
+            f"{path} may be separated by {shown(consistent[0])} or by {shown(consistent[1])}; say by which, as "
+            f"'sep={consistent[1]}'."
         )
-    return alike[0] if alike else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
+    return consistent[0] if consistent else max(_SEPARATORS, key=lambda sep: max(widths[sep][:1], default=0))
 
 
-def _check_header(names: Sequence[str], named: Sequence[str], options: Options, path: Path) -> None:
-    """Refuse names that look like a row of data, and columns without one that are not dropped."""
+def _check_header(names: Sequence[str], named: Sequence[str], options: CsvOptions, path: Path) -> None:
+    """Refuse names that look like a row of data, and unnamed columns that are not dropped (UsageError)."""
     number = next((name for name in names if any_number(name)), None)
     if number is not None:
         raise UsageError(
             f"The header of {path} has the number {shown(number)} for a name; write 'header=none' if the file has no "
             "names of columns, or 'header=1' if these are."
         )
-    dropped = columns_of(options.drop, named)
+    dropped = named_columns(options.drop, named)
     for place, name in enumerate(names, 1):
         if not name and named[place - 1] not in dropped:
             raise UsageError(
@@ -193,7 +194,7 @@ def _check_header(names: Sequence[str], named: Sequence[str], options: Options, 
 
 
 def _check_names(frame: pd.DataFrame, path: Path) -> None:
-    """Refuse a name that stands in its column, too: it is no name."""
+    """Refuse a header with a name that is also an entry of its column (UsageError)."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     for name, column in frame.items():
@@ -206,8 +207,8 @@ def _check_names(frame: pd.DataFrame, path: Path) -> None:
                 )
 
 
-def _checked(lines: Iterator[str], layout: _Layout, path: Path, free: Collection[str]) -> list[list[str]]:
-    """Return the first rows. Refuse rows not as long as the header, and columns, but those in `free`, with "0123"."""
+def _checked(lines: Iterator[str], layout: _Layout, path: Path, unchecked: Collection[str]) -> list[list[str]]:
+    """Return the first rows. UsageError: a row is not as long as the header, or a column not in `free` has "0123"."""
     reader = csv.reader(lines, delimiter=layout.sep, skipinitialspace=True)
     width = len(layout.names)
     rows: list[list[str]] = []
@@ -219,12 +220,12 @@ def _checked(lines: Iterator[str], layout: _Layout, path: Path, free: Collection
             continue
         if len(rows) < _SEEN:
             rows.append(row)
-        for place, field in enumerate(row):
+        for index, field in enumerate(row):
             if "00" <= field < "0:" and field.strip().isdecimal():  # a zero, and a digit
-                codes.setdefault(place, field.strip())
-    for place, code in codes.items():
-        name = layout.names[place]
-        if name not in free:
+                codes.setdefault(index, field.strip())
+    for index, code in codes.items():
+        name = layout.names[index]
+        if name not in unchecked:
             raise UsageError(
                 f"The column {shown(name)} of {path} holds {shown(code)}, which begins with a zero as codes do; write "
                 f"'categories={option(name)}' to take each for a category, 'drop={option(name)}' to leave it out, or "
@@ -242,25 +243,25 @@ def _uneven(fields: int, layout: _Layout, line: int, path: Path) -> UsageError:
     )
 
 
-def _check_points(rows: Sequence[Sequence[str]], layout: _Layout, path: Path, free: Collection[str]) -> None:
-    """Refuse columns of numbers whose points seem to stand between thousands: they would be read as decimal points."""
-    for place, name in enumerate(layout.names):
-        example = "" if name in free else points_group({row[place].strip() for row in rows} - {""})
+def _check_points(rows: Sequence[Sequence[str]], layout: _Layout, path: Path, unchecked: Collection[str]) -> None:
+    """Refuse columns of numbers whose points seem to separate thousands, but would be read as decimal points."""
+    for index, name in enumerate(layout.names):
+        example = "" if name in unchecked else points_group({row[index].strip() for row in rows} - {""})
         if example:
             raise UsageError(
-                f"The column {shown(name)} of {path} holds numbers such as {shown(example)} beside whole ones below "
+                f"The column {shown(name)} of {path} holds numbers such as {shown(example)} beside whole numbers below "
                 "1000, as where points stand between thousands; write 'decimal=,&thousands=.' if they do, or "
                 "'decimal=.' if not."
             )
 
 
 def _check_bytes(path: Path) -> None:
-    """Refuse a table of more than `LARGEST` bytes, unpacked (UsageError); an archive is unpacked to count, not kept."""
+    """Refuse a table of more than `LARGEST_TABLE` bytes (UsageError); an archive is unpacked to count them."""
     if kind_of(path) != "file":
         raise UsageError(f"{path} cannot be read as a table (it is no file); it must be UTF-8 CSV with a header.")
     size = 0
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         while chunk := file.read(1 << 20):
             size += len(chunk)
-            if size > LARGEST:
-                raise UsageError(f"{path} holds more than {LARGEST:,} bytes; tables end there: take fewer rows.")
+            if size > LARGEST_TABLE:
+                raise UsageError(f"{path} holds more than {LARGEST_TABLE:,} bytes; tables end there: take fewer rows.")

@@ -1,4 +1,4 @@
-"""A data set: two splits of tensors with what is known about them."""
+"""Data sets: a training and a test split of tensors, with their metadata."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.tree import hashed
+from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Columns, Data
 from ppbench.metrics.modalities import modality_from
 from ppbench.metrics.modality import Modality
 from ppbench.task.partition import mask_strata, strata
 
-Kind = Literal["image", "tabular"]
+InputKind = Literal["image", "tabular"]
 TaskKind = Literal["classification", "regression", "segmentation"]
 MAX_CLASSES = 65_536
 
@@ -32,8 +32,8 @@ class Split:
     Attributes:
         x: [N, *shape]: uint8 (images, 0 to 255) or float32 (already in the data set's range).
         y: int64 [N], classes from 0; of a regression float32 [N, 1]; of a segmentation float32 [N, 1, H, W] of 0 and 1.
-        classes: number of classes C of the whole data set, the width of one-hot labels; 1 where targets are no classes.
-        domain: int64 [N], 0 to D - 1, where each example comes from, or None if all are one.
+        classes: number of classes C of the whole data set, the width of one-hot labels; 1 if targets are no classes.
+        domain: int64 [N], 0 to D - 1, the origin of each example, or None if there is only one.
     """
 
     x: Tensor
@@ -46,13 +46,13 @@ class Split:
 
     @property
     def strata(self) -> Tensor:
-        """What partitions stratify by, int64 [N]: classes, `partition.strata` of numbers or `mask_strata` of masks."""
+        """The stratum of each example, int64 [N]: its class, or by `partition.strata` or `mask_strata`."""
         if not self.y.is_floating_point():
             return self.y
         return strata(self.y) if self.y.dim() == 2 else mask_strata(self.y)
 
     def take(self, index: Tensor) -> Data:
-        """Return a copy of the examples that `index`, int64 [n], names, as a party holds them, in storage of its own.
+        """Return a copy of the examples `index`, int64 [n], in storage of its own, as the data of a party.
 
         x float32 [n, *shape], uint8 images divided by 255; y float32 [n, C], one-hot, or as `y` is.
         """
@@ -64,16 +64,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples of one task, checked on construction; raises UsageError for what they cannot be.
+    """Training and test examples of one task, checked on construction (UsageError).
 
     Attributes:
-        name: how records call it; holds no path of the machine.
+        name: its name in records, without a path of the machine.
         classes: number of classes C; 1 of a regression, the width of its targets, and of a segmentation, its maps.
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
-        data_range: smallest and largest value an input may take: (0, 1) for images, the extremes of the training part
-            for tables (test rows may lie outside).
-        columns: how table rows are encoded; None where that is not known.
-        notes: how it was read, in lines for people: what was taken for what, and what was passed over.
+        data_range: smallest and largest value of an input: (0, 1) for images, the extremes of the training part for
+            tables (test rows may lie outside).
+        columns: the encoding of table rows; None if unknown.
+        notes: lines for the user on how it was read: the columns and classes, and what was ignored.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Dataset:
     classes: int
     shape: tuple[int, ...]
     data_range: tuple[float, float]
-    kind: Kind
+    kind: InputKind
     task: TaskKind = "classification"
     columns: Columns | None = None
     notes: tuple[str, ...] = ()
@@ -113,8 +113,8 @@ class Dataset:
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        known = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
-        hashed(digest, *(part for part in known if part is not None))
+        tensors = (self.train.x, self.train.y, self.test.x, self.test.y, self.train.domain, self.test.domain)
+        update_digest(digest, *(part for part in tensors if part is not None))
         return digest.hexdigest()
 
 
@@ -124,37 +124,37 @@ def default_root() -> Path:
 
 
 def no_argument(name: str, argument: str) -> None:
-    """Raise UsageError if the data set `name`, which takes no argument, was given one."""
+    """Raise UsageError if `argument` of the data set `name` is not empty."""
     if argument:
         raise UsageError(f"The data set {name!r} takes no argument, but got {shown(argument)}; write {name!r} alone.")
 
 
 def existing(name: str, argument: str) -> Path:
-    """Return the path that a data set was given; raises UsageError if there is none or it does not exist."""
+    """Return the path in a data set's argument; UsageError: there is none, or it does not exist."""
     if not argument:
         raise UsageError(f"The data set {name!r} needs a path; write '{name}:PATH'.")
     try:
         path = Path(argument).expanduser()
         if path.stat() and (path.is_file() or path.is_dir()):
             return path
-        why = "it is neither a file nor a folder"
+        reason = "it is neither a file nor a folder"
     except FileNotFoundError:
-        why = f"there is no {path.absolute()}"
+        reason = f"there is no {path.absolute()}"
     except (OSError, ValueError, RuntimeError) as cause:  # too long, not allowed, a zero byte, a home of nobody
-        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
-    raise UsageError(f"The data set {shown(f'{name}:{argument}')} does not exist: {why}.")
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+    raise UsageError(f"The data set {shown(f'{name}:{argument}')} does not exist: {reason}.")
 
 
 def check_content(dataset: Dataset) -> None:
-    """Refuse images of which each is one color: there is nothing in them to rebuild or to find again (UsageError).
+    """Raise UsageError if every image is of one color: there is nothing to reconstruct or re-identify.
 
-    Some such images among others stay: a black picture has a PSNR like any other.
+    Some such images among others are allowed: a black image has a PSNR like any other.
     """
     if not dataset.modality.drawn:
         return
     for split in (dataset.train, dataset.test):
-        for some in split.x.split(1024):  # the first images of nearly all data sets decide
-            rows = some.flatten(2)
+        for images in split.x.split(1024):  # the first images of nearly all data sets decide
+            rows = images.flatten(2)
             if bool((rows.amax(2) != rows.amin(2)).any()):
                 return
     raise UsageError(f"Every image of data set {dataset.name!r} is of one color; there is nothing in them to find.")
@@ -164,7 +164,7 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     where = f"the {part} part of data set {dataset.name!r}"
     if len(split.y) == 0:
         raise UsageError(f"There is no example in {where}; both the training and the test part need some.")
-    dtype, width, right = {
+    dtype, width, expected_targets = {
         "classification": (torch.int64, (), "int64 with one axis"),
         "regression": (torch.float32, (1,), "float32 [N, 1], the targets of a regression"),
         "segmentation": (torch.float32, (1, *dataset.shape[1:]), "float32 [N, 1, H, W], the masks of the images"),
@@ -172,7 +172,7 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
     if split.x.dtype not in (torch.uint8, torch.float32) or (split.y.dtype, split.y.shape[1:]) != (dtype, width):
         raise UsageError(
             f"The tensors of {where} are x {split.x.dtype} and y {split.y.dtype} {tuple(split.y.shape)}; "
-            f"x must be uint8 or float32, and y {right}."
+            f"x must be uint8 or float32, and y {expected_targets}."
         )
     expected = (len(split.y), *dataset.shape)
     if tuple(split.x.shape) != expected or split.classes != dataset.classes:
@@ -185,19 +185,19 @@ def _check_split(dataset: Dataset, split: Split, part: str) -> None:
 
 
 def _check_targets(dataset: Dataset, split: Split, where: str) -> None:
-    wrong, right = _wrong_targets(dataset, split.y)
+    wrong, expected = _wrong_targets(dataset, split.y)
     if wrong.any():
         place = wrong.nonzero()[0]
         value = split.y[tuple(place)].item()
-        raise UsageError(f"Example {int(place[0])} of {where} has label {value}; {right}.")
+        raise UsageError(f"Example {int(place[0])} of {where} has label {value}; {expected}.")
     domain = split.domain
     if domain is not None and (domain.dtype != torch.int64 or domain.shape != split.y.shape[:1] or (domain < 0).any()):
-        found = f"{domain.dtype} {tuple(domain.shape)}"
-        raise UsageError(f"The domains of {where} are {found}; they must be int64 >= 0, one an example.")
+        form = f"{domain.dtype} {tuple(domain.shape)}"
+        raise UsageError(f"The domains of {where} are {form}; they must be int64 >= 0, one per example.")
 
 
 def _wrong_targets(dataset: Dataset, y: Tensor) -> tuple[Tensor, str]:
-    """Return where the targets `y` are out of range, a bool tensor of its shape, and what would be right."""
+    """Return where the targets `y` are out of range, a bool tensor of the same shape, and what is right, in words."""
     if dataset.task == "regression":
         return ~y.isfinite(), "targets must be finite"
     if dataset.task == "segmentation":
@@ -212,10 +212,10 @@ def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
         return
     rows = split.x.flatten(1)
     low, high = dataset.data_range
-    bad, what = ~rows.isfinite().all(1), "not finite in single precision"
+    bad, fault = ~rows.isfinite().all(1), "not finite in single precision"
     if dataset.modality.drawn and not bad.any():
-        bad, what = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
+        bad, fault = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
     if bad.any():
         raise UsageError(
-            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is {what}; clean the data first."
+            f"Example {int(bad.nonzero()[0])} of {where} holds a value that is {fault}; clean the data first."
         )

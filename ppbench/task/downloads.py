@@ -1,4 +1,4 @@
-"""The standard image sets, by way of torchvision.datasets: downloaded on first use, read from the folder afterwards."""
+"""The standard image sets by torchvision.datasets: downloaded on first use, then read from their folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set of ours, by its class (`factory`) in torchvision.datasets.
+class DownloadedSet:
+    """A data set and its class (`factory`) in torchvision.datasets.
 
-    folder, files: where below the root torchvision takes which files from without a network. axes: of its array.
+    folder, files: the files that torchvision reads, and their folder below the root. axes: of its array.
     """
 
     name: str
@@ -36,30 +36,30 @@ class Source:
 
 def mnist(argument: str, *, seed: int, root: Path) -> Dataset:
     """Handwritten digits, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
-    return _load(Source("mnist", "MNIST", "MNIST/raw", _IDX, 10, "NHW"), argument, root)
+    return _load(DownloadedSet("mnist", "MNIST", "MNIST/raw", _IDX, 10, "NHW"), argument, root)
 
 
 def fashion_mnist(argument: str, *, seed: int, root: Path) -> Dataset:
     """Pieces of clothing, 28x28 grey with a black border to 32x32, 10 classes, 60,000 + 10,000 images."""
-    return _load(Source("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", _IDX, 10, "NHW"), argument, root)
+    return _load(DownloadedSet("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", _IDX, 10, "NHW"), argument, root)
 
 
 def cifar10(argument: str, *, seed: int, root: Path) -> Dataset:
     """Photographs of objects, 32x32 RGB, 10 classes, 50,000 + 10,000 images."""
-    return _load(Source("cifar10", "CIFAR10", ".", ("cifar-10-python.tar.gz",), 10, "NHWC"), argument, root)
+    return _load(DownloadedSet("cifar10", "CIFAR10", ".", ("cifar-10-python.tar.gz",), 10, "NHWC"), argument, root)
 
 
 def cifar100(argument: str, *, seed: int, root: Path) -> Dataset:
     """Photographs of objects, 32x32 RGB, 100 (fine) classes, 50,000 + 10,000 images."""
-    return _load(Source("cifar100", "CIFAR100", ".", ("cifar-100-python.tar.gz",), 100, "NHWC"), argument, root)
+    return _load(DownloadedSet("cifar100", "CIFAR100", ".", ("cifar-100-python.tar.gz",), 100, "NHWC"), argument, root)
 
 
 def svhn(argument: str, *, seed: int, root: Path) -> Dataset:
     """House numbers cropped to one digit, 32x32 RGB, 10 classes, 73,257 + 26,032 images."""
-    return _load(Source("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "NCHW"), argument, root)
+    return _load(DownloadedSet("svhn", "SVHN", ".", ("train_32x32.mat", "test_32x32.mat"), 10, "NCHW"), argument, root)
 
 
-def _load(source: Source, argument: str, root: Path) -> Dataset:
+def _load(source: DownloadedSet, argument: str, root: Path) -> Dataset:
     no_argument(source.name, argument)
     try:
         train, test = _part(source, root, train=True), _part(source, root, train=False)
@@ -73,7 +73,7 @@ def _load(source: Source, argument: str, root: Path) -> Dataset:
     return image_dataset(source.name, train, test, source.classes)
 
 
-def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+def _part(source: DownloadedSet, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
     factory = getattr(torchvision().datasets, source.factory)
     part: dict[str, Any] = {"train": train}
     if source.factory == "SVHN":
@@ -81,18 +81,18 @@ def _part(source: Source, root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
     if source.axes == "NHW":
         _check_legacy(root / source.folder)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for results; older versions of torchvision print there
-        made = factory(str(root), download=True, **part)
-    x = torch.as_tensor(made.data)
+        dataset = factory(str(root), download=True, **part)
+    x = torch.as_tensor(dataset.data)
     if source.axes == "NHW":
         x = x[:, None]
     elif source.axes == "NHWC":
         x = x.permute(0, 3, 1, 2)
-    labels = made.labels if source.factory == "SVHN" else made.targets
+    labels = dataset.labels if source.factory == "SVHN" else dataset.targets
     return x.contiguous(), torch.as_tensor(labels, dtype=torch.int64)
 
 
 def _check_legacy(raw: Path) -> None:
-    """Refuse files of torchvision before 0.9, which it would unpickle, code and all, in place of the images."""
+    """Refuse files of torchvision before 0.9 (UsageError): unpickling them may run code."""
     old = raw.parent / "processed"
     if any((old / name).exists() for name in ("training.pt", "test.pt")):
         raise UsageError(f"{old} holds files of an old torchvision, which may run code when read; delete that folder.")

@@ -1,4 +1,4 @@
-"""Data sets that come with a library we depend on: no download, no file."""
+"""Data sets that are part of a required library: no download, no file."""
 
 from __future__ import annotations
 

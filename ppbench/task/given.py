@@ -1,8 +1,8 @@
-"""Data that nobody prepared for this bench: what a function of the user's gives, and folders of the library `datasets`.
+"""Data sets in common formats: from a user's function, and from folders of the library `datasets`.
 
 A part (training, test) is a pair of inputs and labels, or anything with a length whose items are such pairs or dicts:
 a `torch.utils.data.Dataset`, a `datasets.Dataset`. Inputs are images (uint8, or floats up to 1) or rows of numbers
-(uint8: divided by 255), labels class numbers from 0.
+(uint8: divided by 255), labels are class numbers from 0.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed, one_line, shown
 from ppbench.metrics.modalities import modality_from
-from ppbench.task.dataset import Dataset, Kind, Split, existing
-from ppbench.task.images import LABELS, pixels, stack
+from ppbench.task.dataset import Dataset, InputKind, Split, existing
+from ppbench.task.images import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.labels import class_numbers, classes_of, empty_classes
 from ppbench.task.partition import hold_out
 
-Part = tuple[Tensor, Tensor]
 _PARTS = ("train", "test")
 _INPUTS = ("image", "img", "images", "pixel_values", "x", "features", "input")
 _BRIGHTEST = 2.0
-"""Of floats that show an image, at most: what is brighter was not divided by 255, or by what its white is."""
-NEED = "it must give (training part, test part), or a dict of train and test"
+"""Largest value of an image in floats: a larger one was not divided by 255, or by its white."""
+REQUIRED_FORM = "it must return (training part, test part), or a dict of train and test"
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """A folder that the library `datasets` saved (save_to_disk): hf:FOLDER?image=COLUMN&label=COLUMN.
 
-    With splits train and test; one split is divided 80 : 20, a function of `seed`. Columns are found by common names
-    where none are given. Needs the package `datasets`. Raises UsageError: a folder or a column that cannot be used.
+    With splits train and test; one split is divided 80 : 20, a function of `seed`. Columns not named in the options
+    are found by common names. Needs the package `datasets`. UsageError: the folder or a column cannot be used.
     """
-    place, _, query = argument.partition("?")
-    path, asked = existing("hf", place), dict(parse_qsl(query, keep_blank_values=True))
-    if odd := {*asked} - {"image", "label"}:
+    folder, _, query = argument.partition("?")
+    path, options = existing("hf", folder), dict(parse_qsl(query, keep_blank_values=True))
+    if unknown_options := {*options} - {"image", "label"}:
         raise UsageError(
-            f"The data set {shown('hf:' + argument)} has the option {min(odd)!r}; known are image and label."
+            f"The data set {shown('hf:' + argument)} has the option {min(unknown_options)!r}; known are image and "
+            "label."
         )
     try:
         from datasets import load_from_disk  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -53,22 +53,22 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     try:
         saved: Any = load_from_disk(str(path))
     except Exception as cause:
-        right = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
-        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {right}.") from cause
-    return assembled(
-        f"hf:{path.resolve().name}", saved if isinstance(saved, Mapping) else {"train": saved}, seed, asked
+        advice = f"write 'parquet:{path}'" if any(path.glob("**/*.parquet")) else "write it again"
+        raise UsageError(f"{path} is no folder that `datasets` saved ({because(cause)}); {advice}.") from cause
+    return dataset_from(
+        f"hf:{path.resolve().name}", saved if isinstance(saved, Mapping) else {"train": saved}, seed, options
     )
 
 
-def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
-    """Return what a function of the user's gave as a data set called `name`; UsageError for what cannot be one.
+def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | None = None) -> Dataset:
+    """Return the result of a user's function as a data set with `name`; UsageError: it cannot be one.
 
-    A `Dataset` is taken as it is, but for its name. uint8 images are [N, C, H, W] or [N, H, W, C]; floats keep their
-    values, and their range is [0, 1] where that holds them all, else their extremes.
+    Of a `Dataset` only the name is changed. uint8 images are [N, C, H, W] or [N, H, W, C]; floats keep their values,
+    and their range is [0, 1] if all are in it, else their extremes. columns: "image" and "label", of items in dicts.
     """
-    if isinstance(found, Dataset):
-        return replace(found, name=name)
-    parts = [_part(name, part, columns or {}) for part in _parts(name, found)]
+    if isinstance(value, Dataset):
+        return replace(value, name=name)
+    parts = [_part(name, part, columns or {}) for part in _parts(name, value)]
     if len(parts) == 1:
         (x, y), (train, test) = parts[0], hold_out(parts[0][1], 5, seed)
         parts = [(x[train], y[train]), (x[test], y[test])]
@@ -76,29 +76,29 @@ def assembled(name: str, found: Any, seed: int, columns: Mapping[str, str] | Non
     shape, classes = tuple(x.shape[1:]), classes_of(f"The data set {shown(name)}", torch.cat([y, y_test]))
     low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
     modality = modality_from(shape)
-    kind: Kind = "image" if modality.drawn else "tabular"
+    kind: InputKind = "image" if modality.drawn else "tabular"
     if modality.drawn and low >= 0 and _BRIGHTEST < high < math.inf:
         raise UsageError(
             f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
             "by what is white."
         )
-    about = f"{modality.noun} of {tuple(shape)} from {low:g} to {high:g}"
-    others = [str(part) for part in found if part not in _PARTS] if isinstance(found, Mapping) else []
-    note = f"{name}: {len(y) + len(y_test)} {about}, {classes} classes{empty_classes(y, classes)}"
+    summary = f"{modality.noun} of {tuple(shape)} from {low:g} to {high:g}"
+    others = [str(part) for part in value if part not in _PARTS] if isinstance(value, Mapping) else []
+    note = f"{name}: {len(y) + len(y_test)} {summary}, {classes} classes{empty_classes(y, classes)}"
     note += f"; not read: {listed(others)}" if others else ""
     splits = Split(x, y, classes), Split(x_test, y_test, classes)
     return Dataset(name, *splits, classes, shape, (low, high), kind, notes=(note,))
 
 
-def _parts(name: str, found: Any) -> list[Any]:
-    if isinstance(found, Mapping):
-        held = [found[part] for part in _PARTS if part in found]
-        if "train" in found:
-            return held
-        raise UsageError(f"The data set {shown(name)} has the parts {one_line([*found], 80)}; {NEED}.")
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return [*found]
-    raise UsageError(f"The data set {shown(name)} gave {one_line(type(found).__name__, 60)}; {NEED}.")
+def _parts(name: str, value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        parts = [value[part] for part in _PARTS if part in value]
+        if "train" in value:
+            return parts
+        raise UsageError(f"The data set {shown(name)} has the parts {one_line([*value], 80)}; {REQUIRED_FORM}.")
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return [*value]
+    raise UsageError(f"The data set {shown(name)} gave {one_line(type(value).__name__, 60)}; {REQUIRED_FORM}.")
 
 
 def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
@@ -107,7 +107,7 @@ def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
         array, labels = (np.asarray(_plain(name, one)) for one in part)
         if labels.ndim != 1:
             shape = f"{labels.dtype} {labels.shape}"
-            raise UsageError(f"The labels of data set {shown(name)} are {shape}; give whole numbers, one an example.")
+            raise UsageError(f"The labels of data set {shown(name)} are {shape}; give whole numbers, one per example.")
         x, y = _tensor(name, array), class_numbers(f"data set {shown(name)}", labels)
     else:
         inputs, targets = _items(name, part, columns)
@@ -122,8 +122,10 @@ def _part(name: str, part: Any, columns: Mapping[str, str]) -> Part:
             "1 or 3 channels, or [C, H, W]."
         )
     if x.dim() not in (2, 4):
-        told = str(tuple(x.shape[1:]))
-        raise UsageError(f"The inputs of data set {shown(name)} have shape {told}; images are [C, H, W], rows [F].")
+        input_shape = str(tuple(x.shape[1:]))
+        raise UsageError(
+            f"The inputs of data set {shown(name)} have shape {input_shape}; images are [C, H, W], rows [F]."
+        )
     return x.contiguous().clone(), y
 
 
@@ -132,33 +134,33 @@ def _items(name: str, part: Any, columns: Mapping[str, str]) -> tuple[list[Any],
     try:
         items: list[Any] = [part[index] for index in range(len(part))]
     except TypeError as cause:
-        told = one_line(type(part).__name__, 60)
-        raise UsageError(f"A part of data set {shown(name)} is {told}; give (inputs, labels) or a data set.") from cause
+        kind = one_line(type(part).__name__, 60)
+        raise UsageError(f"A part of data set {shown(name)} is {kind}; give (inputs, labels) or a data set.") from cause
     if not items:
         raise UsageError(f"A part of data set {shown(name)} has no example; both need some.")
     if isinstance(items[0], Mapping):
         image = _column(name, items[0], _INPUTS, columns.get("image"))
-        label = _column(name, items[0], LABELS, columns.get("label"))
+        label = _column(name, items[0], LABEL_COLUMNS, columns.get("label"))
         return [item[image] for item in items], [item[label] for item in items]
     if isinstance(items[0], tuple | list) and len(items[0]) == 2:
         return [item[0] for item in items], [item[1] for item in items]
-    told = one_line(type(items[0]).__name__, 60)
-    raise UsageError(f"An item of data set {shown(name)} is {told}; it must be (input, label), or a dict of them.")
+    kind = one_line(type(items[0]).__name__, 60)
+    raise UsageError(f"An item of data set {shown(name)} is {kind}; it must be (input, label), or a dict of them.")
 
 
-def _column(name: str, item: Mapping[str, Any], known: Sequence[str], asked: str | None) -> str:
-    found = next((column for column in ([asked] if asked else known) if column in item), None)
-    if found is None:
-        right = f"there is no {asked!r}" if asked else f"none of them is called {', '.join(known[:3])} or the like"
-        raise UsageError(f"The data set {shown(name)} has the columns {one_line([*item], 120)}; {right}.")
-    return found
+def _column(name: str, item: Mapping[str, Any], known: Sequence[str], named: str | None) -> str:
+    chosen = next((column for column in ([named] if named else known) if column in item), None)
+    if chosen is None:
+        reason = f"there is no {named!r}" if named else f"none of them is called {', '.join(known[:3])} or the like"
+        raise UsageError(f"The data set {shown(name)} has the columns {one_line([*item], 120)}; {reason}.")
+    return chosen
 
 
 def _inputs(name: str, inputs: Iterable[Any]) -> Tensor:
-    """Return inputs stacked: pictures as uint8 [N, C, H, W], arrays and tensors as they are."""
+    """Return stacked inputs: images as uint8 [N, C, H, W], arrays and tensors unchanged."""
     arrays = [np.array(_plain(name, one)) for one in inputs]
     if arrays[0].dtype == np.uint8 and all(a.ndim == 2 or (a.ndim == 3 and a.shape[2] in (1, 3)) for a in arrays):
-        return stack(arrays, [f"example {index} of {name}" for index in range(len(arrays))])
+        return stack_images(arrays, [f"example {index} of {name}" for index in range(len(arrays))])
     if len({array.shape for array in arrays}) > 1:
         sizes = " and ".join(str(size) for size in sorted({array.shape for array in arrays})[:2])
         raise UsageError(f"The inputs of data set {shown(name)} have the shapes {sizes}; they must be of one.")
@@ -173,14 +175,14 @@ def _tensor(name: str, array: NDArray[Any]) -> Tensor:
     return torch.as_tensor(np.ascontiguousarray(numbers))
 
 
-def _plain(name: str, one: Any) -> Any:
-    """Return a PIL image as `pixels` does, a tensor as NumPy has it, anything else as it is."""
-    if isinstance(one, Tensor):
-        return one.numpy(force=True) if not one.is_sparse else one.to_dense().numpy(force=True)
-    if not (hasattr(one, "mode") and hasattr(one, "convert")):
-        return one
+def _plain(name: str, value: Any) -> Any:
+    """Return a PIL image as its `pixels`, a tensor as a NumPy array, anything else unchanged."""
+    if isinstance(value, Tensor):
+        return value.numpy(force=True) if not value.is_sparse else value.to_dense().numpy(force=True)
+    if not (hasattr(value, "mode") and hasattr(value, "convert")):
+        return value
     try:
-        return pixels(one, f"data set {shown(name)}")
+        return pixels(value, f"data set {shown(name)}")
     except UsageError:
         raise
     except Exception as cause:  # a damaged file makes its decoder raise anything

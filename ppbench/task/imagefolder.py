@@ -1,4 +1,4 @@
-"""Images as files in one folder a class, and the classes in one folder a domain where they come from several."""
+"""Image files in one folder per class, and for several domains the class folders in one folder per domain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, count_of, listed, shown
 from ppbench.task.dataset import Dataset, existing
-from ppbench.task.images import decode, image_dataset, join, stack
+from ppbench.task.images import Part, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out
 
-Part = tuple[Tensor, Tensor]  # x uint8 [N, C, H, W], y int64 [N]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _LEFT_BEHIND = frozenset(
     ("__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information", "lost+found")
@@ -39,23 +38,23 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         )
     folder = existing("imagefolder", text)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file; imagefolder takes a folder with one folder of images a class.")
+        raise UsageError(f"{folder} is a file; imagefolder takes a folder with one folder of images per class.")
     sources = _folders(folder) if query else [folder]
     if not sources:
-        raise UsageError(f"The folder {folder} has no folders; with ?domains it must hold one a domain.")
+        raise UsageError(f"The folder {folder} has no folders; with ?domains it must hold one per domain.")
     layout = [_parts(source) for source in sources]
-    parts = [part for own in layout for part in own]
+    parts = [part for source_parts in layout for part in source_parts]
     classes = _class_names(parts)
     x, y = zip(*(_read(part, classes) for part in parts), strict=True)
-    images = iter(zip(join(x, [str(part) for part in parts]), y, strict=True))
-    halves = [_halves([next(images) for _ in own], seed) for own in layout]
+    images = iter(zip(join_images(x, [str(part) for part in parts]), y, strict=True))
+    halves = [_halves([next(images) for _ in source_parts], seed) for source_parts in layout]
     train, domain = _joined([train for train, _ in halves])
     test, test_domain = _joined([test for _, test in halves])
     _check_trained(train[1], classes, folder)
     name = f"imagefolder:{folder.resolve().name}" + (f"?{query}" if query else "")
-    about = f"{sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
+    summary = f"{sum(map(len, y))} images, {len(classes)} classes: {listed(classes)}{_passed_over(sources, layout)}"
     domains = (domain, test_domain) if query else None
-    return image_dataset(name, train, test, len(classes), domains, (f"{name}: {about}",))
+    return image_dataset(name, train, test, len(classes), domains, (f"{name}: {summary}",))
 
 
 def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None:
@@ -65,55 +64,55 @@ def _check_trained(labels: Tensor, classes: Sequence[str], folder: Path) -> None
 
 
 def _passed_over(sources: Sequence[Path], layout: Sequence[Sequence[Path]]) -> str:
-    """Return a remark on what is no image by its suffix, and on folders beside train and test, "" where nothing is."""
+    """Return a remark on files without an image suffix and on folders beside train and test, "" if there are none."""
     homes = [home for parts in layout for part in parts for home in _folders(part)]
     inner = [path for home in homes for path in home.iterdir() if path.suffix.lower() not in SUFFIXES]
-    odd = [path for path in inner if path.is_file() and not _junk(path)]
-    beside = [
+    other_files = [path for path in inner if path.is_file() and not _junk(path)]
+    ignored = [
         str(path.relative_to(source.parent))
         for source, parts in zip(sources, layout, strict=True)
         for path in (_folders(source) if len(parts) == 2 else [])
         if path not in parts
     ]
-    suffixes = sorted({path.suffix or path.name for path in odd})
-    words = [f"{count_of(len(odd), 'file')} ({listed(suffixes, 60)})"] if odd else []
-    words += [listed(beside)] if beside else []
-    return f"; passed over: {', '.join(words)}" if words else ""
+    suffixes = sorted({path.suffix or path.name for path in other_files})
+    remarks = [f"{count_of(len(other_files), 'file')} ({listed(suffixes, 60)})"] if other_files else []
+    remarks += [listed(ignored)] if ignored else []
+    return f"; passed over: {', '.join(remarks)}" if remarks else ""
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Return [train, test] of `folder`, or `folder` itself if it has neither; raises UsageError if it has one."""
+    """Return [train, test] of `folder`, or [folder] if it has neither; UsageError: it has only one."""
     parts = [folder / "train", folder / "test"]
-    there = [part for part in parts if part.is_dir()]
-    if len(there) == 1:
-        missing = next(part for part in parts if part not in there)
+    existing_parts = [part for part in parts if part.is_dir()]
+    if len(existing_parts) == 1:
+        missing = next(part for part in parts if part not in existing_parts)
         raise UsageError(
             f"The folder {folder} has no {missing.name}/; it must hold train/ and test/, or class folders alone."
         )
-    return there or [folder]
+    return existing_parts or [folder]
 
 
-def _halves(read: list[Part], seed: int) -> tuple[Part, Part]:
-    if len(read) == 2:
-        return read[0], read[1]
-    x, y = read[0]
+def _halves(parts: list[Part], seed: int) -> tuple[Part, Part]:
+    if len(parts) == 2:
+        return parts[0], parts[1]
+    x, y = parts[0]
     train, test = hold_out(y, 5, seed)
     return (x[train], y[train]), (x[test], y[test])
 
 
 def _joined(sources: list[Part]) -> tuple[Part, Tensor]:
     count = torch.tensor([len(y) for _, y in sources])
-    whole = torch.cat([x for x, _ in sources]), torch.cat([y for _, y in sources])
-    return whole, torch.arange(len(sources)).repeat_interleave(count)
+    examples = torch.cat([x for x, _ in sources]), torch.cat([y for _, y in sources])
+    return examples, torch.arange(len(sources)).repeat_interleave(count)
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the image files in `folder`, by `SUFFIXES`, in the order of their names; hidden ones are left out."""
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files in `folder`, by `SUFFIXES`, sorted by name, without hidden files."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not _junk(path))
 
 
 def _junk(path: Path) -> bool:
-    """Return whether a path is what systems and archivers leave behind."""
+    """Return whether a path is hidden, or left behind by an operating system or archiver."""
     return path.name.startswith(".") or path.name.lower() in _LEFT_BEHIND
 
 
@@ -128,9 +127,9 @@ def _folders(parent: Path) -> list[Path]:
 def _class_names(parents: list[Path]) -> list[str]:
     for parent in parents:
         if not _folders(parent):
-            raise UsageError(f"The folder {parent} has no class folders; it must hold one folder of images a class.")
-        if loose := files(parent):
-            raise UsageError(f"The image {loose[0]} lies beside class folders; put it into that of its class.")
+            raise UsageError(f"The folder {parent} has no class folders; it must hold one folder of images per class.")
+        if misplaced := image_files(parent):
+            raise UsageError(f"The image {misplaced[0]} lies beside class folders; put it into that of its class.")
     return sorted({path.name for parent in parents for path in _folders(parent)})
 
 
@@ -138,17 +137,17 @@ def _read(parent: Path, classes: list[str]) -> Part:
     paths: list[Path] = []
     labels: list[int] = []
     for folder in _folders(parent):
-        images, inner = files(folder), [path for path in _folders(folder) if files(path)]
+        images, inner = image_files(folder), [path for path in _folders(folder) if image_files(path)]
         if inner:
-            right = (
+            advice = (
                 "move them up"
                 if images
-                else f"name the folder that holds one folder a class, as 'imagefolder:{folder}'"
+                else f"name the folder that holds one folder per class, as 'imagefolder:{folder}'"
             )
-            raise UsageError(f"The class folder {folder} has images in its folder {inner[0].name}; {right}.")
+            raise UsageError(f"The class folder {folder} has images in its folder {inner[0].name}; {advice}.")
         if not images:
             raise UsageError(f"The class folder {folder} has no image ({', '.join(SUFFIXES)}); fill or remove it.")
         paths += images
         labels += [classes.index(folder.name)] * len(images)
-    arrays = [decode(path, str(path)) for path in paths]
-    return stack(arrays, [str(path) for path in paths]), torch.tensor(labels)
+    arrays = [decode_image(path, str(path)) for path in paths]
+    return stack_images(arrays, [str(path) for path in paths]), torch.tensor(labels)

@@ -1,4 +1,4 @@
-"""Labels that somebody numbered: class numbers from 0, or what else they are."""
+"""Checks that labels are class numbers from 0."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, shown
 from ppbench.task.dataset import MAX_CLASSES
 
-MANY = 20
-"""Classes above which labels that hardly repeat are names of examples."""
+MANY_CLASSES = 20
+"""Number of classes above which labels that hardly repeat are taken for names of examples."""
 _USED = 4
-"""Of so many class numbers one is in use, at least: other numbers are not of classes."""
+"""At least one of so many class numbers must be in use."""
 
 
 def class_numbers(source: str, labels: Iterable[Any]) -> Tensor:
-    """Return labels as class numbers, int64 [N]; True and 3.0 are such numbers, too.
+    """Return labels as class numbers, int64 [N]; True and 3.0 are allowed.
 
-    source: how an error names where they come from. Raises UsageError: a label is a fraction, no number, missing, below
-    0, or `MAX_CLASSES` and more.
+    source: their origin in error messages. UsageError: a label is a fraction, no number, missing, below 0, or not below
+    `MAX_CLASSES`.
     """
     numbers = []
     for row, label in enumerate(labels):
@@ -44,26 +44,26 @@ def class_numbers(source: str, labels: Iterable[Any]) -> Tensor:
 
 
 def classes_of(source: str, labels: Tensor) -> int:
-    """Return the number of classes that labels int64 [N] number from 0: one more than the largest.
+    """Return the number of classes of labels int64 [N]: one more than the largest.
 
-    Raises UsageError: there is no class 0, few of the numbers are in use, or labels hardly repeat.
+    UsageError: there is no class 0, few of the numbers are in use, or labels hardly repeat.
     """
     used, classes = labels.unique(), int(labels.max()) + 1
-    if len(used) > MANY and 2 * len(used) > len(labels):
-        what = (
+    if len(used) > MANY_CLASSES and 2 * len(used) > len(labels):
+        fault = (
             f"has {len(used)} labels in {len(labels)} examples, as names of examples do; give the number of each class"
         )
     elif int(used[0]) > 0:
-        what = f"has labels from {int(used[0])} on; classes are numbered from 0: subtract {int(used[0])}"
+        fault = f"has labels from {int(used[0])} on; classes are numbered from 0: subtract {int(used[0])}"
     elif len(used) * _USED < classes:
-        what = f"has {len(used)} labels, the largest {classes - 1}; number the classes from 0 without gaps"
+        fault = f"has {len(used)} labels, the largest {classes - 1}; number the classes from 0 without gaps"
     else:
         return classes
-    raise UsageError(f"{source} {what}.")
+    raise UsageError(f"{source} {fault}.")
 
 
 def empty_classes(labels: Tensor, classes: int) -> str:
-    """Return a remark on class numbers without an example in labels int64 [N], "" where all have some."""
+    """Return a remark on classes without an example in labels int64 [N], "" if all have some."""
     empty = sorted({*range(classes)} - {*labels.tolist()})
     if not empty:
         return ""

@@ -1,4 +1,4 @@
-"""How tables write numbers, and which texts look like numbers, dates or names of rows rather than like categories."""
+"""Number formats of tables, and texts that look like numbers, dates or names of rows rather than categories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASCII: dict[int, int | str] = {
     **dict.fromkeys(map(ord, "\u00a0\u202f\u2009\u2007\u3000"), " "),
     **dict.fromkeys(map(ord, "\u2019\u02bc"), "'"),
 }
-"""Minus signs, spaces, apostrophes and full-width characters as ASCII has them."""
+"""ASCII for typographic minus signs, spaces, apostrophes and full-width characters."""
 _CURRENCY = r"USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹]"
 _BEFORE = re.compile(rf"^(?:{_CURRENCY}|[\s#~<>=≤≥(*'\"+-])+(?=[\d.,])", re.ASCII)
 _BEHIND = re.compile(rf"(?:{_CURRENCY}|[\s%‰°)+*'\"-])+$", re.ASCII)
@@ -34,27 +34,27 @@ _NO_VALUE = frozenset(
         *("#num!", "#name?"),
     )
 )
-"""What people write where they have no value, in lower case."""
-MANY = 20
-"""Distinct texts above which numbers with a unit, and texts that hardly repeat, are no categories."""
+"""Entries that people write for a missing value, in lower case."""
+MANY_TEXTS = 20
+"""Number of distinct texts above which numbers with a unit, and texts that hardly repeat, are no categories."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """How numbers are written: their decimal mark, and what stands between groups of digits ("": nothing)."""
+class NumberForm:
+    """A number format: the decimal mark, and the separator of thousands ("": none)."""
 
     decimal: str = "."
     thousands: str = ""
 
     @property
     def query(self) -> str:
-        """The options of a data set that read it, "decimal=,&thousands=space"; "" of plain numbers."""
+        """The data set options for this format, "decimal=,&thousands=space"; "" for plain numbers."""
         between = {" ": "space"}.get(self.thousands, self.thousands)
         parts = (("decimal", self.decimal if self.decimal != "." else ""), ("thousands", between))
         return "&".join(f"{name}={mark}" for name, mark in parts if mark)
 
     def read(self, text: str) -> float | None:
-        """Return the number that `text` is, None where it is none. Signs of other alphabets count as ASCII's."""
+        """Return the number in `text`, None if it is none; typographic signs count as ASCII."""
         plain = in_ascii(text.strip())
         if not _pattern(self).fullmatch(plain):
             return None
@@ -62,7 +62,7 @@ class Form:
 
 
 @lru_cache
-def _pattern(form: Form) -> re.Pattern[str]:
+def _pattern(form: NumberForm) -> re.Pattern[str]:
     mark, between = re.escape(form.decimal), re.escape(form.thousands)
     # 1,234,567 and, as India groups them, 12,34,567
     grouped = rf"\d{{1,3}}(?:{between}\d{{3}})+|\d{{1,2}}(?:{between}\d\d)+{between}\d{{3}}|" if between else ""
@@ -70,48 +70,48 @@ def _pattern(form: Form) -> re.Pattern[str]:
 
 
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+", re.ASCII)
-_FORMS = tuple(Form(decimal, between) for between in ("", *",. '_") for decimal in ".," if decimal != between)
+_FORMS = tuple(NumberForm(decimal, between) for between in ("", *",. '_") for decimal in ".," if decimal != between)
 
 
-def doubt(name: str, counts: Mapping[str, int], form: Form) -> str:
-    """Return why the texts of a column are hardly categories, and what would read them; "" where they may well be.
+def doubt(name: str, counts: Mapping[str, int], form: NumberForm) -> str:
+    """Return why the texts of a column are unlikely categories, and how to read them; "" if they may be categories.
 
-    counts: in how many rows each text stands. form: how numbers are written in this table. The words follow the name
-    of the column in a sentence.
+    counts: number of rows by text. form: the number format of the table. The words follow the column's name in a
+    sentence.
     """
     texts = [text for text in counts if text.lower() not in _NO_VALUE]
-    kept = f"'categories={option(name)}' to take each text for a category"
-    for why in (
+    advice = f"'categories={option(name)}' to take each text for a category"
+    for reason in (
         _numbers(texts, counts, form),
         _signed(texts, counts),
         _dates(name, texts, counts),
         _single(name, counts),
     ):
-        if why:
-            return f"{why}, or write {kept}"
+        if reason:
+            return f"{reason}, or write {advice}"
     cases = {text.casefold(): text for text in counts}
     double = next((text for text in counts if cases[text.casefold()] != text), None)
     if double is None:
         return ""
-    alike = f"{shown(double, 30)} and {shown(cases[double.casefold()], 30)}"
-    return f"holds {alike}, which differ in case alone; write one of them in the file, or write {kept}"
+    pair = f"{shown(double, 30)} and {shown(cases[double.casefold()], 30)}"
+    return f"holds {pair}, which differ in case alone; write one of them in the file, or write {advice}"
 
 
 def in_ascii(text: str) -> str:
-    """Return a text with the minus signs, spaces, apostrophes and digits of ASCII for those of typesetters."""
+    """Return a text with typographic minus signs, spaces, apostrophes and digits replaced by ASCII."""
     return text.translate(_ASCII)
 
 
 def any_number(text: str) -> bool:
-    """Return whether a text is a number in some form, signs of currencies and the like around it included."""
+    """Return whether a text is a number in some format, possibly with a currency or other signs around it."""
     bare = _BEHIND.sub("", _BEFORE.sub("", in_ascii(text)))
     return bool(_BASE_16.fullmatch(text)) or any(one.read(bare) is not None for one in _FORMS)
 
 
 def points_group(texts: Collection[str]) -> str:
-    """Return one of the texts whose points seem to stand between thousands, "" where they do not.
+    """Return one of the texts if their points seem to separate thousands, else "".
 
-    That is where all others have no point and at most three digits: decimals end in zeros, and lose them, too.
+    That is if three digits follow every point, and texts without one have at most three: decimals vary in length.
     """
     pointed = [text for text in texts if "." in text]
     others = [text.lstrip("+-") for text in texts if "." not in text]
@@ -121,7 +121,7 @@ def points_group(texts: Collection[str]) -> str:
 
 
 def option(value: str) -> str:
-    """Return a value of an option as it is written behind a "?", where %, & and + mean something."""
+    """Return a value escaped for the options behind a "?", where %, & and + are special."""
     return value.replace("%", "%25").replace("&", "%26").replace("+", "%2B")
 
 
@@ -134,32 +134,31 @@ def _rows(texts: Collection[str], counts: Mapping[str, int]) -> int:
     return sum(counts[text] for text in texts)
 
 
-def _numbers(texts: Sequence[str], counts: Mapping[str, int], form: Form) -> str:
+def _numbers(texts: Sequence[str], counts: Mapping[str, int], form: NumberForm) -> str:
     hits = {one: [text for text in texts if one.read(text) is not None] for one in dict.fromkeys((form, *_FORMS))}
     if not _most({text for some in hits.values() for text in some}, texts, counts):
         return ""
-    most = max(_rows(some, counts) for some in hits.values())
-    costs = {one: _cost(one, form) for one, some in hits.items() if _rows(some, counts) == most}
+    rows = max(_rows(some, counts) for some in hits.values())
+    costs = {one: _cost(one, form) for one, some in hits.items() if _rows(some, counts) == rows}
     best = [one for one, cost in costs.items() if cost == min(costs.values())]
-    read = hits[best[0]]
-    others = [text for text in counts if text not in read]
-    example = next((text for text in read if text not in hits[form]), read[0])
-    words = f"holds numbers written like {shown(example, 30)}"
+    numbers = hits[best[0]]
+    others = [text for text in counts if text not in numbers]
+    example = next((text for text in numbers if text not in hits[form]), numbers[0])
+    finding = f"holds numbers written like {shown(example, 30)}"
     if others:
-        beside = listed([shown(text, 20) for text in others], 60)
-        words = (
-            f"has {most} of {sum(counts.values())} entries that are numbers, as {shown(example, 30)}, others {beside}"
-        )
-    return f"{words}; {_remedy([one for one in best if one != form], example, others)}"
+        other_texts = listed([shown(text, 20) for text in others], 60)
+        entries = f"{rows} of {sum(counts.values())} entries"
+        finding = f"has {entries} that are numbers, as {shown(example, 30)}, others {other_texts}"
+    return f"{finding}; {_remedy([one for one in best if one != form], example, others)}"
 
 
-def _cost(one: Form, form: Form) -> tuple[bool, bool, int]:
-    """Return how far a form is from that of the table: the nearer explains the same numbers better."""
-    return one != form, one.decimal != form.decimal and form != Form(), one.query.count("=")
+def _cost(one: NumberForm, form: NumberForm) -> tuple[bool, bool, int]:
+    """Return the distance of a format from that of the table; a smaller one explains the same numbers better."""
+    return one != form, one.decimal != form.decimal and form != NumberForm(), one.query.count("=")
 
 
-def _remedy(best: Sequence[Form], example: str, others: Sequence[str]) -> str:
-    """Return what reads numbers of one of the forms `best` (none: they are read as they are) beside other texts."""
+def _remedy(best: Sequence[NumberForm], example: str, others: Sequence[str]) -> str:
+    """Return the advice that reads numbers in one of the formats `best` beside other texts; `best` may be empty."""
     if any(not one.query for one in best):
         return "write numbers in one way in the whole table"
     if len(others) > 3 or any("," in text or any_number(text) for text in others):
@@ -175,9 +174,9 @@ def _signed(texts: Sequence[str], counts: Mapping[str, int]) -> str:
     some = [text for text in texts if any_number(text)]
     if not some or not _most(some, texts, counts):
         some = [text for text in texts if _WITH_UNIT.fullmatch(text)]
-        if len(some) <= MANY or not _most(some, texts, counts):
+        if len(some) <= MANY_TEXTS or not _most(some, texts, counts):
             return ""
-    example = next((text for text in some if Form().read(text) is None), some[0])
+    example = next((text for text in some if NumberForm().read(text) is None), some[0])
     rows = f"{_rows(some, counts)} of {sum(counts.values())} entries"
     return f"has {rows} that are numbers with signs or units, as {shown(example, 30)}; write bare numbers in the file"
 
@@ -191,7 +190,7 @@ def _dates(name: str, texts: Sequence[str], counts: Mapping[str, int]) -> str:
 
 def _single(name: str, counts: Mapping[str, int]) -> str:
     rows = sum(counts.values())
-    if len(counts) <= MANY or 2 * len(counts) <= rows:
+    if len(counts) <= MANY_TEXTS or 2 * len(counts) <= rows:
         return ""
-    words = f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do"
-    return f"{words}; write 'drop={option(name)}' to leave it out"
+    finding = f"has {len(counts)} distinct values in {rows} rows, as names of rows or sentences do"
+    return f"{finding}; write 'drop={option(name)}' to leave it out"

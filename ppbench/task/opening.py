@@ -1,4 +1,4 @@
-"""Data sets by name: an installed plugin's, or what a function of the user's gives."""
+"""Data sets by name, from an installed plugin or a user's function."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import ADDRESS, ADDRESSED, find, load, plugins
 from ppbench.base.vision import importable
 from ppbench.task.dataset import Dataset, default_root
-from ppbench.task.given import assembled
+from ppbench.task.given import dataset_from
 
 
 def named(text: str) -> tuple[str, str]:
-    """Return what of `text` names a data set in the registry, and its argument: of an address all of it."""
+    """Return the registered name in `text` and its argument; an address, MODULE:FUNCTION, is all name."""
     name, _, argument = text.partition(":")
     return (text, "") if name not in plugins("datasets") and ADDRESS.fullmatch(text) else (name, argument)
 
 
 def plugins_of(text: str) -> tuple[str, ...]:
-    """Return the names in the registry of all that make the data set `text`: of "warped:csv:FILE" both."""
+    """Return the registered names of all plugins that make the data set `text`: for "warped:csv:FILE" both."""
     name, argument = named(text)
     return (name, named(argument)[0]) if name == "warped" else (name,)
 
@@ -33,8 +33,8 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     Args:
         text: NAME or NAME:ARGUMENT, e.g. "digits", "parquet:FOLDER" or "csv:FILE?target=y&sep=;". NAME is an entry
             point of the group `ppbench.datasets`: a callable (argument: str, *, seed: int, root: Path) -> Dataset. Or
-            MODULE:FUNCTION, which takes nothing; what it may return: `task.given`.
-        seed: of the split into train and test, where the source does not come with one.
+            MODULE:FUNCTION, without arguments; for its result see `task.given`.
+        seed: of the split into train and test, if the source has none.
         root: folder of downloads and caches; `default_root()` when None.
     """
     name, argument = named(text)
@@ -43,12 +43,12 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     try:
         with guard("datasets", name):
             if by_address:
-                dataset = assembled(name, importable(loader), seed)
+                dataset = dataset_from(name, importable(loader), seed)
             else:
                 dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
     except (OSError, MemoryError, RecursionError, OverflowError) as cause:
-        why = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
-        raise UsageError(f"The data set {shown(text)} cannot be read ({why}); give one that can.") from cause
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
+        raise UsageError(f"The data set {shown(text)} cannot be read ({reason}); give one that can.") from cause
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
     if stranger("datasets", name):
@@ -58,7 +58,7 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
 
 
 def _faults(dataset: Dataset, name: str) -> Iterator[str]:
-    """Yield what a stranger's data set may not be: records tell it by its name, and its tensors are copied as such."""
+    """Yield faults of a third-party data set in its name, tensors or digest."""
     if not isinstance(dataset.name, str) or not f"{dataset.name}:".startswith(f"{name}:"):
         yield f"returns a data set called {dataset.name!r}; call it {name!r}, or {name + ':'!r} and more"
     for split in (dataset.train, dataset.test):

@@ -1,4 +1,4 @@
-"""Image sets in parquet files, as the Hugging Face hub keeps them, decoded once and cached."""
+"""Image sets in parquet files, as on the Hugging Face hub, decoded once and cached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed
 from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atomic
-from ppbench.base.seals import packed, unpacked
-from ppbench.federation.bounds import MANY
+from ppbench.base.seals import packed_with_digest, unpacked_with_digest
+from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.task.dataset import Dataset, existing
-from ppbench.task.images import LABELS, decode, image_dataset, join, stack
+from ppbench.task.images import LABEL_COLUMNS, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.labels import class_numbers, classes_of, empty_classes
 from ppbench.task.partition import hold_out
 
 PARTS = ("train", "test")
 _LIKE_A_LABEL = re.compile("label|class|target", re.IGNORECASE)
 _CACHE_FORMAT = "3"  # part of the cache key; change it whenever decoding changes
-_SLOW = 1.0  # seconds of decoding from which a shard is worth caching
+_SLOW = 1.0  # seconds of decoding from which a shard is cached
 
 
 def load(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -51,9 +51,9 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         return image_dataset(name, (x[train], y[train]), (x[test], y[test]), classes, notes=note)
     shards = _shards(path)
     files = shards["train"] + shards["test"]
-    read = [_shard(file, root) for file in files]
-    images = join([x for x, _ in read], [str(file) for file in files])
-    labels = [y for _, y in read]
+    parts = [_shard(file, root) for file in files]
+    images = join_images([x for x, _ in parts], [str(file) for file in files])
+    labels = [y for _, y in parts]
     classes = classes_of(str(path), torch.cat(labels))
     count = len(shards["train"])
     train_part = torch.cat(images[:count]), torch.cat(labels[:count])
@@ -66,14 +66,14 @@ def _note(name: str, files: list[Path], trained: Tensor, labels: Tensor, classes
     import pyarrow.parquet as pq
 
     image, label = _columns(pq.read_schema(files[0]), files[0])
-    more = empty_classes(trained, classes)
-    beside = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
-    more += f"; not read: {listed(beside)}" if beside else ""
-    return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{more}",)
+    remark = empty_classes(trained, classes)
+    ignored = sorted(path.name for path in {*files[0].parent.glob("*.parquet")} - {*files}) if len(files) > 1 else []
+    remark += f"; not read: {listed(ignored)}" if ignored else ""
+    return (f"{name}: {len(labels)} images in column {image}, labels in {label}: {classes} classes{remark}",)
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of both parts, in the order of their names, in `folder` or as the hub lays them out in it."""
+    """Return the files of both parts, sorted by name, in `folder` or its subfolder data."""
     lacking: tuple[str, ...] = PARTS
     for home in (folder, folder / "data"):
         shards = {
@@ -94,8 +94,8 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     cache = root / "parquet" / f"{_cache_key(path)}.safetensors"
     if kind_of(cache) == "file":
         try:
-            kept = unpacked(cache)
-            return kept["x"], kept["y"]
+            tensors = unpacked_with_digest(cache)
+            return tensors["x"], tensors["y"]
         except (UsageError, KeyError) as cause:
             warnings.warn(f"{cache} is damaged ({cause}) and is made again", stacklevel=2)
     start = time.monotonic()
@@ -103,7 +103,7 @@ def _shard(path: Path, root: Path) -> tuple[Tensor, Tensor]:
     if time.monotonic() - start > _SLOW:
         try:
             sweep_abandoned(make_folder(cache.parent))
-            write_atomic(cache, packed({"x": x, "y": y}))
+            write_atomic(cache, packed_with_digest({"x": x, "y": y}))
         except UsageError as cause:  # a full or read-only disk costs time, not the result
             warnings.warn(f"the decoded images of {path} cannot be kept in {cache.parent}: {cause}", stacklevel=2)
     return x, y
@@ -124,9 +124,9 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     try:
         with pq.ParquetFile(path) as file:
             image, label = _columns(file.schema_arrow, path)
-            if file.metadata.num_rows > MANY:
+            if file.metadata.num_rows > LARGEST_COUNT:
                 rows = f"{file.metadata.num_rows:,}"
-                raise UsageError(f"{path} says that it has {rows} rows; images of a file end at {MANY:,}.")
+                raise UsageError(f"{path} claims to have {rows} rows; a file may have up to {LARGEST_COUNT:,} images.")
             for batch in file.iter_batches(columns=[image, label]):
                 for cell in batch.column(image).to_pylist():
                     arrays.append(_image(cell, f"row {len(arrays)} of {path}"))
@@ -136,13 +136,13 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     if not arrays:
         raise UsageError(f"{path} has no rows; a parquet file of images must have at least one.")
     numbers = class_numbers(str(path), labels)
-    return stack(arrays, [f"row {row} of {path}" for row in range(len(arrays))]), numbers
+    return stack_images(arrays, [f"row {row} of {path}" for row in range(len(arrays))]), numbers
 
 
 def _image(cell: Any, where: str) -> NDArray[np.uint8]:
     if cell is None or not cell["bytes"]:
         raise UsageError(f"There are no image bytes in {where}; the file must contain its images, not only paths.")
-    return decode(io.BytesIO(cell["bytes"]), where)
+    return decode_image(io.BytesIO(cell["bytes"]), where)
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str]:
@@ -153,8 +153,8 @@ def _columns(schema: Any, path: Path) -> tuple[str, str]:
     images = [name for name, kind in fields.items() if types.is_struct(kind) and _encoded(kind)]
     integers = [name for name, kind in fields.items() if types.is_integer(kind)]
     numbers = [*integers, *(name for name, kind in fields.items() if types.is_floating(kind) or types.is_boolean(kind))]
-    labels = [name for name in LABELS if name in numbers][:1]
-    if not labels and len(integers) == 1 and (not {*LABELS} & {*fields} or _LIKE_A_LABEL.search(integers[0])):
+    labels = [name for name in LABEL_COLUMNS if name in numbers][:1]
+    if not labels and len(integers) == 1 and (not {*LABEL_COLUMNS} & {*fields} or _LIKE_A_LABEL.search(integers[0])):
         labels = integers
     if len(images) != 1 or len(labels) != 1:
         known = [f"{field.name} ({field.type})"[:80] for field in schema]

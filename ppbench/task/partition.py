@@ -1,4 +1,4 @@
-"""Who holds which example: partition over clients, split into train and test; functions of labels and seed."""
+"""Partitions of examples over clients, and splits into train and test; functions of labels and seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.seeds import Seeds
 
-KINDS = ("iid", "imbalanced", "dirichlet", "domains")
+PARTITIONS = ("iid", "imbalanced", "dirichlet", "domains")
 DEFAULT_ALPHA = 0.9  # the SPN paper, Appendix C
-ALPHAS = (1e-3, 1e6)  # beyond these a draw is one-hot or equal shares, and can overflow
+ALPHAS = (1e-3, 1e6)  # outside this range a draw is one-hot or equal shares, and can overflow
 DISTINCT = 20
-"""Numbers with at most so many distinct values are stratified by value, others by decile."""
+"""Number of distinct targets up to which they are stratified by value, else by decile."""
 
 
 def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor | None = None) -> list[Tensor]:
@@ -26,21 +26,21 @@ def partition(kind: str, labels: Tensor, clients: int, seed: int, domain: Tensor
     Args:
         kind: "iid": every class is shuffled, the classes are laid end to end, and dealt round robin: the sizes of two
             shards, and their counts of any one class, differ by at most 1.
-            "imbalanced": every class is cut by the same shares u / sum(u), u ~ U(.5, 1.5): clients differ in size alone
-            (FedPC paper, Section 4.1; the law of the shares is ours, the paper only excludes extremes).
+            "imbalanced": every class is cut by the same shares u / sum(u), u ~ U(0.5, 1.5): clients differ in size
+            alone (FedPC paper, Section 4.1; the law of the shares is ours, the paper only excludes extremes).
             "dirichlet:ALPHA": every class is cut by shares of its own, symmetric Dirichlet of concentration ALPHA in
-            [.001, 1e6]; "dirichlet" alone is ALPHA = .9 (SPN paper, Appendix C).
+            [0.001, 1e6]; "dirichlet" alone is ALPHA = 0.9 (SPN paper, Appendix C).
             "domains": client c of N gets examples of the (c D // N)-th of the D domains only, "iid" among the clients
             of a domain (feature skew; BAFFLE paper, Table 3).
-            A client that would come out empty takes a random example from the client that then has most.
+            A client without an example takes a random one from the client that has the most.
         labels: int64 [N], the class of each example, or the `strata` of its target.
-        domain: int64 [N], where each example comes from, or None where that is not known.
+        domain: int64 [N], the origin of each example, or None if unknown.
 
     Raises UsageError: unknown kind, bad ALPHA, no client, too many for the examples, or domains that do not fit.
     """
     name, _, argument = kind.partition(":")
-    if name not in KINDS:
-        raise unknown("partition", name, KINDS)
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
     if argument and name != "dirichlet":
         raise UsageError(f"The partition {shown(kind)} takes no argument; write {name!r}.")
     if not 1 <= clients <= len(labels):
@@ -72,17 +72,17 @@ def _by_class(
 
 
 def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -> list[Tensor]:
-    found = domain.unique().tolist() if domain is not None else []
-    if domain is None or not len(found) <= clients:
-        known = f"{len(found)} domains and only {clients} clients" if found else "no domains"
+    domains = domain.unique().tolist() if domain is not None else []
+    if domain is None or not len(domains) <= clients:
+        problem = f"{len(domains)} domains and only {clients} clients" if domains else "no domains"
         raise UsageError(
-            f"The partition 'domains' cannot be made: there are {known}; take a data set with domains, such as "
+            f"The partition 'domains' cannot be made: there are {problem}; take a data set with domains, such as "
             "imagefolder:FOLDER?domains, and at least as many clients as it has domains."
         )
     shards: list[Tensor] = []
-    for place, name in enumerate(found):
+    for number, name in enumerate(domains):
         members = (domain == name).nonzero()[:, 0]
-        group = sum(client * len(found) // clients == place for client in range(clients))
+        group = sum(client * len(domains) // clients == number for client in range(clients))
         if group > len(members):
             raise UsageError(
                 f"Domain {name} has {len(members)} training examples, too few for its {group} of {clients} clients; "
@@ -96,8 +96,8 @@ def _by_domain(labels: Tensor, domain: Tensor | None, clients: int, seed: int) -
 def strata(targets: Tensor) -> Tensor:
     """Return the group, int64 [N], of each finite target [N] or [N, 1], for `partition` and for splits.
 
-    At most `DISTINCT` distinct values are a group each, numbered from 0 by size; of more, the groups are the tenths of
-    the sorted values (0 to 9), where equal values share a group.
+    Up to `DISTINCT` distinct values are one group each, numbered from 0 in ascending order; of more, the groups are the
+    tenths of the sorted values (0 to 9), with equal values in one group.
     """
     values = targets.reshape(-1).double().numpy()
     distinct, rank = np.unique(values, return_inverse=True)
@@ -110,7 +110,7 @@ def strata(targets: Tensor) -> Tensor:
 def mask_strata(masks: Tensor) -> Tensor:
     """Return the group, int64 [N], of each mask [N, 1, H, W] by its share of ones, for `partition` and for splits.
 
-    0 is an empty mask; the others are the fifths of the sorted shares (1 to 5), where equal shares share a group.
+    0 is an empty mask; the others are the fifths of the sorted shares (1 to 5), with equal shares in one group.
     """
     shares = masks.flatten(1).mean(1, dtype=torch.float64).numpy()
     edges = np.quantile(shares[shares > 0], np.arange(1, 5) / 5) if (shares > 0).any() else []
@@ -142,14 +142,14 @@ def hold_out(labels: Tensor, parts: int, seed: int, taken: int = 1) -> tuple[Ten
 def three_way(labels: Tensor, shares: tuple[int, int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Split a data set into training, validation and test parts with sizes as `shares`, each stratified.
 
-    The test part is `hold_out` of the whole, the validation part of what is left, so 4:0:1 is `hold_out` in fifths.
+    The test part is `hold_out` of the whole, the validation part of the rest, so 4:0:1 is `hold_out` in fifths.
     """
     train, validation, test = shares
-    left, tested = hold_out(labels, sum(shares), seed, test)
+    rest, tested = hold_out(labels, sum(shares), seed, test)
     if validation == 0:
-        return left, left[:0], tested
-    kept, held = hold_out(labels[left], train + validation, Seeds(seed).seed("validation"), validation)
-    return left[kept], left[held], tested
+        return rest, rest[:0], tested
+    kept, held_out = hold_out(labels[rest], train + validation, Seeds(seed).seed("validation"), validation)
+    return rest[kept], rest[held_out], tested
 
 
 def _concentration(argument: str) -> float:
@@ -178,6 +178,6 @@ def _fill_empty(shards: list[np.ndarray], generator: np.random.Generator) -> Non
     for client, shard in enumerate(shards):
         if len(shard) == 0:
             largest = max(range(len(shards)), key=lambda other: len(shards[other]))
-            place = int(generator.integers(len(shards[largest])))
-            shards[client] = shards[largest][place : place + 1]
-            shards[largest] = np.delete(shards[largest], place)
+            index = int(generator.integers(len(shards[largest])))
+            shards[client] = shards[largest][index : index + 1]
+            shards[largest] = np.delete(shards[largest], index)

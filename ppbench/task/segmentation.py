@@ -1,4 +1,4 @@
-"""Images with a mask each, in two folders."""
+"""Images and their masks, in two folders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, shown
 from ppbench.task.dataset import Dataset, Split, existing
-from ppbench.task.imagefolder import files
-from ppbench.task.images import decode, stack
+from ppbench.task.imagefolder import image_files
+from ppbench.task.images import decode_image, stack_images
 from ppbench.task.partition import hold_out, mask_strata
 
 _FORM = "segmentation:FOLDER with FOLDER/images/NAME.png and FOLDER/masks/NAME.png for every NAME"
@@ -22,9 +22,8 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     """Images and masks of the same names: segmentation:FOLDER/{images,masks}/NAME.*, split 80 : 20.
 
     Names are compared without their suffix. Images are 8-bit and of one size, grey if all are; a mask has its image's
-    size and is black (0) but for one other grey value, which becomes 1. The split is stratified by the masks' shares of
-    ones, and takes images for independent: cut slices of one patient by patient before. UsageError: what cannot be
-    used.
+    size, black (0) and one other grey value, which becomes 1. The split is stratified by the masks' shares of ones and
+    treats images as independent: it may part slices of one patient. UsageError: a file cannot be used.
     """
     folder = existing("segmentation", argument)
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
@@ -32,7 +31,7 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
         lacking = "masks" if name in images else "images"
         raise UsageError(f"The folder {folder / lacking} has no file for {shown(name)}; it must be {_FORM}.")
     paths = [images[name] for name in sorted(images)]
-    x = stack([decode(path, str(path)) for path in paths], [str(path) for path in paths])
+    x = stack_images([decode_image(path, str(path)) for path in paths], [str(path) for path in paths])
     y = torch.stack([_mask(masks[name], tuple(x.shape[2:])) for name in sorted(images)])
     parts = hold_out(mask_strata(y), 5, seed)
     if not all(len(index) for index in parts):
@@ -50,19 +49,19 @@ def masked_dataset(name: str, train: Split, test: Split) -> Dataset:
 def _by_name(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}; a segmentation data set is {_FORM}.")
-    found: dict[str, Path] = {}
-    for path in files(folder):
-        if path.stem in found:
-            raise UsageError(f"{folder} has {found[path.stem].name} and {path.name}; keep one file for each name.")
-        found[path.stem] = path
-    if not found:
+    by_name: dict[str, Path] = {}
+    for path in image_files(folder):
+        if path.stem in by_name:
+            raise UsageError(f"{folder} has {by_name[path.stem].name} and {path.name}; keep one file for each name.")
+        by_name[path.stem] = path
+    if not by_name:
         raise UsageError(f"The folder {folder} has no image; a segmentation data set is {_FORM}.")
-    return found
+    return by_name
 
 
 def _mask(path: Path, size: tuple[int, ...]) -> Tensor:
     """Return the mask in `path`, float32 [1, *size] of 0 and 1."""
-    pixels: NDArray[np.uint8] = decode(path, str(path))
+    pixels: NDArray[np.uint8] = decode_image(path, str(path))
     if pixels.ndim == 3 and (pixels == pixels[..., :1]).all():  # grey, stored as RGB
         pixels = pixels[..., 0]
     if pixels.shape != size:

@@ -1,4 +1,4 @@
-"""Synthetic images with masks: discs, rectangles and triangles on a textured ground."""
+"""Synthetic images with masks: discs, rectangles and triangles on a textured background."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ppbench.task.segmentation import masked_dataset
 
 COUNT, SIDE = 240, 32
 GRAIN = 8
-"""Pixels between the knots of the ground's texture."""
-CONTRAST = (0.25, 0.5)
+"""Pixels between the knots of the background's texture."""
+OBJECT_CONTRAST = (0.25, 0.5)
 """Least and largest difference of an object's brightness from the middle of the range, in units of the range."""
 NOISE = 0.06
 """Standard deviation of the noise on every pixel and channel, in units of the range."""
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+_Floats = NDArray[np.float64]
+_Bools = NDArray[np.bool_]
 
 
 def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
@@ -41,20 +41,20 @@ def shapes(argument: str, *, seed: int, root: Path) -> Dataset:
     return masked_dataset("shapes", *(Split(x[index], y[index], 1) for index in parts))
 
 
-def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], Bools]:
+def _scene(generator: np.random.Generator) -> tuple[NDArray[np.uint8], _Bools]:
     image = 0.35 + 0.3 * np.stack([_texture(generator) for _ in range(3)])
     mask = np.zeros((SIDE, SIDE), dtype=bool)
     for _ in range(generator.integers(1, 4)):
         inside = _object(generator)
         side = generator.choice((-1.0, 1.0))
-        color = 0.5 + side * generator.uniform(*CONTRAST, size=3)
+        color = 0.5 + side * generator.uniform(*OBJECT_CONTRAST, size=3)
         image[:, inside] = color[:, None]
         mask |= inside
     image += generator.normal(0.0, NOISE, image.shape)
     return np.rint(255 * image.clip(0, 1)).astype(np.uint8), mask
 
 
-def _texture(generator: np.random.Generator) -> Floats:
+def _texture(generator: np.random.Generator) -> _Floats:
     knots = generator.uniform(size=(SIDE // GRAIN + 1,) * 2)
     place = np.arange(SIDE) / GRAIN
     base = place.astype(int)
@@ -63,8 +63,8 @@ def _texture(generator: np.random.Generator) -> Floats:
     return np.asarray(rows[:, base] * (1 - part) + rows[:, base + 1] * part)
 
 
-def _object(generator: np.random.Generator) -> Bools:
-    """Return the pixels [SIDE, SIDE] of a disc, a rectangle or a triangle that lies within the image."""
+def _object(generator: np.random.Generator) -> _Bools:
+    """Return the pixels [SIDE, SIDE] of a disc, a rectangle or a triangle within the image."""
     down, right = np.mgrid[:SIDE, :SIDE].astype(np.float64)
     radius = generator.uniform(4, 9)
     center = generator.uniform(radius, SIDE - 1 - radius, size=2)

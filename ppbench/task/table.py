@@ -12,18 +12,18 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, listed, shown, unknown
 from ppbench.federation.plan import Columns
-from ppbench.task.csv_columns import MAX_CATEGORIES, is_number, typed
-from ppbench.task.csv_options import Options, options_of
-from ppbench.task.csv_rows import frame_of
+from ppbench.task.csv_columns import MAX_CATEGORIES, is_number, typed_columns
+from ppbench.task.csv_options import CsvOptions, options_of
+from ppbench.task.csv_rows import csv_frame
 from ppbench.task.dataset import Dataset, Split, existing
-from ppbench.task.numerals import MANY, option
+from ppbench.task.numerals import MANY_TEXTS, option
 from ppbench.task.partition import strata, three_way
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _ROWS_A_CLASS = 5
-"""Rows that a class has on average, at least, where numbers are many and may be classes all the same."""
+"""Least average number of rows per class for which many distinct numbers may be classes."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -49,15 +49,15 @@ def load(argument: str, *, seed: int, root: Path) -> Dataset:
     text, _, query = argument.partition("?")
     path = existing("csv", text)
     options = options_of(query)
-    frame = frame_of(path, options)
+    frame = csv_frame(path, options)
     target = frame.columns[-1] if options.target is None else options.target
     if target not in frame.columns:
         raise unknown("column", target, [str(column) for column in frame.columns])
-    return _dataset(typed(frame, options, path), target, options, seed, path)
+    return _dataset(typed_columns(frame, options, path), target, options, seed, path)
 
 
-def _dataset(table: pd.DataFrame, target: str, options: Options, seed: int, path: Path) -> Dataset:
-    """Return the rows of a table without those that options leave out, split and encoded."""
+def _dataset(table: pd.DataFrame, target: str, options: CsvOptions, seed: int, path: Path) -> Dataset:
+    """Return the data set of a table: rows that the options keep, split and encoded."""
     frame = _complete(table, target, options, path)
     regression = options.task == "regression"
     y, classes = _targets(frame[target], path) if regression else _labels(frame[target], options, path)
@@ -81,29 +81,29 @@ def _dataset(table: pd.DataFrame, target: str, options: Options, seed: int, path
     )
 
 
-def _rows(rows: int, left: int) -> str:
-    without = f" ({rows - left} without a value are left out)" if left < rows else ""
-    return f"{left} rows{without}"
+def _rows(rows: int, kept: int) -> str:
+    without = f" ({rows - kept} without a value are left out)" if kept < rows else ""
+    return f"{kept} rows{without}"
 
 
 def _reading(inputs: pd.DataFrame) -> str:
-    """Return which columns are numbers, and which are categories of how many values."""
+    """Return in words which columns are numbers, and which are categories with their numbers of values."""
     numbers = [f"{name}{_counting(column)}" for name, column in inputs.items() if is_number(column)]
-    words = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
-    categories = [f"{name} ({count})" for name, count in words.items()]
+    value_counts = {str(name): column.nunique(dropna=False) for name, column in inputs.items() if not is_number(column)}
+    categories = [f"{name} ({count})" for name, count in value_counts.items()]
     parts = [f"numbers: {listed(numbers)}"] if numbers else []
     parts += [f"categories (values): {listed(categories, 600)}"] if categories else []
     return "; ".join(parts)
 
 
 def _counting(column: pd.Series) -> str:
-    """Return a remark on numbers that count the rows: they tell where a row stood in the file, and no more."""
+    """Return a remark on a column that only counts the rows, "" for other columns."""
     values = column.to_numpy()
-    return " (it counts the rows)" if len(values) > MANY and bool((np.diff(values) == 1).all()) else ""
+    return " (it counts the rows)" if len(values) > MANY_TEXTS and bool((np.diff(values) == 1).all()) else ""
 
 
-def _complete(frame: pd.DataFrame, target: str, options: Options, path: Path) -> pd.DataFrame:
-    """Return the rows that lack no number and no target, all where no option says that others be left out."""
+def _complete(frame: pd.DataFrame, target: str, options: CsvOptions, path: Path) -> pd.DataFrame:
+    """Return the rows without missing numbers or target; all rows unless the option `na` is set."""
     if options.na is None:
         return frame
     needed = [name for name, column in frame.items() if name == target or is_number(column)]
@@ -123,7 +123,7 @@ def _parts(groups: Tensor, shares: tuple[int, int, int], seed: int, path: Path) 
     return train, test
 
 
-def _labels(column: pd.Series, options: Options, path: Path) -> tuple[Tensor, int]:
+def _labels(column: pd.Series, options: CsvOptions, path: Path) -> tuple[Tensor, int]:
     """Return (labels int64 [N], number of classes): the rank of each value among the sorted distinct values."""
     _check_present(column, path)
     values, inverse = np.unique(column.to_numpy(), return_inverse=True)
@@ -138,24 +138,24 @@ def _labels(column: pd.Series, options: Options, path: Path) -> tuple[Tensor, in
 
 
 def _check_classes(name: str, values: NDArray[np.generic], rows: int, path: Path) -> None:
-    """Refuse sorted distinct numbers that number no classes: fractions, and many that leave gaps or hardly repeat."""
+    """Refuse sorted distinct numbers that are no class numbers: fractions, and many with gaps or few repetitions."""
     numbers = values.astype(np.float64)
-    odd = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
+    fractions = numbers[~np.isfinite(numbers) | (numbers != np.round(numbers))]
     gapless = numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
-    if len(odd):
-        what = f"holds numbers such as {odd[0]:.15g}, which are no classes"
-    elif len(numbers) > MANY and (not gapless or len(numbers) * _ROWS_A_CLASS > rows):
-        what = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
+    if len(fractions):
+        fault = f"holds numbers such as {fractions[0]:.15g}, which are no classes"
+    elif len(numbers) > MANY_TEXTS and (not gapless or len(numbers) * _ROWS_A_CLASS > rows):
+        fault = f"has {len(numbers)} distinct numbers in {rows} rows, which are hardly classes"
     else:
         return
     raise UsageError(
-        f"The target column {shown(name)} of {path} {what}; write 'task=regression' to fit them as numbers, or "
+        f"The target column {shown(name)} of {path} {fault}; write 'task=regression' to fit them as numbers, or "
         f"'categories={option(name)}' to take each for a class."
     )
 
 
 def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
-    """Return (targets float32 [N, 1], 1), the numbers of a regression's target column as they are."""
+    """Return (targets float32 [N, 1], 1), the unscaled numbers of a regression's target column."""
     from pandas.api.types import is_numeric_dtype
 
     _check_present(column, path)
@@ -167,10 +167,10 @@ def _targets(column: pd.Series, path: Path) -> tuple[Tensor, int]:
         )
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is named below
         values = column.to_numpy(np.float64).astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
+    not_finite = np.flatnonzero(~np.isfinite(values))
+    if len(not_finite):
         raise UsageError(
-            f"Row {column.index[bad[0]]} of {path} has {column.iloc[bad[0]]} in the target column "
+            f"Row {column.index[not_finite[0]]} of {path} has {column.iloc[not_finite[0]]} in the target column "
             f"{shown(column.name)}; targets must be finite in single precision."
         )
     if values.min() == values.max():
@@ -212,7 +212,7 @@ def _check_columns(inputs: pd.DataFrame, path: Path) -> None:
 def _encode(
     inputs: pd.DataFrame, train: NDArray[np.int64], test: NDArray[np.int64], path: Path
 ) -> tuple[Tensor, Tensor, Columns]:
-    """Return (training, test) features, float32 [N, D], encoded with figures of the training rows alone, and how."""
+    """Return training and test features, float32 [N, D], encoded by the training rows' statistics, and the encoding."""
     from sklearn.compose import make_column_selector, make_column_transformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -224,8 +224,8 @@ def _encode(
         ),
     )
     fitted = np.asarray(encoder.fit_transform(inputs.iloc[train]))
-    words = inputs.iloc[train].select_dtypes(exclude="number")
-    widths = tuple(int(words[name].nunique(dropna=False)) for name in words)
+    categories = inputs.iloc[train].select_dtypes(exclude="number")
+    widths = tuple(int(categories[name].nunique(dropna=False)) for name in categories)
     columns = Columns(fitted.shape[1] - sum(widths), widths)
     _check_scales(inputs.iloc[train].select_dtypes(include="number"), fitted[:, : columns.numbers], path)
     x_test = torch.tensor(np.asarray(encoder.transform(inputs.iloc[test])), dtype=torch.float32)
@@ -233,9 +233,9 @@ def _encode(
 
 
 def _check_scales(numbers: pd.DataFrame, scaled: NDArray[np.float64], path: Path) -> None:
-    """Refuse numbers that vary by so little beside their size that they cannot be standardized."""
-    for place, name in enumerate(numbers):
-        if numbers[name].nunique() > 1 and abs(scaled[:, place].std() - 1) > 0.01:
+    """Refuse numbers that vary too little, relative to their size, to be standardized."""
+    for index, name in enumerate(numbers):
+        if numbers[name].nunique() > 1 and abs(scaled[:, index].std() - 1) > 0.01:
             raise UsageError(
                 f"The numbers of the column {shown(name)} of {path} differ too little beside their size to be "
                 "standardized; subtract their mean in the file."

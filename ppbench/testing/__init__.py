@@ -1,7 +1,7 @@
 """Conformance batteries for authors of defenses and attacks: `check_defense(MyDefense)`, `check_attack(MyAttack)`.
 
-Each asks every property and raises one AssertionError that names all that fail. Nothing under test need be installed;
-names are loaded on first use, so that importing this package costs nothing.
+Each checks every property and raises one AssertionError that names all that fail. The class under test need not be
+installed. Names are loaded on first use, so that importing this package costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The conformance battery of attacks: a planted leak is found, nothing is found in nothing, and manners are kept."""
+"""The conformance battery of attacks: a planted leak is found, noise gives chance, and the contract is kept."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from ppbench.adversary.declared import acting_faults
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.registry import load, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.view import THREATS, acts
+from ppbench.federation.threats import THREATS
 from ppbench.questions.base import question_of
 from ppbench.testing import gradients, records, traces
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures, unnamed
 from ppbench.testing.worlds import POISONS, Duel
 
-Asked = Mapping[str, Property[Duel]]
+Properties = Mapping[str, Property[Duel]]
 
 
-def declares_itself(duel: Duel) -> Iterator[str]:
-    """Ask whether name, kind, threat models and targets are such as evaluations need, and where it comes from."""
+def attack_declares_itself(duel: Duel) -> Iterator[str]:
+    """Check that name, threat models and `crafted` are valid, and that the attack names its reference."""
     attack = duel.attack
     yield from unnamed(attack, attack.parameters())
     if not attack.reference:
         yield "it does not say where it comes from; set `reference: ClassVar[str]`"
-    strange = sorted(set(attack.threats) - set(THREATS))
-    if strange or not attack.threats:
-        yield f"it can use views of {strange or 'nothing'}; known threat models are {', '.join(THREATS)}"
+    unknown_threats = sorted(set(attack.threats) - set(THREATS))
+    if unknown_threats or not attack.threats:
+        yield f"it can use views of {unknown_threats or 'nothing'}; known threat models are {', '.join(THREATS)}"
     for fault in acting_faults(type(attack)):
         yield f"it {fault}"
 
 
-UPLOADS: Asked = {
-    "declares_itself": declares_itself,
+UPLOADS: Properties = {
+    "declares_itself": attack_declares_itself,
     "one_seed_one_guess": gradients.one_seed_one_guess,
-    **{f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=t) for t in sorted(THREATS)},
+    **{
+        f"keeps_form_and_budget_{t}": partial(gradients.keeps_form_and_budget, threat=THREATS[t])
+        for t in sorted(THREATS)
+    },
     **{f"survives_{poison}": partial(gradients.survives_poison, poison=poison) for poison in POISONS},
     "poison_harms_no_other": gradients.poison_harms_no_other,
     "answers_without_mail": gradients.answers_without_mail,
@@ -47,7 +50,7 @@ UPLOADS: Asked = {
 }
 ABSENCES = (*POISONS, records.ABSENT)
 
-ATTACK_PROPERTIES: Mapping[str, Asked] = {
+ATTACK_PROPERTIES: Mapping[str, Properties] = {
     "reconstruction": {
         "finds_the_planted_leak": gradients.finds_the_planted_leak,
         "noise_gives_chance": gradients.noise_gives_chance,
@@ -59,7 +62,7 @@ ATTACK_PROPERTIES: Mapping[str, Asked] = {
         **UPLOADS,
     },
     "membership": {
-        "declares_itself": declares_itself,
+        "declares_itself": attack_declares_itself,
         "finds_members": records.finds_members,
         **{f"knows_no_member_of_{seed}": partial(records.knows_no_member_of, seed=seed) for seed in range(5)},
         **{f"tosses_coins_{bad}": partial(records.tosses_coins_without_a_model, poison=bad) for bad in ABSENCES},
@@ -69,56 +72,56 @@ ATTACK_PROPERTIES: Mapping[str, Asked] = {
         "noise_gives_chance": records.noise_gives_batch_members_by_chance,
         **{name: asks for name, asks in UPLOADS.items() if name != "poison_harms_no_other"},  # one question about all
     },
-    "client_membership": {"declares_itself": declares_itself},  # all else needs an audit with canary clients
+    "client_membership": {"declares_itself": attack_declares_itself},  # all else needs an audit with canary clients
     "tracing": {
-        "declares_itself": declares_itself,
+        "declares_itself": attack_declares_itself,
         "traces_perfect_reconstructions": traces.traces_perfect_reconstructions,
         "traces_noise_by_chance": traces.traces_noise_by_chance,
         **{f"survives_{bad}": partial(traces.survives_poisoned_reconstructions, poison=bad) for bad in POISONS},
     },
     "extraction": {
-        "declares_itself": declares_itself,
+        "declares_itself": attack_declares_itself,
         "reads_the_model": records.reads_the_model,
         **{f"answers_{poison}": partial(records.answers_without_a_model, poison=poison) for poison in ABSENCES},
     },
 }
-"""What is asked of attacks of each kind, by name. `tests/test_attack_contract.py` asks it of every one of ours.
+"""The properties of attacks by kind and name. `tests/test_attack_contract.py` checks all attacks of ppbench.
 
-Of a question of another package `properties_of` asks manners: what leaks, and what chance is, its own tests know.
+For a question of another package `properties_of` covers only the contract, not leaks and chance.
 """
 
 
-def properties_of(kind: str) -> Asked:
-    """Return the properties that attacks of a kind are asked."""
-    manners = UPLOADS if question_of(kind).reads else {"declares_itself": declares_itself}
+def properties_of(kind: str) -> Properties:
+    """Return the properties of attacks of a kind, by name."""
+    manners = UPLOADS if question_of(kind).reads else {"declares_itself": attack_declares_itself}
     return ATTACK_PROPERTIES.get(kind, manners)
 
 
-ONCE = frozenset(
+UNDEFENDED_ONLY = frozenset(
     {"declares_itself", "finds_the_planted_leak", "poison_harms_no_other", "traces_perfect_reconstructions"}
     | {f"tosses_coins_{poison}" for poison in ABSENCES}
     | {f"knows_no_member_of_{seed}" for seed in range(1, 5)}
 )
-"""Properties that are asked without a defense only."""
+"""Properties that are checked without a defense only."""
 
 
-ACTING = frozenset({"sends_what_was_agreed"})
-"""Properties that are asked of attacks alone whose server acts."""
+ACTING_ONLY = frozenset({"sends_what_was_agreed"})
+"""Properties of attacks with an active server only."""
 
 
 def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
     """Return the attack against no defense, against each of its targets that is installed, and against `against`."""
     targets = sorted(name for name in attack.targets or () if name in plugins("defenses"))
-    found = {d.name: d for d in [load("defenses", name)() for name in ("none", *targets)]}
-    found |= {defense.name: defense for defense in against}
-    return [Duel(attack, defense) for defense in found.values()]
+    defenses = {d.name: d for d in [load("defenses", name)() for name in ("none", *targets)]}
+    defenses |= {defense.name: defense for defense in against}
+    return [Duel(attack, defense) for defense in defenses.values()]
 
 
-def asked_of(duel: Duel) -> Asked:
-    """Return the properties that are asked in a duel, by name."""
-    every = properties_of(duel.attack.kind)
-    once = {name: question for name, question in every.items() if duel.undefended or name not in ONCE}
-    return {name: question for name, question in once.items() if name not in ACTING or acts(duel.threat)}
+def properties_in(duel: Duel) -> Properties:
+    """Return the properties to check in a duel, by name."""
+    properties = properties_of(duel.attack.kind)
+    chosen = {name: question for name, question in properties.items() if duel.undefended or name not in UNDEFENDED_ONLY}
+    return {name: question for name, question in chosen.items() if name not in ACTING_ONLY or duel.threat.acts}
 
 
 def check_attack(
@@ -129,38 +132,40 @@ def check_attack(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask an attack for all properties of its kind (`properties_of`); return what was found of each, in each duel.
+    """Check all properties of an attack's kind (`properties_of`); return one finding per property and duel.
 
-    Against no defense, its installed `targets` and `against`, in small federations on digits: some ten seconds each. It
-    need not be installed, its question must be.
+    Against no defense, its installed `targets` and `against`, in small federations on digits: some ten seconds each.
+    The attack need not be installed, its question must be.
     attack: the class, for its default parameters, or an instance; decibels: median PSNR that a reconstruction attack
-    must reach on undefended gradients of single images; only: names of the properties to ask; skip: those that it
-    breaks on purpose, with the reason.
-    AssertionError: a line for each property that fails, with what was seen and what is right. UsageError: no attack,
-    one that only audits can ask, or an unknown property.
+    must reach on undefended gradients of single images; only: names of the properties to check; skip: properties that
+    it breaks on purpose, with the reason.
+    AssertionError: a line for each property that fails, with what happened and what is right. UsageError: no attack,
+    one that needs an audit, or an unknown property.
     """
-    made = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
-    if not isinstance(made, Attack):
+    instance = attack() if isinstance(attack, type) and issubclass(attack, Attack) else attack
+    if not isinstance(instance, Attack):
         raise UsageError(f"{attack!r} is no attack; give a subclass of ppbench.Attack, or an instance of one.")
-    if made.kind not in plugins("questions"):
-        raise unknown("kind of attack", made.kind, plugins("questions"))
-    if made.audit:
+    if instance.kind not in plugins("questions"):
+        raise unknown("kind of attack", instance.kind, plugins("questions"))
+    if instance.audit:
         raise UsageError(
-            f"Attack {made.name!r} needs an audit ({made.audit}), which this battery does not train; evaluate it with "
-            "ppbench.evaluate(stages=('audit',)) and look at the controls."
+            f"Attack {instance.name!r} needs an audit ({instance.audit}), which this battery does not train; evaluate "
+            "it with ppbench.evaluate(stages=('audit',)) and look at the controls."
         )
-    findings = [f for duel in duels(made, against) for f in _found(replace(duel, decibels=decibels), only, skip or {})]
-    raise_failures(f"Attack {getattr(made, 'name', type(made).__name__)!r}", findings)
+    findings = [
+        f for duel in duels(instance, against) for f in _findings(replace(duel, decibels=decibels), only, skip or {})
+    ]
+    raise_failures(f"Attack {getattr(instance, 'name', type(instance).__name__)!r}", findings)
     return tuple(findings)
 
 
-def _found(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> list[Finding]:
-    """Return what is found in a duel; what is asked once is asked, and misspelt names are told, in the undefended."""
-    questions = asked_of(duel)
+def _findings(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> list[Finding]:
+    """Return the findings of a duel; unknown names raise UsageError in the undefended duel only."""
+    questions = properties_in(duel)
     if duel.undefended:
         return list(ask_all(duel, questions, only, skip))
-    here = [name for name in only if name in questions]
-    if only and not here:
+    applicable = [name for name in only if name in questions]
+    if only and not applicable:
         return []
-    found = ask_all(duel, questions, here, {name: why for name, why in skip.items() if name in questions})
-    return [replace(finding, property=f"{finding.property} against {duel.defense.name}") for finding in found]
+    findings = ask_all(duel, questions, applicable, {name: why for name, why in skip.items() if name in questions})
+    return [replace(finding, property=f"{finding.property} against {duel.defense.name}") for finding in findings]

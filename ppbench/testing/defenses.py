@@ -1,4 +1,4 @@
-"""The conformance battery of defenses: what everything that calls itself a defense must keep."""
+"""The conformance battery of defenses: the properties that every defense must have."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ppbench.federation.contract import Defense
 from ppbench.records.scores import Scalar
 from ppbench.testing import mechanics, secrecy, tradeoff
 from ppbench.testing.findings import Finding, Property, ask_all, raise_failures
-from ppbench.testing.scene import Trial
+from ppbench.testing.scene import DefenseTrial
 
-DEFENSE_PROPERTIES: Mapping[str, Property[Trial]] = {
+DEFENSE_PROPERTIES: Mapping[str, Property[DefenseTrial]] = {
     "declares_itself": mechanics.declares_itself,
     "one_seed_one_result": mechanics.one_seed_one_result,
     "resumes": partial(mechanics.resumes, schedule="parallel"),
@@ -32,7 +32,7 @@ DEFENSE_PROPERTIES: Mapping[str, Property[Trial]] = {
     "off_level_equals_none": tradeoff.off_level_equals_none,
     "control_moves_accuracy_one_way": tradeoff.control_moves_accuracy_one_way,
 }
-"""What is asked, by name. `tests/test_defense_contract.py` asks the same of every defense in the tree."""
+"""The properties by name. `tests/test_defense_contract.py` checks every defense of ppbench."""
 
 
 def check_defense(
@@ -42,18 +42,18 @@ def check_defense(
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask a defense, installed or not, for all of `DEFENSE_PROPERTIES` in seconds; return what was found of each.
+    """Check all of `DEFENSE_PROPERTIES` of a defense, installed or not, in seconds; return one finding per property.
 
     defense: the class, for its default parameters, or an instance; off: parameters at which it does nothing, as
-    {"sigma": 0.0}, where it must train as `none` does; only: names of the properties to ask; skip: those that it breaks
-    on purpose, with the reason.
-    AssertionError: a line for each property that fails, with what was seen and what is right. UsageError: no defense,
+    {"sigma": 0.0}, and must train as `none` does; only: names of the properties to check; skip: properties that it
+    breaks on purpose, with the reason.
+    AssertionError: a line for each property that fails, with what happened and what is right. UsageError: no defense,
     or an unknown property.
     """
-    made = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
-    if not isinstance(made, Defense):
+    instance = defense() if isinstance(defense, type) and issubclass(defense, Defense) else defense
+    if not isinstance(instance, Defense):
         raise UsageError(f"{defense!r} is no defense; give a subclass of ppbench.Defense, or an instance of one.")
-    trial = Trial(made, None if off is None else tuple(off.items()))
+    trial = DefenseTrial(instance, None if off is None else tuple(off.items()))
     findings = ask_all(trial, DEFENSE_PROPERTIES, only, skip or {})
-    raise_failures(f"Defense {getattr(made, 'name', type(made).__name__)!r}", findings)
+    raise_failures(f"Defense {getattr(instance, 'name', type(instance).__name__)!r}", findings)
     return findings

@@ -1,4 +1,4 @@
-"""What a battery finds: each property is asked by itself, and all failures are told together."""
+"""Findings of a battery: each property is checked by itself, and all failures are reported together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ppbench.base.errors import unknown
 
 T = TypeVar("T")
 Property = Callable[[T], Iterator[str]]
-"""Asks one thing of a subject and yields a sentence for each violation; may raise `Untold` or `NotAsked`."""
+"""Checks one property of a subject and yields a sentence per violation; may raise `Inconclusive` or `NotAsked`."""
 
 
-class Untold(Exception):
-    """Whether the property holds cannot be told; the message says why. No failure."""
+class Inconclusive(Exception):
+    """The check of the property is inconclusive; the message says why. No failure."""
 
 
 class NotAsked(Exception):
-    """The property has no meaning for this subject; the message says why. No failure."""
+    """The property does not apply to this subject; the message says why. No failure."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a property. sentence: what was seen and is right, or why there is no answer; "": it holds."""
+    """The outcome of a property. sentence: what happened and what is right, or why there is no answer; "": it holds."""
 
     property: str
-    outcome: Literal["holds", "fails", "untold", "not asked"]
+    outcome: Literal["holds", "fails", "inconclusive", "not asked"]
     sentence: str = ""
 
     def __str__(self) -> str:
@@ -35,14 +35,14 @@ class Finding:
 
 
 def ask(name: str, question: Property[T], subject: T) -> Finding:
-    """Return what `question` finds about `subject`; an exception of the subject's own code is a failure, named."""
+    """Return the finding of `question` on `subject`; an exception of the subject's own code is a failure."""
     try:
         violations = list(dict.fromkeys(question(subject)))  # one sentence for what is wrong in two places
-    except Untold as reason:
-        return Finding(name, "untold", str(reason))
+    except Inconclusive as reason:
+        return Finding(name, "inconclusive", str(reason))
     except NotAsked as reason:
         return Finding(name, "not asked", str(reason))
-    except Exception as error:  # noqa: BLE001 - the code under test may raise anything; it is told, with its place
+    except Exception as error:  # noqa: BLE001 - the code under test may raise anything; reported with its place
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} was raised at {place.filename}:{place.lineno}: {error}"
         return Finding(name, "fails", f"{text}; a call that the contract allows must not fail")
@@ -56,10 +56,10 @@ def ask_all(
     for name in (*only, *skip):
         if name not in properties:
             raise unknown("property", name, properties)
-    asked = {name: question for name, question in properties.items() if not only or name in only}
+    chosen = {name: question for name, question in properties.items() if not only or name in only}
     return tuple(
         Finding(name, "not asked", skip[name]) if name in skip else ask(name, question, subject)
-        for name, question in asked.items()
+        for name, question in chosen.items()
     )
 
 
@@ -72,7 +72,7 @@ def raise_failures(subject: str, findings: Collection[Finding]) -> None:
 
 
 def unnamed(plugin: Any, parameters: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what keeps an attack or a defense from standing in records: its name, its class, its parameters."""
+    """Yield why records cannot hold an attack or a defense: its name, its class, its parameters."""
     if not isinstance(getattr(plugin, "name", None), str) or not plugin.name:
         yield "it has no name; set `name: ClassVar[str]`"
     if not plugin.__dataclass_params__.frozen:

@@ -1,4 +1,4 @@
-"""What attacks on uploads must keep (reconstruction, label): their planted leak, their null, their manners."""
+"""Properties of attacks on uploads (reconstruction, label): their planted leak, their null, their contract."""
 
 from __future__ import annotations
 
@@ -9,58 +9,59 @@ from statistics import median_low
 
 import torch
 
-from ppbench.adversary.apart import isolated
+from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.reading import readable
 from ppbench.base.registry import plugins
 from ppbench.base.tree import finite, leaves
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Data
-from ppbench.federation.view import TARGET, View
+from ppbench.federation.threats import TARGET, ThreatModel
+from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
 from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import digits, folder, installed
+from ppbench.testing.scene import all_digits, empty_folder, registered
 from ppbench.testing.worlds import (
-    LEVEL,
+    CHANCE_LEVEL,
+    EXTRA_EVALUATIONS,
     POISONS,
-    START,
     TWO_GUESSES,
     Duel,
     Witness,
     World,
-    content,
+    guess_content,
     malformed,
-    mute,
     noise_pictures,
+    noise_world,
     psnrs,
     seeded,
     silenced,
+    with_changed_mail,
     within_chance,
-    written,
 )
 
 FEW, SOME = 4, 40
-"""Budgets: where only the form of a guess is asked, and where it should be as good as another, or no better."""
+"""Budgets: for checks of a guess's form only, and for checks of its quality."""
 
 
 def finds_the_planted_leak(duel: Duel) -> Iterator[str]:
-    """Ask whether undefended gradients give the images (median PSNR) with their labels."""
+    """Check that undefended gradients give the images (median PSNR) with their labels."""
     attack = duel.attack
     world = duel.probe(8, pictures=duel.pictures)
-    world = world.seen(replace(world.view, public=Data(digits().x[600:1000], digits().y[600:1000])))
+    world = world.seen(replace(world.view, public=Data(all_digits().x[600:1000], all_digits().y[600:1000])))
     guesses = world.answers(attack)
     wrong = [g.y.tolist() for g, y in zip(guesses, world.labels, strict=True) if g.y is not None and g.y.tolist() != y]
     if wrong:
-        yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient tells its label"
+        yield f"of undefended gradients of single images {len(wrong)} of 8 labels are wrong; a gradient shows its label"
     reached = median_low(psnrs(world, guesses, attack))
     if not reached > duel.decibels:
         yield f"undefended gradients give a median PSNR of {reached:.1f} dB; more than {duel.decibels:g} dB is right"
 
 
 def finds_all_labels(duel: Duel) -> Iterator[str]:
-    """Ask whether undefended gradients give all labels of batches."""
+    """Check that undefended gradients give all labels of batches."""
     for batch in (1, 4):
         world = duel.probe(32, batch)
         scores = score_labels(world.victims, world.answers(duel.attack)).victims
@@ -70,20 +71,20 @@ def finds_all_labels(duel: Duel) -> Iterator[str]:
 
 
 def noise_gives_chance(duel: Duel) -> Iterator[str]:
-    """Ask whether uploads that do not depend on the data give images no nearer than grey, and their labels by chance.
+    """Check that uploads independent of the data give images no nearer than grey, and labels by chance.
 
-    Units are drawn alike, so any pairing of guesses with truths is as likely: chance is the mean over all, and hits
-    spread no wider than the binomial. Noise is nearer than a constant by luck alone: half a decibel on the mean is less
-    than a slightly better grey would gain (1 dB at .45); on a single victim of 12 a generator's image gains up to 2.5.
+    Units are drawn alike, so any pairing of guesses with truths is equally likely: chance is the mean over all, and
+    hits vary no more than the binomial. Noise may be nearer than grey by luck: half a decibel on the mean is less than
+    a slightly better grey would gain (1 dB at 0.45); on a single victim of 12 a generator's image gains up to 2.5.
     """
-    attack, world = duel.quick(SOME), mute(duel, 12)
+    attack, world = duel.quick(SOME), noise_world(duel, 12)
     guesses = world.answers(attack)
     wrong = list(malformed(world, guesses, attack))
     if wrong:
         yield wrong[0]
         return
-    plain = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
-    gains = torch.tensor(psnrs(world, guesses)) - torch.tensor(psnrs(world, plain))
+    grey = [Guess(x=torch.full_like(g.x, 0.5)) for g in guesses if g.x is not None]
+    gains = torch.tensor(psnrs(world, guesses)) - torch.tensor(psnrs(world, grey))
     if float(gains.mean()) >= 0.5 or float(gains.max()) >= 4:
         yield (
             f"from uploads of pure noise images come {float(gains.mean()):.1f} dB nearer than grey "
@@ -96,27 +97,27 @@ def noise_gives_chance(duel: Duel) -> Iterator[str]:
 
 
 def noise_gives_labels_by_chance(duel: Duel) -> Iterator[str]:
-    """Ask whether uploads that do not depend on the data give labels by chance, see `noise_gives_chance`."""
-    worlds = [(duel.quick(SOME), mute(duel, 24), "pure noise")]
-    worlds += [(duel.quick(SOME), mute(duel, 96, 4), "batches of noise")] if duel.undefended else []
-    for attack, world, words in worlds:
+    """Check that uploads independent of the data give labels by chance, see `noise_gives_chance`."""
+    worlds = [(duel.quick(SOME), noise_world(duel, 24), "pure noise")]
+    worlds += [(duel.quick(SOME), noise_world(duel, 96, 4), "batches of noise")] if duel.undefended else []
+    for attack, world, source in worlds:
         guesses = world.answers(attack)
         wrong = list(malformed(world, guesses, attack))
-        yield from wrong[:1] or _chance_of_labels(world, guesses, words)
+        yield from wrong[:1] or _chance_of_labels(world, guesses, source)
 
 
-def _chance_of_labels(world: World, guesses: Sequence[Guess], words: str) -> Iterator[str]:
-    """Yield a violation where labels are right more, or less, often than over all pairings."""
-    found, true = [g.y.tolist() for g in guesses if g.y is not None], world.labels
-    hits = [[sum(multiset_hits(g, t)) for t in true] for g in found]
+def _chance_of_labels(world: World, guesses: Sequence[Guess], source: str) -> Iterator[str]:
+    """Yield a violation if labels are right significantly more or less often than over all pairings."""
+    guessed, true = [g.y.tolist() for g in guesses if g.y is not None], world.labels
+    hits = [[sum(multiset_hits(g, t)) for t in true] for g in guessed]
     chance = float(torch.tensor(hits).double().mean()) / len(true[0])
     right, trials = sum(hits[i][i] for i in range(len(hits))), len(true) * len(true[0])
     if not within_chance(right, trials, chance):
-        yield f"of {words} {right} of {trials} labels are right, where chance is {chance:.0%}; nothing tells them"
+        yield f"of {source} {right} of {trials} labels are right, where chance is {chance:.0%}; nothing reveals them"
 
 
 def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
-    """Return whether guesses, of one image a unit, are as far from their truths as in 999 of 1000 other orders."""
+    """Return whether guesses, of one image per unit, are no nearer to their truths than in 1 of 1000 orders."""
     if any(len(unit) * world.victims.batch > 1 for unit in world.victims.units):
         return True
     truth = torch.cat([world.victims.truth(unit).x for unit in world.victims.units]).flatten(1)
@@ -125,11 +126,11 @@ def _no_nearer_than_any_pairing(world: World, guesses: Sequence[Guess]) -> bool:
     errors = torch.cdist(images.flatten(1).nan_to_num().clamp(low, high).double(), truth.double())
     orders = torch.stack([torch.randperm(len(truth), generator=seeded(i)) for i in range(2000)])
     others = errors[torch.arange(len(truth)), orders].mean(1)
-    return bool(errors.diagonal().mean() >= others.quantile(1 - LEVEL))
+    return bool(errors.diagonal().mean() >= others.quantile(1 - CHANCE_LEVEL))
 
 
 def one_seed_one_guess(duel: Duel) -> Iterator[str]:
-    """Ask whether all draws come from the generator: nothing global is read or moved, seeds differ without mail."""
+    """Check that all draws come from the generator: global state is neither read nor changed, and seeds differ."""
     attack, world = duel.quick(FEW), duel.probe(3)
     for seen in (world, world.seen(silenced(world.view))):
         witness = Witness(seen.view, world.challenges)
@@ -138,16 +139,16 @@ def one_seed_one_guess(duel: Duel) -> Iterator[str]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(99)
             again = seen.answers(attack, 1)
-        if [content(g) for g in first] != [content(g) for g in again]:
+        if [guess_content(g) for g in first] != [guess_content(g) for g in again]:
             yield TWO_GUESSES
     other = seen.answers(attack, 2)
-    if [content(g) for g in first] == [content(g) for g in other]:
+    if [guess_content(g) for g in first] == [guess_content(g) for g in other]:
         yield "without an observation two seeds give one guess; a guess about nothing is drawn from the generator"
 
 
-def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
-    """Ask whether guesses have their form, cost no more than the budget, and leave what was handed over as it was."""
-    if threat not in duel.attack.threats:
+def keeps_form_and_budget(duel: Duel, threat: ThreatModel) -> Iterator[str]:
+    """Check that guesses are well-formed, cost no more than the budget, and leave the arguments unchanged."""
+    if not threat.among(duel.attack.threats):
         raise NotAsked(f"it does not use views of {threat}")
     world = duel.probe(4, 2, threat)
     if not readable(duel.attack, world.view, world.challenges):
@@ -159,20 +160,20 @@ def keeps_form_and_budget(duel: Duel, threat: str) -> Iterator[str]:
         yield from witness.violations()
         yield from malformed(world, guesses, attack)
         shares = len(world.challenges[0].unit)  # a cohort's clients may be attacked one by one
-        most = shares * (budget * len(duel.limits) + START)
-        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= most]
+        limit = shares * (budget * len(duel.limits) + EXTRA_EVALUATIONS)
+        over = [g.evaluations for g in guesses if not 0 < g.evaluations <= limit]
         if duel.limits and over:
-            yield f"with a budget of {budget} a guess tells {over[0]} evaluations; 1 to {most} are right"
+            yield f"with a budget of {budget} a guess reports {over[0]} evaluations; 1 to {limit} are right"
 
 
 def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
-    """Ask whether what is crafted has the network's names and shapes, depends on the seed alone, and leaves the rest.
+    """Check that crafted weights have the network's names and shapes, and depend on the seed alone.
 
-    To a whole cohort and to one client among others, with public examples and without.
+    For a whole cohort and for one target client, with public examples and without; the server's state must not change.
     """
     run = duel.federate()
     server, plan = run.parties.server, replace(run.plan, local=replace(run.plan.local, upload="gradient", batch=4))
-    kept = [leaf.clone() for leaf in leaves(server)]
+    state_before = [leaf.clone() for leaf in leaves(server)]
     like = {name: value.shape for name, value in server.params.items()}
     for target, public in ((None, noise_pictures()), (TARGET, None)):
         before = Before(plan, duel.defense, server, tuple(range(plan.clients)), target, public)
@@ -186,28 +187,28 @@ def sends_what_was_agreed(duel: Duel) -> Iterator[str]:
                 yield "it sends weights that are not finite; no client trains on them"
             elif not all(torch.equal(sent[name], other[name]) for name in sent):
                 yield TWO_GUESSES
-    if not all(map(torch.equal, kept, leaves(server))):
+    if not all(map(torch.equal, state_before, leaves(server))):
         yield "it changes the server's state in place; copy before you write"
 
 
 def survives_poison(duel: Duel, poison: str) -> Iterator[str]:
-    """Ask whether uploads, or broadcasts, of one bad number are answered: a failed guess, no exception."""
+    """Check that uploads, or broadcasts, of one bad number give a guess and no exception."""
     attack = duel.quick(FEW)
     for batch in (1, 2):
         world = duel.probe(2 * batch, batch)
         for by_server in (False, True):
-            seen = world.seen(written(world.view, POISONS[poison], by_server))
+            seen = world.seen(with_changed_mail(world.view, POISONS[poison], by_server))
             yield from malformed(seen, seen.answers(attack), attack)
 
 
 def poison_harms_no_other(duel: Duel) -> Iterator[str]:
-    """Ask whether the guesses on others stay as good as they were when one of four uploads is NaN."""
+    """Check that a NaN in one of four uploads leaves the guesses on the others as good as before."""
     attack, world = duel.quick(SOME), duel.probe(4)
-    bad = written(world.view, POISONS["nan"]).mail
-    mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, bad, strict=True))
+    poisoned = with_changed_mail(world.view, POISONS["nan"]).mail
+    mail = tuple(b if e.sender == 1 else e for e, b in zip(world.view.mail, poisoned, strict=True))
     clean, guesses = world.answers(attack), world.seen(replace(world.view, mail=mail)).answers(attack)
-    told = {i: y.tolist() for i in (0, 2, 3) if (y := guesses[i].y) is not None}
-    if any(told[i] != world.labels[i] for i in told):
+    labels = {i: y.tolist() for i in (0, 2, 3) if (y := guesses[i].y) is not None}
+    if any(labels[i] != world.labels[i] for i in labels):
         yield "a NaN in one client's upload spoils others' labels; treat each upload by itself"
     if question_of(attack.kind).inputs:
         before, after = psnrs(world, clean), psnrs(world, guesses)
@@ -221,16 +222,16 @@ def poison_harms_no_other(duel: Duel) -> Iterator[str]:
 
 
 def answers_without_mail(duel: Duel) -> Iterator[str]:
-    """Ask whether a view without uploads, or without any mail, gives a guess a challenge, and no challenge none."""
+    """Check that a view without uploads, or without any mail, gives one guess per challenge, and none for none."""
     attack, world = duel.quick(FEW), duel.probe(4, 2)
     for view in (silenced(world.view), replace(world.view, mail=())):
         yield from malformed(world, world.seen(view).answers(attack), attack)
     if attack.run(world.view, [], seeded()) != []:
-        yield "no challenge gives a guess; give one a challenge"
+        yield "no challenge gives a guess; give one guess per challenge"
 
 
 def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
-    """Ask whether victims of one tone are answered, with a PSNR between 0 and 100 dB."""
+    """Check that constant images give guesses with a PSNR between 0 and 100 dB."""
     attack = duel.quick(FEW)
     for batch in (1, 2):
         world = duel.probe(2 * batch, batch, pictures=lambda x: torch.full_like(x, level))
@@ -244,19 +245,19 @@ def survives_constant_images(duel: Duel, level: float) -> Iterator[str]:
 
 
 def guesses_the_same_from_disk(duel: Duel) -> Iterator[str]:
-    """Ask whether a view from disk gives the same guess bit for bit; where both are installed, in a fresh process."""
+    """Check that a view from disk gives the same guess bit for bit; in a fresh process if both are installed."""
     attack, world = duel.quick(12), duel.probe(2)
-    apart = question_of(attack.kind).inputs and all(
+    isolate = question_of(attack.kind).inputs and all(
         plugins(group).get(part.name) is not None and plugins(group)[part.name].entry.load() is type(part)
         for group, part in (("attacks", attack), ("defenses", duel.defense))
     )
-    with installed("attacks", type(attack)), installed("defenses", type(duel.defense)), folder() as home:
+    with registered("attacks", type(attack)), registered("defenses", type(duel.defense)), empty_folder() as home:
         world.view.save(home)
-        here = world.seen(View.load(home)).answers(attack, 7)
-        alone = partial(isolated, attack, world.view, world.challenges, 7)
-        again = alone() if apart else world.seen(View.load(home)).answers(attack, 7)
-    if [content(g) for g in here] != [content(g) for g in again]:
+        first = world.seen(View.load(home)).answers(attack, 7)
+        isolated = partial(isolated_guesses, attack, world.view, world.challenges, 7)
+        again = isolated() if isolate else world.seen(View.load(home)).answers(attack, 7)
+    if [guess_content(g) for g in first] != [guess_content(g) for g in again]:
         yield (
-            f"{'a fresh process' if apart else 'a second reading'} of the view on disk gives another guess; nothing "
+            f"{'a fresh process' if isolate else 'a second reading'} of the view on disk gives another guess; nothing "
             "but the view, the challenges and the generator may decide"
         )

@@ -1,4 +1,4 @@
-"""What a protocol's mechanics must keep: its declarations, one seed one result, checkpoints, backends, the wire."""
+"""Properties of a protocol's mechanics: declarations, one seed one result, checkpoints, backends, the wire."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial
 from ppbench.testing.findings import NotAsked, unnamed
-from ppbench.testing.scene import SHARD, Trial, apart, at, folder, same, victims_of
+from ppbench.testing.scene import (
+    SHARD,
+    DefenseTrial,
+    empty_folder,
+    largest_difference,
+    same_tensors,
+    scene_victims,
+    with_parameters,
+)
 
-ROUNDS = 2
-PROBES = 8
-"""Sessions that are compared with one of training."""
+TRAIN_ROUNDS = 2
+PROBE_SESSIONS = 8
+"""Number of probe sessions that are compared with training."""
 
 
-def declares_itself(trial: Trial) -> Iterator[str]:
-    """Ask whether name, parameters, control parameter and grids are such as evaluations and records need."""
+def declares_itself(trial: DefenseTrial) -> Iterator[str]:
+    """Check that name, parameters, control parameter and grids are valid for evaluations and records."""
     defense = trial.defense
     yield from unnamed(defense, {field.name: getattr(defense, field.name) for field in dataclasses.fields(defense)})
     if defense.control is None:
@@ -39,32 +47,32 @@ def declares_itself(trial: Trial) -> Iterator[str]:
         yield "its 'quick' grid has fewer than 2 values of the control parameter, so that no trade-off is seen"
     for value in {value for grid in defense.grids.values() for value in grid}:
         try:
-            at(defense, {defense.control: value}).check(trial.plan)
+            with_parameters(defense, {defense.control: value}).check(trial.plan)
         except UsageError as error:
             yield f"it refuses a value of its own grid ({error}); a grid holds values that can be used"
 
 
-def one_seed_one_result(trial: Trial) -> Iterator[str]:
-    """Ask whether all draws come from the context's generator: equal seeds agree bit for bit, others do not."""
+def one_seed_one_result(trial: DefenseTrial) -> Iterator[str]:
+    """Check that all draws come from the context's generator: equal seeds agree bit for bit, others do not."""
     before = torch.get_rng_state()
     runs = [trial.federate(seed) for seed in (0, 0, 1)]
     for run in runs:
-        if not run.run(ROUNDS):
-            yield f"training left the range of numbers within {ROUNDS} rounds; it must stay finite on ordinary data"
+        if not run.run(TRAIN_ROUNDS):
+            yield f"training diverged within {TRAIN_ROUNDS} rounds; it must stay finite on ordinary data"
             return
     first, again, _ = (run.parties for run in runs)
-    if not same((first.server, first.clients), (again.server, again.clients)):
-        far = apart((first.server, first.clients), (again.server, again.clients))
-        yield f"two runs of one seed differ (by up to {far:.2g}); draw from ctx.generator and from nothing else"
+    if not same_tensors((first.server, first.clients), (again.server, again.clients)):
+        difference = largest_difference((first.server, first.clients), (again.server, again.clients))
+        yield f"two runs of one seed differ (by up to {difference:.2g}); draw from ctx.generator and from nothing else"
     learnt = [trial.defense.own_models(run.parties.clients) or run.parties.server.params for run in runs]
-    if same(learnt[0], learnt[2]):
-        yield "two seeds give the same weights; draw from ctx.generator, which another seed makes another"
+    if same_tensors(learnt[0], learnt[2]):
+        yield "two seeds give the same weights; draw from ctx.generator, which depends on the seed"
     if not torch.equal(before, torch.get_rng_state()):
         yield "torch's global generator has moved; draw from ctx.generator, for others rely on the global one"
 
 
-def resumes(trial: Trial, schedule: str) -> Iterator[str]:
-    """Ask whether a run from a checkpoint goes on bit for bit, with the same count of bytes."""
+def resumes(trial: DefenseTrial, schedule: str) -> Iterator[str]:
+    """Check that a run from a checkpoint continues bit for bit, with the same count of bytes."""
     try:
         whole = trial.federate(schedule=schedule)
     except UsageError as refusal:
@@ -73,11 +81,11 @@ def resumes(trial: Trial, schedule: str) -> Iterator[str]:
     half = trial.federate(schedule=schedule)
     half.run(1)
     rest = trial.federate(start=False, schedule=schedule)
-    with folder() as home:
+    with empty_folder() as home:
         half.save(home)
         rest.restore(home)
     rest.run(3)
-    if not same((whole.parties.server, whole.parties.clients), (rest.parties.server, rest.parties.clients)):
+    if not same_tensors((whole.parties.server, whole.parties.clients), (rest.parties.server, rest.parties.clients)):
         yield (
             f"under schedule {schedule}, three rounds differ from one, a checkpoint and two more; keep all that lasts "
             "in the server's or client's state, as tensors"
@@ -86,39 +94,39 @@ def resumes(trial: Trial, schedule: str) -> Iterator[str]:
         yield f"under schedule {schedule}, the bytes counted after a checkpoint differ from those of one run"
 
 
-def probes_move_nothing(trial: Trial) -> Iterator[str]:
-    """Ask whether a probe, and an observed round, leave training as it was."""
+def probes_move_nothing(trial: DefenseTrial) -> Iterator[str]:
+    """Check that a probe, and an observed round, do not change training."""
     probed, plain = trial.federate(), trial.federate()
     for run in (probed, plain):
         run.run(1)
-    probed.probe(victims_of(probed).data)
+    probed.probe(scene_victims(probed).data)
     probed.observe()
     for run in (probed, plain):
         run.run(2)
     parties = [(run.parties.server, run.parties.clients) for run in (probed, plain)]
-    if not same(*parties):
-        far = apart(*parties)
-        yield f"a probe changed the training after it (by up to {far:.2g}); never change a state in place, return one"
+    if not same_tensors(*parties):
+        difference = largest_difference(*parties)
+        amount = f"by up to {difference:.2g}"
+        yield f"a probe changed the training after it ({amount}); never change a state in place, return one"
     if probed.wire.up != plain.wire.up:
         yield "a probe changed the count of training's bytes"
 
 
 @dataclasses.dataclass(frozen=True)
 class OneDraw(Seeds):
-    """Seeds by which a party draws the same in every session; sessions keep names of their own."""
+    """Seeds by which a party draws the same in every session; sessions keep their own names."""
 
     def generator(self, role: str, *index: int | str) -> torch.Generator:
         """Return the generator of a party's purpose, round and step; index: purpose, session, and these."""
         return super().generator(role, *index[:1], *index[2:])
 
 
-def probes_are_steps_of_training(trial: Trial) -> Iterator[str]:
-    """Ask whether equal states, batches and draws make equal bits in training and in a probe: nobody may notice it.
+def probes_are_steps_of_training(trial: DefenseTrial) -> Iterator[str]:
+    """Check that equal states, batches and draws give equal bits in training and in a probe.
 
-    Masks are of their session: where uploads differ, what the server sends after the round must be the same, to float
-    tolerance.
+    Masks differ between sessions: if uploads differ, the server's next broadcast must be equal, to float tolerance.
     """
-    local, told = replace(trial.plan.local, batch=SHARD), False
+    local, compared = replace(trial.plan.local, batch=SHARD), False
     kinds: tuple[tuple[Literal["delta", "gradient"], ProbeKind], ...] = ("delta", "local"), ("gradient", "gradient")
     for upload, kind in kinds:
         try:
@@ -128,21 +136,26 @@ def probes_are_steps_of_training(trial: Trial) -> Iterator[str]:
         except UsageError:
             continue
         sent, ended = _round_of_training(run)
-        mail = run.probe({Slot(p, c): shard for p in range(PROBES) for c, shard in run.shards.items()}, kind).mail
-        told = True
-        probes = [[letter for letter in mail if letter.probe == probe] for probe in range(PROBES)]
+        mail = run.probe(
+            {Slot(p, c): shard for p in range(PROBE_SESSIONS) for c, shard in run.shards.items()}, kind
+        ).mail
+        compared = True
+        probes = [[letter for letter in mail if letter.probe == probe] for probe in range(PROBE_SESSIONS)]
         uploads = [[letter.message for letter in some if letter.receiver == SERVER] for some in probes]
-        if any(not same(sent, u) and _excess(ended, p[-1].message) > 1 for u, p in zip(uploads, probes, strict=True)):
+        if any(
+            not same_tensors(sent, u) and _excess(ended, p[-1].message) > 1
+            for u, p in zip(uploads, probes, strict=True)
+        ):
             yield (
                 f"with {upload} uploads a probe gives other bits than training does from the same state, batch and "
-                "draws; nothing may hang on the session, on how many examples there are, or on the plan's upload"
+                "draws; nothing may depend on the session, on how many examples there are, or on the plan's upload"
             )
-    if not told:
+    if not compared:
         raise NotAsked("it refuses both kinds of uploads in this federation")
 
 
 def _round_of_training(run: Federation) -> tuple[list[Tree], Tree]:
-    """Return what clients sent in a round of training, and what the server sends after it; `run` stays as it was."""
+    """Return the clients' messages in a round of training, and the server's broadcast after it; `run` is unchanged."""
     parties, wire = Parties(run.parties.server, list(run.parties.clients)), Wire(keep=True)
     drive = run.drive(run.plan, run.session, -1, run.round + 1, wire, parties, run.shards)
     drive.run(drive.begin(range(run.plan.clients)))
@@ -150,8 +163,8 @@ def _round_of_training(run: Federation) -> tuple[list[Tree], Tree]:
     return [letter.message for letter in wire.mail if letter.receiver == SERVER], message
 
 
-def loop_equals_vmap(trial: Trial) -> Iterator[str]:
-    """Ask whether `compute` gives the same, to float tolerance, client by client and mapped over clients."""
+def loop_equals_vmap(trial: DefenseTrial) -> Iterator[str]:
+    """Check that `compute` gives the same, to float tolerance, client by client and mapped over clients."""
     if not trial.defense.mappable:
         raise NotAsked("its clients always run in a loop (mappable is False)")
     for local in (trial.plan.local, Local("gradient", batch=48)):
@@ -186,74 +199,76 @@ def _excess(one: Tree, many: Tree) -> float:
 
 
 def uncounted(message: Tree) -> list[str]:
-    """Return what in `message` no byte is counted for: values that are no tensors."""
+    """Return the values in `message` that are no tensors, whose bytes are not counted, in words."""
     try:
         structure: Any = encode(message, {}, {})
     except TypeError as error:
         return [str(error)]
-    found, queue = [], [structure]
+    uncounted_values, queue = [], [structure]
     while queue:
         part = queue.pop()
         if isinstance(part, Mapping):
             if part.get("value") is not None:
-                found.append(f"the value {part['value']!r}")
+                uncounted_values.append(f"the value {part['value']!r}")
             queue += list(part.values())
         elif isinstance(part, list):
             queue += part
-    return found
+    return uncounted_values
 
 
-def bytes_are_counted(trial: Trial) -> Iterator[str]:
-    """Ask whether all that travels are tensors, whose bytes count, and whether something travels at all."""
+def bytes_are_counted(trial: DefenseTrial) -> Iterator[str]:
+    """Check that messages consist of tensors, whose bytes count, and that clients send any."""
     run = trial.federate()
-    mail = run.probe(victims_of(run, count=4).data).mail
+    mail = run.probe(scene_victims(run, count=4).data).mail
     for sender in {letter.sender for letter in mail}:
-        who = "the server" if sender == SERVER else f"client {sender}"
-        loose = [text for letter in mail if letter.sender == sender for text in uncounted(letter.message)]
-        if loose:
-            yield f"{who} sends {loose[0]}, of which no byte is counted; make every leaf of a message a tensor"
+        party = "the server" if sender == SERVER else f"client {sender}"
+        uncounted_parts = [text for letter in mail if letter.sender == sender for text in uncounted(letter.message)]
+        if uncounted_parts:
+            part = uncounted_parts[0]
+            yield f"{party} sends {part}, of which no byte is counted; make every leaf of a message a tensor"
     if any(letter.nbytes != nbytes(letter.message) for letter in mail):
         yield "a letter's size is not that of its tensors"
     before = run.wire.up
     run.run(1)
     if run.wire.up == before:
-        moved = not same(run.parties.server.params, initial(run.plan.spec, 1))
+        moved = not same_tensors(run.parties.server.params, initial(run.plan.spec, 1))
         if not moved and run.defense.own_models(run.parties.clients):
             raise NotAsked("its clients keep models of their own, and send nothing")
-        also = " and the model has moved all the same" if moved else ""
-        yield f"clients sent no byte in a round{also}; send updates over the wire, by `reply`"
+        moved_words = " and the model has moved all the same" if moved else ""
+        yield f"clients sent no byte in a round{moved_words}; send updates over the wire, by `reply`"
 
 
-def messages_keep_their_form(trial: Trial) -> Iterator[str]:
-    """Ask whether clients of one role send trees of one form and dtypes, and the server's weights keep theirs."""
+def messages_keep_their_form(trial: DefenseTrial) -> Iterator[str]:
+    """Check that clients of one role send trees of one form and dtypes, and that the server's weights keep theirs."""
     run = trial.federate()
     start = run.parties.server.params
     forms: dict[tuple[int, str], set[str]] = {}
-    transcript = run.probe(victims_of(run, count=8).data)
+    transcript = run.probe(scene_victims(run, count=8).data)
     roles = transcript.roles()
     for letter in transcript.mail:
         if letter.sender != SERVER:
             role = next((name for slot, name in roles.items() if slot.client == letter.sender), "")
             form = str([(str(leaf.dtype), leaf.dim()) for leaf in leaves(letter.message)])
             forms.setdefault((letter.step, role), set()).add(f"{type(letter.message).__name__} {form}")
-    for (step, role), seen in forms.items():
-        if len(seen) > 1:
+    for (step, role), observed_forms in forms.items():
+        if len(observed_forms) > 1:
             part = f" as {role}" if role else ""
-            yield f"in step {step} clients{part} send unlike messages ({' and '.join(sorted(seen))}); name them `roles`"
-    run.run(ROUNDS)
+            unlike = " and ".join(sorted(observed_forms))
+            yield f"in step {step} clients{part} send unlike messages ({unlike}); name them `roles`"
+    run.run(TRAIN_ROUNDS)
     end = run.parties.server.params
     if {n: (v.shape, v.dtype) for n, v in start.items()} != {n: (v.shape, v.dtype) for n, v in end.items()}:
         yield "the server's weights changed their names, shapes or dtypes in training; return them as they came"
 
 
-def all_goes_over_the_wire(trial: Trial) -> Iterator[str]:
-    """Ask whether the server's new state follows from its old one and the letters: they are played to it again."""
+def all_goes_over_the_wire(trial: DefenseTrial) -> Iterator[str]:
+    """Check that the server's new state follows from its old one and the letters, by replaying the letters."""
     run, other = trial.federate(0), trial.federate(1)
     parties = Parties(run.parties.server, list(run.parties.clients))
     drive = run.drive(run.plan, run.session, -1, 1, Wire(keep=True), parties, run.shards)
     drive.run(run.defense.round(drive.context(SERVER, 0), parties.server, range(run.plan.clients)))
     other.run(1)  # whatever a protocol keeps outside of states now is another run's
-    if not same(parties.server, _replayed(run, drive)):
+    if not same_tensors(parties.server, _replayed(run, drive)):
         yield (
             "the same letters gave the server another state when they were played to it again; keep nothing in the "
             "class, the instance or the module: states and messages are the only memory"
@@ -261,7 +276,7 @@ def all_goes_over_the_wire(trial: Trial) -> Iterator[str]:
 
 
 def _replayed(run: Federation, drive: Drive) -> Server:
-    """Return the server's state after the letters of `drive` are played to it again, without any client."""
+    """Return the server's state after a replay of the letters of `drive`, without any client."""
     coroutine = run.defense.round(drive.context(SERVER, 0), run.parties.server, range(run.plan.clients))
     answers: dict[int, Tree] | None = None
     step = 0

@@ -1,4 +1,4 @@
-"""The small federation that batteries run on: four clients with 48 digits each (the last one 40), a DLNet, seed 0."""
+"""The small federation of the batteries: four clients with 48 digits each (the last one 40), a DLNet, seed 0."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel
 from ppbench.nets.net import initial, net_spec
 
-CLIENTS = 4
+SCENE_CLIENTS = 4
 SHARD = 48
 SHAPE, CLASSES = (1, 8, 8), 10
 
-Change = Callable[[Tensor], Tensor]
+TensorChange = Callable[[Tensor], Tensor]
 
 
 @lru_cache
-def digits() -> Data:
-    """Return all 1797 digits in the order in which scikit-learn has them, x [N, 1, 8, 8] in 0..1, y one-hot."""
+def all_digits() -> Data:
+    """Return all 1797 digits in scikit-learn's order, x [N, 1, 8, 8] in 0..1, y one-hot."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()
@@ -45,16 +46,16 @@ def digits() -> Data:
 
 
 def base_plan() -> Plan:
-    """Return the plan of a defense that asks for no other: DLNet of two convolutions, Adam, batches of 16."""
-    return Plan(net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}), CLIENTS, Local(batch=16))
+    """Return the default plan: DLNet of two convolutions, Adam, batches of 16."""
+    return Plan(net_spec("dlnet", SHAPE, CLASSES, {"nconv": 2}), SCENE_CLIENTS, Local(batch=16))
 
 
 def plan_for(defense: Defense, plan: Plan) -> Plan:
-    """Return `plan` with the loss, network and federation that the defense's own setting asks for."""
+    """Return `plan` with the loss, network and federation of the defense's own setting."""
     setting = defense.setting.get("quick", {})
     if not setting:
         return plan
-    opt = Opt("adam", 1e-3)  # small steps: what is tested is no learning, and noise must not blow the weights up
+    opt = Opt("adam", 1e-3)  # small steps: learning is not tested, and noise must not make training diverge
     spec = net_spec(setting.get("model", plan.spec.model), SHAPE, CLASSES, setting.get("model_options"))
     local = Local(setting.get("upload", "delta"), setting.get("local_epochs", 1), 16, opt)
     return replace(
@@ -69,35 +70,35 @@ def plan_for(defense: Defense, plan: Plan) -> Plan:
 
 
 def shards_for(defense: Defense, plan: Plan) -> dict[int, Data]:
-    """Return 48 examples a client and fewer for the last one, but for defenses that refuse shards of unlike sizes."""
+    """Return 48 examples per client, and 40 for the last one unless the defense refuses shards of unequal sizes."""
     sizes = [SHARD] * (plan.clients - 1) + [SHARD - 8]
     try:
         defense.check_data(plan, sizes)
     except UsageError:
         sizes = [SHARD] * plan.clients
-    return dealt(sizes)
+    return digit_shards(sizes)
 
 
-def dealt(sizes: Sequence[int]) -> dict[int, Data]:
-    """Return the first sizes[c] of each 48 digits in a row, by client c, in storage of their own."""
-    x, y = digits().x.split(SHARD), digits().y.split(SHARD)
+def digit_shards(sizes: Sequence[int]) -> dict[int, Data]:
+    """Return by client c the first sizes[c] of the c-th block of 48 digits, in storage of their own."""
+    x, y = all_digits().x.split(SHARD), all_digits().y.split(SHARD)
     return {c: Data(x[c][:n].clone(), y[c][:n].clone()) for c, n in enumerate(sizes)}
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A defense under test. off: parameters at which it does nothing, by name; None where there are none."""
+class DefenseTrial:
+    """A defense under test. off: parameters at which it does nothing, by name; None if there are none."""
 
     defense: Defense
     off: tuple[tuple[str, Any], ...] | None = None
 
     @property
     def plan(self) -> Plan:
-        """The plan that the defense is tested in."""
+        """The plan of the test federation."""
         return plan_for(self.defense, base_plan())
 
     def federate(self, seed: int = 0, start: bool = True, **changes: Any) -> Federation:
-        """Return a federation of the defense, started unless told not to, with `changes` of its plan."""
+        """Return a federation of the defense, started unless `start` is False, with `changes` of its plan."""
         own = self.plan
         federation = Federation(self.defense, replace(own, **changes), shards_for(self.defense, own), Seeds(seed))
         if start:
@@ -105,8 +106,8 @@ class Trial:
         return federation
 
 
-def at(defense: Defense, changes: Mapping[str, Any]) -> Defense:
-    """Return `defense` with `changes`, converted as an evaluation does; UsageError: unknown name or wrong type."""
+def with_parameters(defense: Defense, changes: Mapping[str, Any]) -> Defense:
+    """Return `defense` with `changes`, converted as in an evaluation; UsageError: an unknown name or a wrong type."""
     known = {field.name: getattr(defense, field.name) for field in fields(defense)}
     for name in changes:
         if name not in known:
@@ -119,18 +120,20 @@ def at(defense: Defense, changes: Mapping[str, Any]) -> Defense:
         raise UsageError(f"The defense {defense.name!r} refuses {where}: {first['msg'].lower()}.") from error
 
 
-def victims_of(run: Federation, threat: str = "server/1", batch: int = 2, count: int = 8) -> Victims:
-    """Return `count` victims of a federation, as the adversary of `threat` is asked about."""
+def scene_victims(
+    run: Federation, threat: ThreatModel | str = HONEST_SERVER, batch: int = 2, count: int = 8
+) -> Victims:
+    """Return `count` victims of a federation for the adversary of `threat`."""
     return choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
 
 
-def same(a: Tree, b: Tree) -> bool:
+def same_tensors(a: Tree, b: Tree) -> bool:
     """Return whether two trees hold the same tensors, bit for bit."""
     return len(leaves(a)) == len(leaves(b)) and all(map(torch.equal, leaves(a), leaves(b)))
 
 
-def apart(a: Tree, b: Tree) -> float:
-    """Return the largest difference between tensors of two trees of one form, infinite where forms differ."""
+def largest_difference(a: Tree, b: Tree) -> float:
+    """Return the largest difference between the tensors of two trees, infinite if shapes differ."""
     if [leaf.shape for leaf in leaves(a)] != [leaf.shape for leaf in leaves(b)]:
         return float("inf")
     pairs = zip(leaves(a), leaves(b), strict=True)
@@ -138,8 +141,8 @@ def apart(a: Tree, b: Tree) -> float:
 
 
 @contextmanager
-def installed(group: registry.Group, plugin: type) -> Iterator[None]:
-    """Let the registry know a class by its name in the block: views on disk name their defense, installed or not."""
+def registered(group: registry.PluginGroup, plugin: type) -> Iterator[None]:
+    """Register a class by its name in the block, because views on disk name their defense."""
     name = str(getattr(plugin, "name", plugin.__name__))
     entry = cast(Any, SimpleNamespace(load=lambda: plugin))
     shown = registry.Plugin(group, name, f"{plugin.__module__}:{plugin.__qualname__}", registry.TESTED, entry)
@@ -148,7 +151,7 @@ def installed(group: registry.Group, plugin: type) -> Iterator[None]:
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
-    """Yield an empty folder that is gone after the block."""
+def empty_folder() -> Iterator[Path]:
+    """Yield an empty folder that is removed after the block."""
     with TemporaryDirectory(prefix="ppbench-testing-") as path:
         yield Path(path)

@@ -1,4 +1,4 @@
-"""Sweeps for tests: what a marker asks for, the sweep that answers it, kept until code changes; and the verdict."""
+"""Sweeps for tests: the request of a marker, its sweep, cached until code changes, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ppbench.base.registry import canonical
 if TYPE_CHECKING:
     from ppbench.records.schema import Record
     from ppbench.report.compare.outcome import Comparison
-    from ppbench.run.sweep import Swept
-    from ppbench.testing.worst import FigureName, Judged, Worst
+    from ppbench.run.sweep import SweepResult
+    from ppbench.testing.worst import FigureName, JudgedLimit, Worst
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `@pytest.mark.ppbench(...)` says.
+    """The arguments of `@pytest.mark.ppbench(...)`.
 
-    only: filters of cells beside the defense, as {"stage": ("init",)}; at: the control value that the limits on asr,
-    psnr and labels are about, None: every one; max_asr: of every membership attack; max_labels: the share recovered;
-    max_psnr: dB of the median victim, each by its best attack; min_cap: "recon/1" of these worst cases over the grid.
+    only: filters of cells beside the defense, as {"stage": ("init",)}; at: the control value for the limits on asr,
+    psnr and labels, None: every one; max_asr: of every membership attack; max_labels: the share recovered; max_psnr: dB
+    of the median victim, each by its best attack; min_cap: "recon/1" of these worst cases over the grid.
     """
 
     defense: str
@@ -40,8 +40,8 @@ class Request:
     @property
     def limits(self) -> dict[FigureName, float]:
         """The limits that are set, by figure."""
-        every = {"asr": self.max_asr, "psnr": self.max_psnr, "labels": self.max_labels, "cap": self.min_cap}
-        return {cast("FigureName", figure): limit for figure, limit in every.items() if limit is not None}
+        limits = {"asr": self.max_asr, "psnr": self.max_psnr, "labels": self.max_labels, "cap": self.min_cap}
+        return {cast("FigureName", figure): limit for figure, limit in limits.items() if limit is not None}
 
     @property
     def filters(self) -> dict[str, tuple[str, ...]]:
@@ -49,70 +49,70 @@ class Request:
         return {**dict(self.only), "defense": (self.defense,)}
 
 
-def request_of(given: Mapping[str, Any]) -> Request:
-    """Return the request that a marker's keywords make; UsageError where one is unknown, missing or of another form."""
+def request_from(keywords: Mapping[str, Any]) -> Request:
+    """Return the request of a marker's keywords; UsageError: one is unknown, missing or malformed."""
     known = [field.name for field in fields(Request)]
-    for name in given:
+    for name in keywords:
         if name not in known:
             raise unknown("argument of pytest.mark.ppbench", name, known)
-    if not isinstance(given.get("defense"), str):
+    if not isinstance(keywords.get("defense"), str):
         raise UsageError("pytest.mark.ppbench names no defense; give one, as @pytest.mark.ppbench(defense='dp').")
     for name in ("at", "max_asr", "max_psnr", "max_labels", "min_cap"):
-        value = given.get(name)
+        value = keywords.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise UsageError(f"pytest.mark.ppbench: {name}={value!r} cannot be used; give a number.")
-    only = given.get("only") or {}
+    only = keywords.get("only") or {}
     if not isinstance(only, Mapping) or "defense" in only:
         raise UsageError(
             f"pytest.mark.ppbench: only={only!r} cannot be used; give filters as {{'stage': ['init']}}, and the "
             "defense as defense=..."
         )
-    words = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
-    told = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in words.items())
-    named = {"defense": canonical(given["defense"]), "suite": str(given.get("suite", "digits-quick"))}
-    return Request(**{**given, **named, "only": told})
+    lists = {key: (v,) if isinstance(v, str) else tuple(v) for key, v in sorted(only.items())}
+    filters = tuple((k, tuple(f"{v:g}" if isinstance(v, float) else str(v) for v in some)) for k, some in lists.items())
+    named = {"defense": canonical(keywords["defense"]), "suite": str(keywords.get("suite", "digits-quick"))}
+    return Request(**{**keywords, **named, "only": filters})
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the fixture `ppbench` gives a marked test: its sweep, judged.
+    """The judged sweep that the fixture `ppbench` passes to a marked test.
 
-    records: the defense's own cells; worst: their worst figures by name; judged: the request's limits beside them.
+    records: the defense's own cells; worst: their worst figures by name; judged: the request's limits, judged.
     """
 
     request: Request
-    swept: Swept
+    swept: SweepResult
     records: tuple[Record, ...]
     worst: Mapping[str, Worst]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedLimit, ...]
     baseline: Path | None = None
 
     @property
     def out(self) -> Path:
-        """The folder of results: leaderboard.html, and what `ppbench baseline accept` takes."""
+        """The folder of results, with leaderboard.html; `ppbench baseline accept` takes it."""
         return self.swept.out
 
     def fault(self) -> str:
-        """Return why nothing may be concluded from this sweep, a control that failed or did not run; "" if all hold."""
-        bad = [check.sentence for check in self.swept.checks if check.ok is not True]
-        return f"harness fault, no fault of {self.request.defense!r}: {' '.join(bad)}" if bad else ""
+        """Return why this sweep is inconclusive, a control that failed or did not run; "" if all controls hold."""
+        failed = [check.sentence for check in self.swept.checks if check.ok is not True]
+        return f"harness fault, no fault of {self.request.defense!r}: {' '.join(failed)}" if failed else ""
 
     def failures(self) -> list[str]:
-        """Return what the defense does wrong: cells that failed, and limits that are not kept, a sentence each."""
+        """Return a sentence for failed cells, and for each limit that the defense breaks."""
         failed = [r for r in self.records if r.status == "failed"]
-        told = [f"{len(failed)} cells failed, the first with: {failed[0].reason}"] if failed else []
-        return told + [judged.sentence for judged in self.judged if not judged.kept]
+        sentences = [f"{len(failed)} cells failed, the first with: {failed[0].reason}"] if failed else []
+        return sentences + [judged.sentence for judged in self.judged if not judged.kept]
 
     def doubts(self) -> list[str]:
-        """Return limits that are kept, but by less than chance may have done, a sentence each."""
+        """Return a sentence for each limit that is kept, but by less than its interval."""
         return [judged.sentence for judged in self.judged if judged.kept and not judged.sure]
 
     def compare(self, baseline: Path | str | None = None) -> Comparison:
-        """Return what changed since `baseline` for this defense and the controls, of the cells that were asked for.
+        """Return the comparison with `baseline` of this defense and the controls, for the requested cells.
 
-        By default that of the option or the ini file; without any the test is skipped. UsageError: it is no baseline.
+        By default the baseline of the option or the ini file; without any the test is skipped. UsageError: no baseline.
         """
-        __tracebackhide__ = True  # a skip is told at the test's own line
+        __tracebackhide__ = True  # a skip is reported at the test's own line
         from ppbench.report.compare.outcome import compare
         from ppbench.report.controls import CONTROLS
         from ppbench.run.sweep import FILTERS
@@ -124,27 +124,27 @@ class Results:
             pytest.skip(
                 "no baseline to compare with; give --ppbench-baseline DIR or set ppbench_baseline in the ini file"
             )
-        found = compare(Path(folder), self.out)
-        mine = {self.request.defense, *CONTROLS}
+        comparison = compare(Path(folder), self.out)
+        defenses = {self.request.defense, *CONTROLS}
         filters = {key: values for key, values in self.request.only if key != "control"}
         rows = [
             row
-            for row in found.rows
-            if row.where.defense in mine
+            for row in comparison.rows
+            if row.where.defense in defenses
             and (row.status != "missing" or all(FILTERS[k](row.record.config) in v for k, v in filters.items()))
         ]
-        return replace(found, rows=tuple(rows))
+        return replace(comparison, rows=tuple(rows))
 
 
-def run(request: Request, home: Path, workers: int | None = None) -> Results:
-    """Sweep what `request` asks for, or find it swept by the same code, and judge it; UsageError: it cannot be used.
+def run_sweep(request: Request, home: Path, workers: int | None = None) -> Results:
+    """Return the judged sweep of `request`, from the cache if the code is unchanged; UsageError: an unusable request.
 
-    `home` keeps results, a folder a suite and state of the code; older ones are deleted. workers: 1 is this process.
+    `home` caches results, one folder per suite and state of the code; older ones are deleted. workers: 1: this process.
     """
     from ppbench.records.sources import source_digest
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import sweep
-    from ppbench.testing.worst import judge, worst_figures
+    from ppbench.testing.worst import judge_limit, worst_figures
 
     suite = load_suite(request.suite, request.preset, add=(request.defense,))
     file = Path(request.suite)
@@ -152,20 +152,20 @@ def run(request: Request, home: Path, workers: int | None = None) -> Results:
     _forget(home, f"{suite.id}-", out)
     engine = "inline" if workers == 1 else "local"
     swept = sweep(suite, out=out, engine=engine, workers=workers, only=request.filters)
-    own = tuple(r for r in swept.records if r.config.defense.id == request.defense)
-    figures = worst_figures(own, request.at)
-    controls = [r.config.defense.control for r in own]
+    own_records = tuple(r for r in swept.records if r.config.defense.id == request.defense)
+    figures = worst_figures(own_records, request.at)
+    controls = [r.config.defense.control for r in own_records]
     if request.at not in (None, *(control.value for control in controls if control is not None)):
         raise UsageError(
             f"pytest.mark.ppbench: at={request.at:g} is no control value of {request.defense!r} in the sweep."
         )
-    judged = tuple(judge(name, limit, figures.get(name)) for name, limit in request.limits.items())
-    return Results(request, swept, own, figures, judged)
+    judged = tuple(judge_limit(name, limit, figures.get(name)) for name, limit in request.limits.items())
+    return Results(request, swept, own_records, figures, judged)
 
 
-def _forget(home: Path, prefix: str, kept: Path) -> None:
-    """Delete results of the same suite that other code gave; only what ppbench made, by its marker file."""
+def _forget(home: Path, prefix: str, current: Path) -> None:
+    """Delete results of the same suite by other code; only folders that ppbench made, by its marker file."""
     for old in home.glob(f"{prefix}*") if home.is_dir() else ():
         digest = old.name.removeprefix(prefix)
-        if old != kept and len(digest) == 12 and "-" not in digest and (old / "ppbench.json").is_file():
+        if old != current and len(digest) == 12 and "-" not in digest and (old / "ppbench.json").is_file():
             shutil.rmtree(old)

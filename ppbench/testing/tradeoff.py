@@ -1,4 +1,4 @@
-"""What a defense does to learning: nothing at its "off" level, and one way along its control parameter."""
+"""Properties of learning: a defense has no effect at its "off" level, and a monotone one along its control."""
 
 from __future__ import annotations
 
@@ -19,29 +19,39 @@ from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.findings import NotAsked, Untold
-from ppbench.testing.scene import CLASSES, SHAPE, SHARD, Trial, at, base_plan, dealt, digits, plan_for
+from ppbench.testing.findings import Inconclusive, NotAsked
+from ppbench.testing.scene import (
+    CLASSES,
+    SHAPE,
+    SHARD,
+    DefenseTrial,
+    all_digits,
+    base_plan,
+    digit_shards,
+    plan_for,
+    with_parameters,
+)
 
-ROUNDS = 12
+LEARN_ROUNDS = 12
 SEEDS = range(8)
 TRAIN = 400
-"""Examples that the clients share, another draw for each seed, of the first `POOL` digits; the others are the test."""
+"""Training examples of all clients, drawn for each seed from the first `POOL` digits; the others are test examples."""
 POOL = 1300
-LEVEL = 0.01
-"""Probability of a false alarm, and of a false direction, over all pairs of values together."""
-NEAR = 1e-4
-"""Largest difference of weights from `none` at the off level, relative to how far these have moved."""
+FALSE_ALARM = 0.01
+"""Probability of a false direction, over all pairs of values together."""
+OFF_TOLERANCE = 1e-4
+"""Largest distance from the weights of `none` at the off level, relative to the change of these in training."""
 
 
-def off_level_equals_none(trial: Trial) -> Iterator[str]:
-    """Ask whether the defense at its off level trains as `none` does, to float tolerance.
+def off_level_equals_none(trial: DefenseTrial) -> Iterator[str]:
+    """Check that the defense at its off level trains as `none` does, to float tolerance.
 
-    Equal shards, full batches, plain SGD: neither weights, nor orders of draws, nor Adam make rounding large.
+    With equal shards, full batches and plain SGD, so that nothing amplifies rounding.
     """
     if trial.off is None:
-        raise NotAsked("no parameters were named at which it does nothing; give off={...} where it has such a level")
-    level = at(trial.defense, dict(trial.off))
-    words = ", ".join(f"{name}={value!r}" for name, value in trial.off)
+        raise NotAsked("no parameters at which it does nothing are named; give off={...} if there is such a level")
+    level = with_parameters(trial.defense, dict(trial.off))
+    setting = ", ".join(f"{name}={value!r}" for name, value in trial.off)
     for upload in ("gradient", "delta"):
         local = Local("gradient", 1, SHARD, Opt("sgd", 0.1)) if upload == "gradient" else Local("delta", 2, SHARD)
         local = replace(local, opt=Opt("sgd", 0.1))
@@ -52,27 +62,27 @@ def off_level_equals_none(trial: Trial) -> Iterator[str]:
         except UsageError as refusal:
             raise NotAsked(f"it refuses the plan of the comparison ({refusal})") from refusal
         layout = Layout.of(start)
-        mine, plain = (layout.pack(end) for end in ends)
-        far = float((mine - plain).norm() / (plain - layout.pack(start)).norm())
-        if not far <= NEAR:
+        defended, undefended = (layout.pack(end) for end in ends)
+        distance = float((defended - undefended).norm() / (undefended - layout.pack(start)).norm())
+        if not distance <= OFF_TOLERANCE:
             yield (
-                f"at its off level ({words}) two rounds of {upload} uploads end {far:.2g} of their length away from "
-                f"where `none` ends; at most {NEAR:g} is right there"
+                f"at its off level ({setting}) two rounds of {upload} uploads end {distance:.2g} of their length away "
+                f"from where `none` ends; at most {OFF_TOLERANCE:g} is right there"
             )
 
 
 def _weights(defense: Defense, plan: Plan, start: Params) -> Params:
-    run = Federation(defense, plan, dealt([SHARD] * plan.clients), Seeds(0))
+    run = Federation(defense, plan, digit_shards([SHARD] * plan.clients), Seeds(0))
     run.start(start)
     run.run(2)
     return run.parties.server.params
 
 
-def control_moves_accuracy_one_way(trial: Trial) -> Iterator[str]:
-    """Ask whether accuracy over the control grid falls only, or rises only; `Untold` where no pair of values differs.
+def control_moves_accuracy_one_way(trial: DefenseTrial) -> Iterator[str]:
+    """Check that accuracy is monotone over the control grid; `Inconclusive` if no pair of values differs.
 
     The smallest, the middle and the largest value of the quick grid, eight seeds each, paired by seed: a difference
-    counts where a paired t-test finds it at level .01 over all pairs (Bonferroni).
+    counts if a paired t-test finds it at level 0.01 over all pairs (Bonferroni).
     """
     defense = trial.defense
     if defense.control is None:
@@ -82,26 +92,30 @@ def control_moves_accuracy_one_way(trial: Trial) -> Iterator[str]:
         raise NotAsked("its quick grid has fewer than 2 values")
     values = [grid[i] for i in sorted({0, len(grid) // 2, len(grid) - 1})]
     try:
-        found = [accuracies(at(defense, {defense.control: value})) for value in values]
+        by_value = [accuracies(with_parameters(defense, {defense.control: value})) for value in values]
     except UsageError as refusal:
         raise NotAsked(f"it refuses the federation of the comparison ({refusal})") from refusal
-    ways = {d for a, b in combinations(range(len(values)), 2) if (d := direction(found[a], found[b], len(values)))}
-    told = ", ".join(f"{mean(f):.1%} at {v:g}" for v, f in zip(values, found, strict=True))
+    ways = {
+        d
+        for a, b in combinations(range(len(values)), 2)
+        if (d := accuracy_trend(by_value[a], by_value[b], len(values)))
+    }
+    means = ", ".join(f"{mean(f):.1%} at {v:g}" for v, f in zip(values, by_value, strict=True))
     if len(ways) == 2:
         yield (
-            f"accuracy falls and rises along {defense.control} ({told}; means of {len(SEEDS)} seeds); a control "
+            f"accuracy falls and rises along {defense.control} ({means}; means of {len(SEEDS)} seeds); a control "
             "parameter trades accuracy for privacy one way"
         )
     if not ways:
-        raise Untold(
-            f"accuracy along {defense.control} is {told}: after {ROUNDS} rounds of a small federation no two of "
+        raise Inconclusive(
+            f"accuracy along {defense.control} is {means}: after {LEARN_ROUNDS} rounds of a small federation no two of "
             f"{len(SEEDS)} seeds' means differ by more than chance may make them"
         )
 
 
 def accuracies(defense: Defense) -> list[float]:
     """Return the accuracy on the 497 last digits after 12 rounds, for each seed; chance where training diverged."""
-    plan, data = _learning(defense), digits()
+    plan, data = _learning(defense), all_digits()
     runs = []
     for seed in SEEDS:
         order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))[:TRAIN].chunk(plan.clients)
@@ -110,13 +124,13 @@ def accuracies(defense: Defense) -> list[float]:
         run = Federation(defense, plan, shards, Seeds(seed))
         run.start(initial(plan.spec, seed))
         runs.append(run)
-    finished = run_many(runs, ROUNDS)
+    finished = run_many(runs, LEARN_ROUNDS)
     test = Data(data.x[POOL:], data.y[POOL:])
     return [run.accuracy(test) if ok else 1 / plan.spec.classes for run, ok in zip(runs, finished, strict=True)]
 
 
 def _learning(defense: Defense) -> Plan:
-    """Return a plan that learns digits within a few rounds, in the federation that the defense asks for."""
+    """Return a plan that learns digits within a few rounds, in the federation of the defense's setting."""
     setting, plan = defense.setting.get("quick", {}), plan_for(defense, base_plan())
     opt = Opt(setting.get("optimizer", "adam"), setting.get("lr", 5e-3), setting.get("momentum", 0.0))
     if "model" not in setting:
@@ -126,12 +140,15 @@ def _learning(defense: Defense) -> Plan:
     return replace(plan, local=replace(plan.local, opt=opt))
 
 
-def direction(first: Sequence[float], second: Sequence[float], values: int) -> int:
-    """Return 1 where accuracy, by seed, rises to `second`, -1 where it falls, else 0; of all pairs of `values`."""
+def accuracy_trend(first: Sequence[float], second: Sequence[float], values: int) -> int:
+    """Return 1 if accuracy, paired by seed, rises significantly from `first` to `second`, -1 if it falls, else 0.
+
+    values: number of values whose pairs are all tested.
+    """
     differences = [b - a for a, b in zip(first, second, strict=True)]
     pairs = values * (values - 1) / 2
     error = max(stdev(differences), 1 / (1797 - POOL)) / len(differences) ** 0.5  # never surer than one test example
     probability = 2 * stats.t.sf(abs(mean(differences)) / error, len(differences) - 1)
-    if probability * pairs >= LEVEL:
+    if probability * pairs >= FALSE_ALARM:
         return 0
     return 1 if mean(differences) > 0 else -1

@@ -1,4 +1,4 @@
-"""Views for attacks under test: what an adversary holds, what is asked and the truth, and views with faults in them."""
+"""Views for attacks under test, with challenges and truth, and views with faults in them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.messages import Update
 from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.federation.view import TARGET, View, acts
+from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, recorded_threat
+from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import Option, initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Probe
-from ppbench.testing.scene import CLASSES, SHAPE, Change, base_plan, digits, shards_for
+from ppbench.testing.scene import CLASSES, SHAPE, TensorChange, all_digits, base_plan, shards_for
 
-LEVEL = 0.999
-"""Of intervals around chance. Seeds are fixed: an interval is left once, by a bug, or never."""
-START = 8
-"""Evaluations that the smallest budget may be exceeded by: each pass of each restart looks at its start once."""
+CHANCE_LEVEL = 0.999
+"""Level of intervals around chance. Seeds are fixed, so only a change of the code can leave an interval."""
+EXTRA_EVALUATIONS = 8
+"""Evaluations by which the smallest budget may be exceeded: each pass of each restart evaluates its start once."""
 RING = 2.0**48
 """Unit of the fixed-point numbers that masked defenses send."""
 
 NETWORKS: tuple[tuple[str, dict[str, Option]], ...] = (("mlp", {}), ("cnn", {"widths": 16, "pool": "avg"}), ("cnn", {}))
-"""Networks for attacks that have no use for the usual one."""
+"""Networks for attacks that do not suit the default one."""
 
-POISONS: dict[str, Change] = {
+POISONS: dict[str, TensorChange] = {
     "nan": lambda t: torch.full_like(t, torch.nan),
     "inf": lambda t: torch.full_like(t, torch.inf),
     "huge": lambda t: torch.full_like(t, 1e30),
@@ -47,14 +48,14 @@ POISONS: dict[str, Change] = {
 
 
 def noise_pictures() -> Data:
-    """Return 64 public examples of noise: a generator that learns from them knows nothing of digits."""
+    """Return 64 public examples of noise, from which a generator learns nothing about digits."""
     x = torch.rand(64, *SHAPE, generator=torch.Generator().manual_seed(6))
     return Data(x, torch.eye(CLASSES)[torch.arange(64) % CLASSES])
 
 
 @dataclass(frozen=True)
 class World:
-    """One adversary's view of a federation, what is asked, and the truth about it."""
+    """One adversary's view of a federation, with challenges and their truth."""
 
     view: View
     challenges: list[Challenge]
@@ -71,22 +72,22 @@ class World:
         return list(attack.run(self.view, self.challenges, seeded(seed)))
 
     def seen(self, view: View) -> World:
-        """Return the same questions, asked of another view."""
+        """Return the same challenges with another view."""
         return replace(self, view=view)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """An attack under test, against one defense, whose uploads or iterates it gets; `none` for what it must find.
+    """An attack under test against one defense; with `none` it must find the planted leak.
 
-    decibels: median PSNR that it must reach on undefended gradients, images of 8 x 8; pictures: what the victims'
-    images are replaced by there; None: digits.
+    decibels: median PSNR that it must reach on undefended gradients of 8 x 8 images; pictures: replaces the victims'
+    images there; None: digits.
     """
 
     attack: Attack
     defense: Defense
     decibels: float = 30.0
-    pictures: Change | None = None
+    pictures: TensorChange | None = None
 
     @property
     def undefended(self) -> bool:
@@ -94,7 +95,7 @@ class Duel:
         return self.defense.name == "none"
 
     def plan_on(self, plan: Plan) -> Plan:
-        """Return the plan that the defense asks for; where it asks for none `plan`, on a network that suits."""
+        """Return the plan of the defense's setting; if it has none `plan`, on a network that suits the attack."""
         setting = self.defense.setting.get("quick", {})
         if "model" in setting:
             spec = net_spec(setting["model"], plan.spec.shape, plan.spec.classes, setting.get("model_options"))
@@ -123,24 +124,26 @@ class Duel:
         return [field.name for field in fields(self.attack) if field.name.endswith("budget")]
 
     @property
-    def threat(self) -> str:
-        """The threat model under which most is asked: the server's, or of a server that acts the attack's own."""
-        return next(filter(acts, self.attack.threats), "server/1")
+    def threat(self) -> ThreatModel:
+        """The main threat model: "server/1", or the attack's own if its server is active."""
+        return next((t for t in map(recorded_threat, self.attack.threats) if t.acts), HONEST_SERVER)
 
-    def probe(self, count: int, batch: int = 1, threat: str = "", pictures: Change | None = None) -> World:
-        """Return what `threat` sees of `count` victims, whose images `pictures` may replace, with public noise.
+    def probe(
+        self, count: int, batch: int = 1, threat: ThreatModel | None = None, pictures: TensorChange | None = None
+    ) -> World:
+        """Return the world of `threat`, by default the duel's, with `count` victims and public examples of noise.
 
-        threat: by default the duel's. Where its server acts, clients were sent what the attack has crafted.
+        pictures: replaces the victims' images. An active server sends the attack's crafted weights.
         """
         run, threat = self.federate(), threat or self.threat
         victims = choose_victims(run.shards, threat, batch, count, Seeds(0), sums=run.defense.sums)
         if pictures is not None:
             victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
         target = TARGET if sum(map(len, victims.units)) < len(victims.data) else None
-        acting = Acting(self.attack.crafted, target, noise_pictures()) if acts(threat) else None
+        acting = Acting(self.attack.crafted, target, noise_pictures()) if threat.acts else None
         transcript = run.probe(victims.data, acting=acting)
         view = replace(transcript.view(threat, own=victims.own), public=noise_pictures())
-        inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), digits()))
+        inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), all_digits()))
         return World(view, inquiry.challenges, victims, run)
 
 
@@ -149,7 +152,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def written(view: View, change: Change, by_server: bool = False) -> View:
+def with_changed_mail(view: View, change: TensorChange, by_server: bool = False) -> View:
     """Return the view with the floating-point numbers in the letters of clients, or of the server, replaced."""
 
     def write(tensor: Tensor) -> Tensor:
@@ -169,8 +172,8 @@ def silenced(view: View) -> View:
     return replace(view, mail=tuple(e for e in view.mail if e.sender == SERVER))
 
 
-def mute(duel: Duel, count: int, batch: int = 1) -> World:
-    """Return a world of uploads of noise, 1e-3, in the defense's form; where that takes keys, of letters drawn anew."""
+def noise_world(duel: Duel, count: int, batch: int = 1) -> World:
+    """Return a world whose uploads are noise of scale 1e-3 in the defense's form; masked messages are drawn anew."""
     defense = duel.defense
     if defense.sums or defense.masked or not defense.mappable:
         world, g = duel.probe(count, batch), seeded(5)
@@ -190,20 +193,20 @@ def mute(duel: Duel, count: int, batch: int = 1) -> World:
 
 
 def malformed(world: World, guesses: Sequence[Guess], attack: Attack) -> Iterator[str]:
-    """Yield what is wrong with guesses: one a challenge, of the documented shapes and dtypes, without history."""
+    """Yield faults of guesses: one per challenge, of the documented shapes and dtypes, without autograd history."""
     if len(guesses) != len(world.challenges):
-        yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one a challenge, in order"
+        yield f"{len(guesses)} guesses for {len(world.challenges)} challenges; give one per challenge, in order"
         return
-    for asked, guess in zip(world.challenges, guesses, strict=True):
-        yield from question_of(attack.kind).malformed(guess, asked, world.view.plan)
+    for challenge, guess in zip(world.challenges, guesses, strict=True):
+        yield from question_of(attack.kind).malformed(guess, challenge, world.view.plan)
         if not isinstance(guess.evaluations, int) or guess.evaluations < 0:
             yield f"evaluations is {guess.evaluations!r}; it must be a whole number from 0"
         if not (guess.confidence is None or isinstance(guess.confidence, float)):
             yield f"confidence is {guess.confidence!r}; it must be a float or None"
 
 
-def content(guess: Guess) -> list[object]:
-    """Return everything that a guess says, tensors as bytes: NaN equals itself."""
+def guess_content(guess: Guess) -> list[object]:
+    """Return all fields of a guess, tensors as bytes, so that NaN equals itself."""
     values = [getattr(guess, field.name) for field in fields(guess)]
     return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else repr(v) for v in values]
 
@@ -212,20 +215,20 @@ TWO_GUESSES = "one seed gives two guesses; draw from the generator that `run` is
 
 
 class Witness:
-    """Takes down what an attack is handed, and where torch's global generator stands, before it runs."""
+    """Records the arguments of an attack and the state of torch's global generator before it runs."""
 
     def __init__(self, view: View, challenges: Sequence[Challenge] = (), *tensors: Tensor | None) -> None:
-        asked = [vars(challenge) for challenge in challenges]
-        self._held = [e.message for e in view.mail], [s.state for s in view.states], list(view.data), asked, tensors
+        fields = [vars(challenge) for challenge in challenges]
+        self._watched = [e.message for e in view.mail], [s.state for s in view.states], list(view.data), fields, tensors
         self._bytes, self._generator = self._read(), torch.get_rng_state()
 
     def _read(self) -> list[bytes]:
-        return [leaf.detach().numpy().tobytes() for leaf in leaves(self._held)]
+        return [leaf.detach().numpy().tobytes() for leaf in leaves(self._watched)]
 
     def violations(self) -> Iterator[str]:
-        """Yield what has changed since; the global generator is set back."""
+        """Yield what has changed since; the global generator is restored."""
         if self._read() != self._bytes:
-            yield "it changes what it was handed; copy before you write"
+            yield "it changes its arguments; copy before you write"
         if not torch.equal(torch.get_rng_state(), self._generator):
             yield "torch's global generator has moved; draw from the generator that `run` is given"
             torch.set_rng_state(self._generator)
@@ -234,7 +237,7 @@ class Witness:
 def psnrs(world: World, guesses: Sequence[Guess], attack: Attack | None = None) -> list[float]:
     """Return each victim's PSNR in dB by the scorer; a reconstruction that is not finite counts as 0.
 
-    attack: whose evidence the scorer looks at, at the truth, too; None where it has done so elsewhere.
+    attack: whose evidence the scorer also evaluates at the truth; None: none.
     """
     own = {} if attack is None else {e.unit: e for e in attack.evidence(world.view)}
     scored = score_images(world.victims, guesses, own, {}, world.view.plan.data_range)
@@ -242,6 +245,6 @@ def psnrs(world: World, guesses: Sequence[Guess], attack: Attack | None = None) 
 
 
 def within_chance(hits: int, trials: int, chance: float) -> bool:
-    """Return whether so many hits are within the interval around chance."""
-    low, high = stats.binom.interval(LEVEL, trials, chance)
+    """Return whether `hits` of `trials` are within the interval around chance."""
+    low, high = stats.binom.interval(CHANCE_LEVEL, trials, chance)
     return bool(low <= hits <= high)

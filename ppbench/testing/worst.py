@@ -1,4 +1,4 @@
-"""The worst case of a defense in a sweep, figure by figure, and limits that it must keep."""
+"""The worst figures of a defense in a sweep, and limits on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FigureName = Literal["asr", "psnr", "labels", "cap"]
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst figure of one kind, with its 95 % interval if any: the smallest CAP, the largest of all others."""
+    """The worst figure of one kind, with its 95 % interval if any: the smallest CAP, else the largest value."""
 
     value: float
     low: float | None
@@ -31,44 +31,44 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A limit beside the figure. kept: by the figure itself; sure: whether its whole interval is on that side."""
+class JudgedLimit:
+    """A judged limit. kept: by the figure itself; sure: whether the whole interval is on that side of the limit."""
 
     kept: bool
     sure: bool
     sentence: str
 
 
-def judge(figure: FigureName, limit: float, worst: Worst | None) -> Judged:
-    """Return whether a figure, not its interval, keeps its limit: a CAP at or above it, others at or below."""
+def judge_limit(figure: FigureName, limit: float, worst: Worst | None) -> JudgedLimit:
+    """Return whether a figure, without its interval, keeps its limit: a CAP at or above it, others at or below."""
     sign, name = (-1, f"min_{figure}={limit:g}") if figure == "cap" else (1, f"max_{figure}={limit:g}")
     if worst is None:
-        lacking = "was asked, but no finished cell has such a figure; add attacks that give one to the suite, or leave"
-        return Judged(False, False, f"{name} {lacking} the limit out")
+        lacking = "was requested, but no finished cell has such a figure; add attacks that give one, or leave"
+        return JudgedLimit(False, False, f"{name} {lacking} the limit out")
     kept = sign * worst.value <= sign * limit
     sure = worst.low is not None and worst.high is not None and not worst.low <= limit <= worst.high
-    doubt = "" if sure else "; undecided, for the limit lies within the interval: more victims would tell"
-    return Judged(kept, sure, f"the worst {figure}, {worst}, {'is within' if kept else 'breaks'} {name}{doubt}")
+    doubt = "" if sure else "; undecided, for the limit lies within the interval: use more victims"
+    return JudgedLimit(kept, sure, f"the worst {figure}, {worst}, {'is within' if kept else 'breaks'} {name}{doubt}")
 
 
 def worst_figures(records: Sequence[Record], at: float | None = None) -> dict[str, Worst]:
-    """Return the worst figures of a defense's cells that some complete cell gives, oracles aside, by name.
+    """Return the worst figures of a defense's complete cells by name, without oracles.
 
     asr: of membership; psnr: median dB, each victim by its best attack; labels: share recovered; cap: "recon/1" of
-    these worst cases over the whole grid, the others at the control value `at`, by default over all.
+    these worst cases over the whole grid. All but cap are at the control value `at`, by default over all values.
     """
     frame = frame_of(records)
-    here = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
-    images = frame.of([r for r in here if question_for(r).inputs])
-    complete = [r for r in here if r.status == "complete"]
+    at_value = [r for r in frame if at is None or (r.config.defense.control and r.config.defense.control.value == at)]
+    images = frame.of([r for r in at_value if question_for(r).inputs])
+    complete = [r for r in at_value if r.status == "complete"]
     psnr = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
-    found: dict[str, Worst | None] = {
+    figures: dict[str, Worst | None] = {
         "asr": _worst(best(complete, "asr"), "asr"),
         "psnr": _worst(psnr, "psnr_median"),
         "labels": _worst(best(complete, "label_accuracy"), "label_accuracy"),
         "cap": _smallest_cap(frame),
     }
-    return {name: worst for name, worst in found.items() if worst is not None}
+    return {name: worst for name, worst in figures.items() if worst is not None}
 
 
 def _worst(top: Measured | None, name: str) -> Worst | None:
@@ -83,9 +83,9 @@ def _worst(top: Measured | None, name: str) -> Worst | None:
 
 def _smallest_cap(records: Frame) -> Worst | None:
     """Return the smallest CAP of the worst cases over the grid."""
-    found: list[Worst] = []
+    caps: list[Worst] = []
     for key, cap, _ in worst_caps([r for r in records if question_for(r).inputs]):
         if cap.value is not None:
             where = f"worst case over {cap.n} values of {key.control}, {key.stage}, batch {key.batch}"
-            found.append(Worst(cap.value, cap.low, cap.high, where))
-    return min(found, key=lambda worst: worst.value, default=None)
+            caps.append(Worst(cap.value, cap.low, cap.high, where))
+    return min(caps, key=lambda worst: worst.value, default=None)

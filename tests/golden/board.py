@@ -21,8 +21,8 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
 from ppbench.report.claims.page import page
 from ppbench.report.page.board import claimed, outcomes_of
-from ppbench.report.page.boards import boards
-from ppbench.report.page.evaluations import checks_of, judged, said, verdict_of
+from ppbench.report.page.boards import boards_of
+from ppbench.report.page.evaluations import checks_of, defense_sentences, judged_evaluations, standalone_sentences
 from ppbench.report.page.table import csv_text
 from ppbench.report.page.worst import worst_csv
 
@@ -39,8 +39,8 @@ def records() -> list[Record]:
 
 def figures(cells: list[Record]) -> dict[str, str]:
     """Return the text of each kept file from `cells`, every figure computed again from the victims' scores."""
-    evaluations, found = judged(cells), boards(cells, claimed)
-    checks, verdict = checks_of(evaluations), verdict_of(said(evaluations))
+    evaluations, found = judged_evaluations(cells), boards_of(cells, claimed)
+    checks, verdict = checks_of(evaluations), standalone_sentences(defense_sentences(evaluations))
     told = [f"{check.control}: {check.ok}: {check.sentence}" for check in checks]
     texts = (
         csv_text(cells, claimed, found),

@@ -1,11 +1,11 @@
 """Flower: strategies and client mods, and whole apps: `flower:stock/NAME`, `flower:MODULE:OBJECT`, `flower:FOLDER`.
 
-OBJECT is a function `(clients, **parameters) -> (strategy, [mods])` of yours: it makes the strategy of `flwr.serverapp`
-for so many clients and lists the mods that stand around each client's training. Its parameters, with defaults, are the
-defense's; the first that is a number is the axis of its trade-off. Both are made anew whenever they are needed: a
-strategy's attributes are put back, and what a client keeps between rounds must lie in its context's state.
+OBJECT is your function `(clients, **parameters) -> (strategy, [mods])`: it returns a strategy of `flwr.serverapp` for
+that many clients, and the mods around each client's training. Its parameters, with defaults, are the defense's; the
+first number among them is the axis of its trade-off. Both are made anew whenever they are needed: the strategy's
+attributes are restored, and a client's state between rounds must be in its context.
 
-FOLDER is an app's, with its `pyproject.toml`, unchanged but for two names there: see `app`.
+FOLDER is a Flower app, unchanged except for two names in its `pyproject.toml`: see `app`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
     "fedadam": ("FedAdam",),
     "fedprox": ("FedProx",),
 }
-"""What ships with Flower, by our names, each with Flower's own for it; records keep ours."""
+"""Defenses that ship with Flower: our names, which records keep, each with Flower's own names."""
 FRAMEWORK = Framework("Flower", "flwr", "flower", (1, 23), (1, 42), STOCK_NAMES)
 
 
@@ -54,12 +54,12 @@ def defense(argument: str, name: str) -> type[Defense]:
     with FRAMEWORK.importing(name):
         from ppbench.adapters.flower import stock, yours
 
-    if found := FRAMEWORK.shipped(argument, "mechanism", stock.STOCK):
-        return found
+    if shipped := FRAMEWORK.shipped(argument, "mechanism", stock.FLOWER_STOCK):
+        return shipped
     if ADDRESS.fullmatch(argument):
         return yours.defense(argument, name)
     if not Path(argument).is_dir():
         raise FRAMEWORK.no_name(argument, "stock/NAME, MODULE:OBJECT of yours, or an app's folder")
     from ppbench.adapters.flower import app
 
-    return app.defense(argument, name)
+    return app.app_defense(argument, name)

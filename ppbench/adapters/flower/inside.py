@@ -1,4 +1,4 @@
-"""Flower's code run in this process: seeded, quiet, and with nobody to talk to but the bench."""
+"""Runs Flower's code in this process: seeded, quiet, and without a network."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ppbench.adapters.running import running as seeded
+from ppbench.adapters.running import seeded_run
 from ppbench.base.errors import ProtocolError
 
 RUN = SERVER_NODE = 1
-PATIENCE = 5
-"""Times that a strategy may ask who is there before it starts: one that waits for more clients asks without end."""
+MAX_NODE_QUERIES = 5
+"""How often a strategy may ask for the nodes: one that waits for more clients asks without end."""
 
 
 @contextmanager
-def running(who: str, *seed: int) -> Iterator[None]:
-    """Run `who`'s code as `ppbench.adapters.running` does, in a task of Flower's own."""
+def running_flower(who: str, *seed: int) -> Iterator[None]:
+    """Run Flower's code as `seeded_run` does, with the identity of a Flower task."""
     identity = _identity()
     if identity is not None:
         identity.task_id, identity.run_id, identity.node_id = RUN, RUN, SERVER_NODE
     try:
-        with seeded("flwr", who, *seed):
+        with seeded_run("flwr", who, *seed):
             yield
     finally:
         if identity is not None:
@@ -32,7 +32,7 @@ def running(who: str, *seed: int) -> Iterator[None]:
 
 
 def _identity() -> Any:
-    """Return what newer versions read the sender of a message from, None where they are told it later."""
+    """Return the object from which newer versions read a message's sender; None for older ones."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:
@@ -41,20 +41,20 @@ def _identity() -> Any:
 
 
 def node_of(client: int) -> int:
-    """Return a client's node; the server's is `SERVER_NODE`."""
+    """Return a client's node id; the server's is `SERVER_NODE`."""
     return client + SERVER_NODE + 1
 
 
-def client_of(message: Message) -> int:
+def receiver_of(message: Message) -> int:
     """Return the client that a message is for."""
     return int(message.metadata.dst_node_id) - SERVER_NODE - 1
 
 
 class Nodes(Grid):
-    """A grid on which a strategy sees who takes part, and sends nothing: what it would send is asked of it."""
+    """A grid that lists all clients' nodes and sends nothing: `configure_train` returns the messages."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.asked = count, 0
+        self.count, self.queries = count, 0
 
     @property
     def run(self) -> Any:
@@ -65,9 +65,9 @@ class Nodes(Grid):
         """Take no run."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes of all clients (ProtocolError: asked again and again)."""
-        self.asked += 1
-        if self.asked > PATIENCE:
+        """Return the node ids of all clients (ProtocolError: asked more than `MAX_NODE_QUERIES` times)."""
+        self.queries += 1
+        if self.queries > MAX_NODE_QUERIES:
             raise ProtocolError(f"The strategy waits for more clients than the {self.count} that there are.")
         return [node_of(client) for client in range(self.count)]
 

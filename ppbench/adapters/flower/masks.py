@@ -1,7 +1,7 @@
-"""What colluders take off a client's upload under SecAgg+: the masks of pairs, by their own keys, and its private one.
+"""Removes the masks from a client's upload under SecAgg+, as colluders can: the pairwise masks and the private one.
 
-The server is told the seed of the private mask in the last stage, as the protocol has it; the masks of pairs cancel in
-the sum, and who holds a pair's other key knows its mask.
+The server receives shares of the private mask's seed in the last stage, as the protocol has it. Pairwise masks cancel
+in the sum; the other client of a pair knows its mask.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flowe
 from torch import Tensor
 
 from ppbench.adapters.flower.inside import node_of
-from ppbench.adapters.flower.records import records
+from ppbench.adapters.flower.records import record_dict
 from ppbench.federation.view import Exchange, View
 
-KEY = flower.RECORD_KEY_CONFIGS
+SETTINGS_RECORD = flower.RECORD_KEY_CONFIGS
 
 
-def _settings(tree: Any, key: str = KEY) -> Mapping[str, Any]:
+def _settings(tree: Any, key: str = SETTINGS_RECORD) -> Mapping[str, Any]:
     """Return the settings in a message or a client's state."""
-    found: Mapping[str, Any] = records(tree)[key]
-    return found
+    settings: Mapping[str, Any] = record_dict(tree)[key]
+    return settings
 
 
 def stage_of(exchange: Exchange) -> str:
-    """Return the stage that a message asks for."""
-    return str(_settings(exchange.asked.rest)[flower.Key.STAGE])
+    """Return the protocol stage of an exchange."""
+    return str(_settings(exchange.request.rest)[flower.Key.STAGE])
 
 
 def bare_weights(view: View, target: Exchange, clipping: float, levels: int, modulus: int) -> list[Tensor] | None:
-    """Return the weights that a masked upload holds, float64, in the model's order; None: a mask's key is not known.
+    """Return the weights in a masked upload, float64, in the model's order; None: the view lacks a mask's key.
 
     clipping, levels, modulus: the workflow's ranges.
     """
@@ -50,24 +50,26 @@ def bare_weights(view: View, target: Exchange, clipping: float, levels: int, mod
 
 
 def _seeds(view: View, target: Exchange) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the sign and the seed of every mask on a client's upload; no seed: nobody here has its key."""
-    mine, nodes = node_of(target.slot.client), {node_of(c): c for c in range(view.plan.clients)}
-    mates = [e for e in view.exchanges() if e.slot.probe == target.slot.probe and e.round == target.round]
+    """Yield the sign and the seed of every mask on a client's upload; seed None: the view lacks its key."""
+    node, nodes = node_of(target.slot.client), {node_of(c): c for c in range(view.plan.clients)}
+    exchanges = [e for e in view.exchanges() if e.slot.probe == target.slot.probe and e.round == target.round]
     shares: list[bytes] = []
-    for one in mates:
-        told = _settings(one.answer.rest)
+    for one in exchanges:
+        settings = _settings(one.answer.rest)
         if stage_of(one) == flower.Stage.UNMASK:
             shares += [
-                s for n, s in zip(told[flower.Key.NODE_ID_LIST], told[flower.Key.SHARE_LIST], strict=True) if n == mine
+                s
+                for n, s in zip(settings[flower.Key.NODE_ID_LIST], settings[flower.Key.SHARE_LIST], strict=True)
+                if n == node
             ]
     yield -1, flower.combine_shares(shares) if shares else None
-    keys = next(e for e in mates if e.slot == target.slot and stage_of(e) == flower.Stage.SHARE_KEYS)
-    public = {int(n): pair for n, pair in _settings(keys.asked.rest).items() if n.isdigit()}
-    for neighbour in {*public} - {mine}:
+    keys = next(e for e in exchanges if e.slot == target.slot and stage_of(e) == flower.Stage.SHARE_KEYS)
+    public = {int(n): pair for n, pair in _settings(keys.request.rest).items() if n.isdigit()}
+    for neighbour in {*public} - {node}:
         state = view.state_at(target, nodes[neighbour])
         seed = None
         if state is not None:
             own = _settings(state.state, RECORD_KEY_STATE)["sk1"]
-            pair = flower.bytes_to_private_key(own), flower.bytes_to_public_key(public[mine][0])
+            pair = flower.bytes_to_private_key(own), flower.bytes_to_public_key(public[node][0])
             seed = flower.generate_shared_key(*pair)
-        yield (-1 if mine > neighbour else 1), seed
+        yield (-1 if node > neighbour else 1), seed

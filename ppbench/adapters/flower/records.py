@@ -1,4 +1,4 @@
-"""Flower's records as trees of tensors, and back: what travels, what clients keep, what a view holds."""
+"""Converts Flower's records to trees of tensors, and back: messages and clients' states."""
 
 from __future__ import annotations
 
@@ -31,45 +31,45 @@ class Blob:
 
 @node
 class Content:
-    """What a message carries, or a client keeps: by record and name arrays, numbers and settings."""
+    """The content of a message or a client's state: arrays, metrics and settings, by record and name."""
 
     arrays: dict[str, Params]
     metrics: dict[str, dict[str, Tree]]
     configs: dict[str, dict[str, Tree]]
 
 
-@node
-class Asked(Model):
-    """Server to client, to train these weights. key: of their record; rest: all other records; kind: message type."""
+@node(name="ppbench.adapters.flower.records.Asked")
+class TrainRequest(Model):
+    """Server to client: weights to train. key: of their record; rest: all other records; kind: message type."""
 
     key: Text
     rest: Content
     kind: Text
 
 
-@node
-class Note:
-    """Server to client, without weights: settings, and whatever a protocol exchanges besides. kind: message type."""
+@node(name="ppbench.adapters.flower.records.Note")
+class StageRequest:
+    """Server to client: a protocol's message without weights. rest: its records; kind: message type."""
 
     rest: Content
     kind: Text
 
 
-@node
-class Told:
-    """Client to server. params: the weights that it ended with, in the record `key`; rest: all other records."""
+@node(name="ppbench.adapters.flower.records.Told")
+class TrainReply:
+    """Client to server. params: its trained weights, of the record `key`; rest: all other records."""
 
     params: Params
     key: Text
     rest: Content
 
 
-def text(words: str) -> Text:
+def text_tree(string: str) -> Text:
     """Return a string as a tree."""
-    return Text(_octets(words.encode()))
+    return Text(_octets(string.encode()))
 
 
-def words(tree: Text) -> str:
+def string_of(tree: Text) -> str:
     """Return the string of a tree."""
     return tree.utf8.cpu().numpy().tobytes().decode()
 
@@ -81,7 +81,7 @@ def _octets(data: bytes) -> Tensor:
 def _grown(value: Any) -> Tree:
     """Return a value of a record as a tree: every leaf a tensor, so that its bytes count."""
     if isinstance(value, str):
-        return text(value)
+        return text_tree(value)
     if isinstance(value, bytes):
         return Blob(_octets(value))
     if isinstance(value, list | tuple):
@@ -91,28 +91,28 @@ def _grown(value: Any) -> Tree:
 
 def _value(tree: Tree) -> Any:
     if isinstance(tree, Text):
-        return words(tree)
+        return string_of(tree)
     if isinstance(tree, Blob):
         return tree.bytes.cpu().numpy().tobytes()
     return [_value(one) for one in tree] if isinstance(tree, list) else tree.item()
 
 
-def content(records: Mapping[str, Any]) -> Content:
-    """Return a RecordDict as a tree of copies (ProtocolError: an array that is none)."""
-    found = Content({}, {}, {})
+def content_tree(records: Mapping[str, Any]) -> Content:
+    """Return a RecordDict as a tree of copies (ProtocolError: an unreadable array, or an unknown kind of record)."""
+    tree = Content({}, {}, {})
     for key, record in records.items():
         if isinstance(record, ArrayRecord):
-            found.arrays[key] = {name: tensor_of(array) for name, array in record.items()}
+            tree.arrays[key] = {name: array_tensor(array) for name, array in record.items()}
         elif isinstance(record, MetricRecord):
-            found.metrics[key] = {name: _grown(value) for name, value in record.items()}
+            tree.metrics[key] = {name: _grown(value) for name, value in record.items()}
         elif isinstance(record, ConfigRecord):
-            found.configs[key] = {name: _grown(value) for name, value in record.items()}
+            tree.configs[key] = {name: _grown(value) for name, value in record.items()}
         else:
             raise ProtocolError(f"A message has the record {key!r}, which is a {type(record).__name__}.")
-    return found
+    return tree
 
 
-def tensor_of(array: Array) -> Tensor:
+def array_tensor(array: Array) -> Tensor:
     """Return a copy of one of Flower's arrays (ProtocolError: it cannot be read)."""
     try:
         return torch.from_numpy(np.array(array.numpy()))
@@ -125,35 +125,37 @@ def array_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(value.detach().cpu().numpy().copy()) for name, value in params.items()})
 
 
-def records(tree: Content) -> RecordDict:
-    """Return a RecordDict of what a tree holds: copies."""
-    found: dict[str, Any] = {key: array_record(arrays) for key, arrays in tree.arrays.items()}
-    found |= {key: MetricRecord({n: _value(v) for n, v in values.items()}) for key, values in tree.metrics.items()}
-    found |= {key: ConfigRecord({n: _value(v) for n, v in values.items()}) for key, values in tree.configs.items()}
-    return RecordDict(found)
+def record_dict(tree: Content) -> RecordDict:
+    """Return a tree as a RecordDict of copies."""
+    records: dict[str, Any] = {key: array_record(arrays) for key, arrays in tree.arrays.items()}
+    records |= {key: MetricRecord({n: _value(v) for n, v in values.items()}) for key, values in tree.metrics.items()}
+    records |= {key: ConfigRecord({n: _value(v) for n, v in values.items()}) for key, values in tree.configs.items()}
+    return RecordDict(records)
 
 
-def split(tree: Content, like: Params, who: str) -> tuple[str, Params, Content]:
-    """Return the record that holds a model's weights, these, and the other records; ProtocolError: there is none.
+def split_weights(tree: Content, like: Params, who: str) -> tuple[str, Params, Content]:
+    """Return the key of the record with a model's weights, the weights, and the other records.
 
-    like: the model's weights; more than one record may have arrays, one alone the model's.
+    like: the model's weights. ProtocolError: no record, or more than one, has arrays of these names and shapes.
     """
     forms = {name: value.shape for name, value in like.items()}
-    found = [key for key, arrays in tree.arrays.items() if {n: a.shape for n, a in arrays.items()} == forms]
-    if len(found) != 1:
-        held = {key: len(arrays) for key, arrays in tree.arrays.items()} or "no arrays"
-        raise ProtocolError(f"{who} holds {held}; it must hold the model's {len(like)} arrays, in their shapes, once.")
-    rest = Content({k: v for k, v in tree.arrays.items() if k != found[0]}, tree.metrics, tree.configs)
-    return found[0], tree.arrays[found[0]], rest
+    keys = [key for key, arrays in tree.arrays.items() if {n: a.shape for n, a in arrays.items()} == forms]
+    if len(keys) != 1:
+        counts = {key: len(arrays) for key, arrays in tree.arrays.items()} or "no arrays"
+        raise ProtocolError(
+            f"{who} holds {counts}; it must hold the model's {len(like)} arrays, in their shapes, once."
+        )
+    rest = Content({k: v for k, v in tree.arrays.items() if k != keys[0]}, tree.metrics, tree.configs)
+    return keys[0], tree.arrays[keys[0]], rest
 
 
-def joined(key: str, params: Params, rest: Content) -> RecordDict:
-    """Return the records of a message whose weights were split off."""
-    return records(Content({key: params, **rest.arrays}, rest.metrics, rest.configs))
+def joined_weights(key: str, params: Params, rest: Content) -> RecordDict:
+    """Return the records of a message: its weights under `key`, and the rest."""
+    return record_dict(Content({key: params, **rest.arrays}, rest.metrics, rest.configs))
 
 
-def asked_records(message: Asked | Note) -> RecordDict:
-    """Return the records that a client is sent."""
-    if isinstance(message, Note):
-        return records(message.rest)
-    return joined(words(message.key), message.params, message.rest)
+def request_records(message: TrainRequest | StageRequest) -> RecordDict:
+    """Return the records of a message to a client."""
+    if isinstance(message, StageRequest):
+        return record_dict(message.rest)
+    return joined_weights(string_of(message.key), message.params, message.rest)

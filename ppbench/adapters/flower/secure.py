@@ -1,8 +1,8 @@
-"""Flower's secure aggregation, SecAgg+: its own workflow, in its own four stages, and the mod that answers it.
+"""Flower's secure aggregation, SecAgg+: its own workflow of four stages, and its client mod.
 
-The server reads the sum of the cohort's weights, and, since the mod masks nothing else, each client's number of
-examples and metrics. Each stage of the workflow is run twice: until it sends, and, from the same state and seed, with
-what came back; a round is then a coroutine like any other.
+The server reads the sum of the cohort's weights, and each client's number of examples and metrics, which the mod does
+not mask. Each stage of the workflow is run twice, from the same state and seed: until it sends, and then with the
+replies; a round is then a coroutine like any other.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
 
-from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, client_of, node_of, running
+from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, receiver_of, running_flower
 from ppbench.adapters.flower.masks import bare_weights
-from ppbench.adapters.flower.mechanism import EMPTY, Mechanism, Mod, Worker
-from ppbench.adapters.flower.records import Asked, Content, Note, array_record, content, records, text
-from ppbench.adapters.running import seed_of
+from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense, Mod
+from ppbench.adapters.flower.records import (
+    Content,
+    StageRequest,
+    TrainRequest,
+    array_record,
+    content_tree,
+    record_dict,
+    text_tree,
+)
+from ppbench.adapters.running import context_seed
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.cohort import cohort_evidence
@@ -35,28 +43,29 @@ from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.messages import Model
 from ppbench.federation.plan import Data, Noise, Plan
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER
 
-COUNTED = ("fitres.num_examples", "num_examples")
+COUNT_METRIC = ("fitres.num_examples", "num_examples")
 
 
-@node
-class Said:
-    """Client to server: a stage's answer, with the weights masked, in bytes, among its settings."""
+@node(name="ppbench.adapters.flower.secure.Said")
+class StageReply:
+    """Client to server: a stage's answer. rest: its records, with the masked weights as bytes in its settings."""
 
     rest: Content
 
 
 class Secured(NamedTuple):
-    """What a round is run with: a new workflow, and clients' mods, outermost first."""
+    """A new workflow, and clients' mods (outermost first), for one round."""
 
     workflow: SecAggPlusWorkflow
     mods: Sequence[Mod]
 
 
 class _Sent(BaseException):
-    """Carries out of a stage what it sends."""
+    """Carries a stage's messages out of it."""
 
     def __init__(self, messages: list[Message]) -> None:
         super().__init__()
@@ -64,22 +73,22 @@ class _Sent(BaseException):
 
 
 class _Relay(Nodes):
-    """A grid that hands out what a stage sends, or hands it what came back."""
+    """A grid that raises a stage's messages (`_Sent`), or returns the replies to them."""
 
     def __init__(self, count: int, replies: list[Message] | None) -> None:
         super().__init__(count)
         self.replies = replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Return the replies, if they are there."""
+        """Return the replies; raise `_Sent` if there are none yet."""
         if self.replies is None:
             raise _Sent(list(messages))
         return self.replies
 
 
 @dataclass(frozen=True)
-class Secure(Mechanism):
-    """A workflow of secure aggregation, and the mods that answer it."""
+class Secure(FlowerDefense):
+    """A workflow of secure aggregation, with its client mods, as a defense."""
 
     epsilon_reason = "there is no noise but the rounding's; the server reads the sum of the cohort's weights"
 
@@ -92,8 +101,8 @@ class Secure(Mechanism):
         with self.making():
             workflow, mods = self.parts(plan.clients)
         if not isinstance(workflow, SecAggPlusWorkflow) or not all(callable(mod) for mod in mods):
-            found = one_line(type(workflow).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {found}; it must give (workflow, list of client mods).")
+            kind = one_line(type(workflow).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {kind}; it must give (workflow, list of client mods).")
         return Secured(workflow, mods)
 
     def mods_for(self, plan: Plan) -> Sequence[Mod]:
@@ -101,7 +110,7 @@ class Secure(Mechanism):
         return self._secured(plan).mods
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse a cohort that is too small for the protocol (UsageError)."""
+        """As the base class; also raise UsageError if there are too few clients for the protocol."""
         super().check(plan)
         shares = self._secured(plan).workflow.num_shares
         least = max(2, shares) if isinstance(shares, int) else 2
@@ -110,12 +119,12 @@ class Secure(Mechanism):
 
     # -- the server ----------------------------------------------------------------------------------------------
     def init_server(self, ctx: Context, params: Params) -> Server:
-        """Return the server's state: weights alone, for the workflow keeps nothing from one round to the next."""
+        """Return the server's state: weights alone, since the workflow has no state between rounds."""
         return Defense.init_server(self, ctx, params)
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
         """Return the server's state and the weights as the third stage sends them."""
-        return server, Asked(server.params, text("fitins.parameters"), EMPTY, text("train"))
+        return server, TrainRequest(server.params, text_tree("fitins.parameters"), EMPTY, text_tree("train"))
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Run the workflow's four stages (ProtocolError: one halts, or a client answers by an error)."""
@@ -128,17 +137,19 @@ class Secure(Mechanism):
             workflow.unmask_stage,
         ):
             messages = self._sent(ctx, stage, place, copy.deepcopy(state))
-            answers = yield Step(server, {client: _note(one, server.params) for client, one in messages.items()})
+            answers = yield Step(server, {client: _request(one, server.params) for client, one in messages.items()})
             replies = []
-            for client, said in answers.items():
-                if not isinstance(said, Said):
-                    raise ProtocolError(f"Client {client} sent {type(said).__name__}, no answer of secure aggregation.")
-                replies.append(Message(records(said.rest), reply_to=messages[client]))
-                counts[client] = _count(said, int(counts[client]))
+            for client, reply in answers.items():
+                if not isinstance(reply, StageReply):
+                    raise ProtocolError(
+                        f"Client {client} sent {type(reply).__name__}, no answer of secure aggregation."
+                    )
+                replies.append(Message(record_dict(reply.rest), reply_to=messages[client]))
+                counts[client] = _count(reply, int(counts[client]))
             self._done(ctx, stage, place, state, replies)
         arrays = place.state.array_records[flower.MAIN_PARAMS_RECORD]
-        found = zip(server.params.items(), arrays.values(), strict=True)
-        params = {n: torch.from_numpy(np.array(a.numpy())).to(old.device, old.dtype) for (n, old), a in found}
+        arrays_by_name = zip(server.params.items(), arrays.values(), strict=True)
+        params = {n: torch.from_numpy(np.array(a.numpy())).to(old.device, old.dtype) for (n, old), a in arrays_by_name}
         return Server(params, server.opt, counts, server.own)
 
     def _place(self, ctx: Context, server: Server) -> LegacyContext:
@@ -152,51 +163,53 @@ class Secure(Mechanism):
         return LegacyContext(FlowerContext(RUN, SERVER_NODE, {}, state, {}), strategy=FedAvg(), client_manager=manager)
 
     def _sent(self, ctx: Context, stage: Callable[..., bool], place: LegacyContext, state: Any) -> dict[int, Message]:
-        """Return what a stage sends, by client."""
+        """Return a stage's messages, by client."""
         try:
             self._done(ctx, stage, place, state, None)
         except _Sent as sent:
-            return {client_of(message): message for message in sent.messages}
+            return {receiver_of(message): message for message in sent.messages}
         raise ProtocolError(f"Secure aggregation ends in its {stage.__name__} without asking anybody.")
 
     def _done(
         self, ctx: Context, stage: Callable[..., bool], place: LegacyContext, state: Any, replies: list[Message] | None
     ) -> None:
-        with running("The workflow", seed_of(ctx), 0):
+        with running_flower("The workflow", context_seed(ctx), 0):
             if not stage(_Relay(ctx.plan.clients, replies), place, state):
                 raise ProtocolError(f"Secure aggregation halts in its {stage.__name__}: too few clients answered.")
 
     # -- a client ------------------------------------------------------------------------------------------------
-    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Run the client's mods, around the training in the stage that asks for it."""
+    def reply(
+        self, ctx: Context, me: FlowerClientState, message: Tree, result: Tree, data: Data
+    ) -> tuple[Tree, Tree | None]:
+        """Run the client's mods, around the training in the stage that requests it."""
 
-        def train(asked: Message, _: FlowerContext) -> Message:
-            if not isinstance(message, Asked):
+        def train(request: Message, _: FlowerContext) -> Message:
+            if not isinstance(message, TrainRequest):
                 raise ProtocolError(f"The mods of client {ctx.party} train in a stage that sends no weights.")
             weights = flower.compat.arrayrecord_to_parameters(array_record(result), keep_input=False)
-            told = FitRes(Status(Code.OK, ""), weights, len(data.x), {})
-            return Message(flower.compat.fitres_to_recorddict(told, keep_input=False), reply_to=asked)
+            fit_result = FitRes(Status(Code.OK, ""), weights, len(data.x), {})
+            return Message(flower.compat.fitres_to_recorddict(fit_result, keep_input=False), reply_to=request)
 
         answer, context = self._run(ctx, me, message, train)
         if answer.has_error():
             raise ProtocolError(f"Client {ctx.party} answers by an error: {one_line(answer.error.reason)}.")
-        return Worker(content(context.state)), Said(content(answer.content))
+        return FlowerClientState(content_tree(context.state)), StageReply(content_tree(answer.content))
 
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return nothing: of one upload no weights can be read."""
+        """Return no weights: one upload alone reveals none."""
         return {}
 
     # -- the adversary -------------------------------------------------------------------------------------------
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the mean of each cohort (server), or client 0's own weights' (colluders); to others nothing."""
+        """Return evidence of each cohort's mean (server) or of client 0's own weights (colluders); others get none."""
         shared = Shared(view.plan)
         if view.party != SERVER:
             return []
-        make = self._own if colludes(view.threat) else self._sum
+        make = self._own if view.threat.colludes else self._sum
         return [piece for unit, after in _rounds(view) if (piece := make(view, shared, unit, after)) is not None]
 
     def _sum(self, view: View, shared: Shared, unit: list[Exchange], after: Params) -> Evidence | None:
-        before, divisor = unit[0].asked.params, as_gradient(view.plan, unit[0].round)
+        before, divisor = unit[0].request.params, as_gradient(view.plan, unit[0].round)
         mean = {n: (value.double() - after[n].double()) / divisor for n, value in before.items()}
         counts = torch.zeros(view.plan.clients, dtype=torch.int64)
         for exchange in unit:
@@ -208,47 +221,47 @@ class Secure(Mechanism):
         target = next((e for e in unit if e.slot.client == TARGET), None)
         if target is None:
             return None
-        made = self._secured(view.plan).workflow
-        own = bare_weights(view, target, made.clipping_range, made.quantization_range, made.modulus_range)
+        workflow = self._secured(view.plan).workflow
+        own = bare_weights(view, target, workflow.clipping_range, workflow.quantization_range, workflow.modulus_range)
         if own is None:
             return None
-        before, divisor = shared.same(target.asked.params), as_gradient(view.plan, target.round)
+        before, divisor = shared.same(target.request.params), as_gradient(view.plan, target.round)
         pairs = zip(before.items(), own, strict=True)
         change = {n: (value.double() - end.to(value.device)) / divisor for (n, value), end in pairs}
         noise = self._rounding(view.plan, [target], divisor)
         return Evidence((target.slot,), change, shared.at(before), before, noise=noise)
 
     def _rounding(self, plan: Plan, unit: Sequence[Exchange], divisor: float) -> Noise:
-        """Return the law of the rounding on a mean of so many: its variance is a sixth of a squared step, each."""
-        made = self._secured(plan).workflow
-        step = 2 * made.clipping_range / made.quantization_range
-        share = sum(_count(e.answer, 1) for e in unit) / made.max_weight
+        """Return the law of the rounding error on a mean: each upload's has a sixth of a squared step as variance."""
+        workflow = self._secured(plan).workflow
+        step = 2 * workflow.clipping_range / workflow.quantization_range
+        share = sum(_count(e.answer, 1) for e in unit) / workflow.max_weight
         return Noise("gaussian", step * (len(unit) / 6) ** 0.5 / share / divisor)
 
 
-def _count(said: Said, otherwise: int) -> int:
-    """Return the number of examples that a client tells beside its masked weights, in the clear."""
-    record, key = COUNTED
-    told = said.rest.metrics.get(record, {}).get(key)
-    return otherwise if told is None else int(told)
+def _count(reply: StageReply, otherwise: int) -> int:
+    """Return the number of examples that a client sends in the clear, `otherwise` if it sends none."""
+    record, key = COUNT_METRIC
+    count = reply.rest.metrics.get(record, {}).get(key)
+    return otherwise if count is None else int(count)
 
 
-def _note(message: Message, like: Params) -> Tree:
-    """Return a stage's message as a tree: with weights where it has some, by the model's names."""
-    told, kind = content(message.content), text(message.metadata.message_type)
-    if not told.arrays:
-        return Note(told, kind)
-    ((key, arrays),) = told.arrays.items()
-    found = zip(like.items(), arrays.values(), strict=True)
-    params = {name: value.to(old.device, old.dtype) for (name, old), value in found}
-    return Asked(params, text(key), replace(told, arrays={}), kind)
+def _request(message: Message, like: Params) -> Tree:
+    """Return a stage's message as a tree; its weights, if it has some, by the model's names."""
+    tree, kind = content_tree(message.content), text_tree(message.metadata.message_type)
+    if not tree.arrays:
+        return StageRequest(tree, kind)
+    ((key, arrays),) = tree.arrays.items()
+    pairs = zip(like.items(), arrays.values(), strict=True)
+    params = {name: value.to(old.device, old.dtype) for (name, old), value in pairs}
+    return TrainRequest(params, text_tree(key), replace(tree, arrays={}), kind)
 
 
 def _rounds(view: View) -> Iterator[tuple[list[Exchange], Params]]:
-    """Yield by probe the uploads of masked weights in its first round, and the weights that came out of it."""
+    """Yield each probe's uploads of masked weights in its first round, and the aggregated weights."""
     units: dict[int, list[Exchange]] = {}
     for exchange in view.exchanges():
-        if isinstance(exchange.asked, Asked):
+        if isinstance(exchange.request, TrainRequest):
             units.setdefault(exchange.slot.probe, []).append(exchange)
     for probe, unit in units.items():
         first = unit[0].round

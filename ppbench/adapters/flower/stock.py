@@ -1,7 +1,7 @@
-"""What ships with Flower: differential privacy of both sides, fixed and adaptive clipping, and other strategies.
+"""Mechanisms that ship with Flower: server and client differential privacy, fixed and adaptive clipping, strategies.
 
-The latter are protocols and no defenses; they are here because a defense is run inside one. What each promises is in
-its docstring as its own documentation has it.
+The strategies are protocols, not defenses; they are here because defenses run inside them. Each docstring has the
+promise of Flower's own documentation.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import strategy as strategies
 
-from ppbench.adapters.flower.mechanism import Mechanism, Mod, Parts
+from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods
 from ppbench.adapters.flower.secure import Secure
-from ppbench.federation.bounds import Count, NonNegative, Positive, Whole
+from ppbench.federation.bounds import NonNegative, NonNegativeInt, Positive, PositiveInt
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.plan import Noise, Plan
 
-VERSION = f"1+flwr{metadata.version('flwr')}"
+FLOWER_VERSION = f"1+flwr{metadata.version('flwr')}"
 Grids = Mapping[str, tuple[float, ...]]
 GRIDS: Grids = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
 NO_NOISE_SENT = "uploads carry no noise: the server that adds it sees each client's weights, as its threat model says"
 
 
 @dataclass(frozen=True)
-class Stock(Mechanism):
-    """One of Flower's own. stock: its name behind "flower:stock/"."""
+class FlowerStock(FlowerDefense):
+    """A mechanism that ships with Flower. stock: its name behind "flower:stock/"."""
 
     stock: ClassVar[str]
-    version: ClassVar[str] = VERSION
+    version: ClassVar[str] = FLOWER_VERSION
 
 
 def _taking_all(clients: int) -> strategies.FedAvg:
-    """Return FedAvg as it comes, which takes all clients that there are, be they one."""
+    """Return FedAvg that takes all clients, even a single one."""
     return strategies.FedAvg(min_train_nodes=1, min_available_nodes=min(2, clients))
 
 
 @dataclass(frozen=True)
-class FedAvg(Stock):
+class FlowerFedAvg(FlowerStock):
     """Federated averaging: clients train, the server averages weights by numbers of examples."""
 
     name: ClassVar[str] = "flower:stock/fedavg"
     stock: ClassVar[str] = "fedavg"
     epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
 
-    def parts(self, clients: int) -> Parts:
+    def parts(self, clients: int) -> StrategyAndMods:
         """Return FedAvg and no mods."""
         return _taking_all(clients), []
 
 
 @dataclass(frozen=True)
-class FixedClipping(Stock):
+class FixedClipping(FlowerStock):
     """Central differential privacy, fixed clipping by the server: it clips each update and noises their mean."""
 
     noise_multiplier: NonNegative = 1.0
@@ -70,7 +70,7 @@ class FixedClipping(Stock):
     wrapper: ClassVar[str] = "DifferentialPrivacyServerSideFixedClipping"
     mods: ClassVar[tuple[Mod, ...]] = ()
 
-    def parts(self, clients: int) -> Parts:
+    def parts(self, clients: int) -> StrategyAndMods:
         """Return the wrapper around FedAvg, and the clients' mods."""
         made = getattr(strategies, self.wrapper)
         return made(_taking_all(clients), self.noise_multiplier, self.clipping_norm, clients), self.mods
@@ -87,13 +87,13 @@ class ClientFixedClipping(FixedClipping):
     mods: ClassVar[tuple[Mod, ...]] = (fixedclipping_mod,)
 
     def clipping(self, plan: Plan) -> float | None:
-        """Return the norm to which an update is clipped that is taken for a gradient."""
+        """Return the norm to which an update is clipped, in units of a gradient."""
         return self.clipping_norm / as_gradient(plan, 1)
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping(Stock):
-    """Central differential privacy, clipping by the server to a norm that follows the updates'."""
+class AdaptiveClipping(FlowerStock):
+    """Central differential privacy, adaptive clipping by the server, to a norm that follows the updates' norms."""
 
     noise_multiplier: NonNegative = 0.1
     initial_clipping_norm: Positive = 0.1
@@ -107,7 +107,7 @@ class AdaptiveClipping(Stock):
     wrapper: ClassVar[str] = "DifferentialPrivacyServerSideAdaptiveClipping"
     mods: ClassVar[tuple[Mod, ...]] = ()
 
-    def parts(self, clients: int) -> Parts:
+    def parts(self, clients: int) -> StrategyAndMods:
         """Return the wrapper around FedAvg, and the clients' mods."""
         own = {"initial_clipping_norm": self.initial_clipping_norm, "clipped_count_stddev": self.clipped_count_stddev}
         return getattr(strategies, self.wrapper)(_taking_all(clients), self.noise_multiplier, clients, **own), self.mods
@@ -115,7 +115,7 @@ class AdaptiveClipping(Stock):
 
 @dataclass(frozen=True)
 class ClientAdaptiveClipping(AdaptiveClipping):
-    """Central differential privacy, clipping by the clients, which tell the server whether they did, to such a norm."""
+    """Central differential privacy, adaptive clipping by the clients, which report whether they clipped."""
 
     name: ClassVar[str] = "flower:stock/dp_client_adaptive"
     stock: ClassVar[str] = "dp_client_adaptive"
@@ -124,12 +124,12 @@ class ClientAdaptiveClipping(AdaptiveClipping):
 
 
 @dataclass(frozen=True)
-class LocalDP(Stock):
+class LocalDP(FlowerStock):
     """Local differential privacy: each client clips its update and adds Gaussian noise before it sends it.
 
     The noise is sensitivity sqrt(2 ln(1.25 / delta)) / epsilon on every weight, whatever the clipping norm.
-    noise_multiplier: its standard deviation beside the clipping norm, by which epsilon is set here; sensitivity: as the
-    mod is given it, 0 for the clipping norm.
+    noise_multiplier: its standard deviation in units of the clipping norm, which determines epsilon; sensitivity: the
+    mod's, 0 for the clipping norm.
     """
 
     noise_multiplier: Positive = 0.1
@@ -150,26 +150,26 @@ class LocalDP(Stock):
 
     @property
     def claimed_epsilon(self) -> float:
-        """The epsilon that the mod is given, for one release."""
+        """The mod's epsilon, for one release."""
         return (self.sensitivity or self.clipping_norm) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.std
 
-    def parts(self, clients: int) -> Parts:
+    def parts(self, clients: int) -> StrategyAndMods:
         """Return FedAvg and the mod."""
         sensitivity = self.sensitivity or self.clipping_norm
         return _taking_all(clients), [LocalDpMod(self.clipping_norm, sensitivity, self.claimed_epsilon, self.delta)]
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on an update that is taken for a gradient."""
+        """Return the law of the noise on an update, in units of a gradient."""
         return Noise("gaussian", self.std / as_gradient(plan, 1))
 
     def clipping(self, plan: Plan) -> float | None:
-        """Return the norm to which an update is clipped that is taken for a gradient."""
+        """Return the norm to which an update is clipped, in units of a gradient."""
         return self.clipping_norm / as_gradient(plan, 1)
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
         """Return (epsilon, delta) of all that a client sends, by the RDP accountant for the Gaussian mechanism.
 
-        Two updates of norm `clipping_norm` are at most twice that apart, which is the sensitivity.
+        The sensitivity is twice `clipping_norm`: two clipped updates are at most that far apart.
         """
         from dp_accounting import GaussianDpEvent  # takes a second
         from dp_accounting.rdp import RdpAccountant
@@ -181,21 +181,21 @@ class LocalDP(Stock):
 
 @dataclass(frozen=True)
 class SecAggPlus(Secure):
-    """Secure aggregation (SecAgg+): the server learns the sum of clients' weights, and no single one.
+    """Secure aggregation (SecAgg+): the server learns the sum of clients' weights, but no single client's.
 
-    num_shares: neighbours, itself among them, that each client shares keys with, 0 for all; threshold: how many of them
-    restore a key. max_weight, clipping_range, quantization: the workflow's, as it comes.
+    num_shares: clients, itself included, with which each client shares keys, 0 for all; threshold: how many of them
+    restore a key. max_weight, clipping_range, quantization: the workflow's settings.
     """
 
-    num_shares: Whole = 0
-    threshold: Count = 2
+    num_shares: NonNegativeInt = 0
+    threshold: PositiveInt = 2
     max_weight: Positive = 1000.0
     clipping_range: Positive = 8.0
-    quantization: Count = 2**22
+    quantization: PositiveInt = 2**22
 
     name: ClassVar[str] = "flower:stock/secaggplus"
     stock: ClassVar[str] = "secaggplus"
-    version: ClassVar[str] = VERSION
+    version: ClassVar[str] = FLOWER_VERSION
 
     def parts(self, clients: int) -> Any:
         """Return the workflow and the mod."""
@@ -204,21 +204,21 @@ class SecAggPlus(Secure):
         return SecAggPlusWorkflow(shares, self.threshold, max_weight=self.max_weight, **ranges), [secaggplus_mod]
 
 
-def _protocol(name: str, about: str, made: str) -> type[Stock]:
-    """Return a strategy that is no defense, made as it comes, as one."""
+def _protocol(name: str, about: str, strategy: str) -> type[FlowerStock]:
+    """Return a defense class for a strategy with its default settings."""
 
-    def parts(self: Stock, clients: int) -> Parts:
-        return getattr(strategies, made)(min_train_nodes=1, min_available_nodes=min(2, clients)), []
+    def parts(self: FlowerStock, clients: int) -> StrategyAndMods:
+        return getattr(strategies, strategy)(min_train_nodes=1, min_available_nodes=min(2, clients)), []
 
-    held = {
+    attributes = {
         "name": f"flower:stock/{name}", "stock": name, "parts": parts, "__doc__": about, "__module__": __name__,
         "epsilon_reason": "a way to aggregate, which adds nothing to uploads",
     }  # fmt: skip
-    return dataclass(frozen=True)(type(made, (Stock,), held))
+    return dataclass(frozen=True)(type(strategy, (FlowerStock,), attributes))
 
 
-STOCK: tuple[type[Stock | SecAggPlus], ...] = (
-    FedAvg,
+FLOWER_STOCK: tuple[type[FlowerStock | SecAggPlus], ...] = (
+    FlowerFedAvg,
     FixedClipping,
     ClientFixedClipping,
     AdaptiveClipping,

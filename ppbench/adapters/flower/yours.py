@@ -1,4 +1,4 @@
-"""A function of strategy and mods, anybody's, as a defense; of secure aggregation's workflow and mods too."""
+"""A user's function that returns a strategy and mods, or a secure aggregation workflow and mods, as a defense."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 from flwr.server.workflow import SecAggPlusWorkflow
 
-from ppbench.adapters.flower.inside import running
-from ppbench.adapters.flower.mechanism import Mechanism
+from ppbench.adapters.flower.inside import running_flower
+from ppbench.adapters.flower.mechanism import FlowerDefense
 from ppbench.adapters.flower.secure import Secure
-from ppbench.adapters.given import Given, given
+from ppbench.adapters.given import UserFunction, user_function
 from ppbench.base.errors import ProtocolError
 
-CLIENTS = "clients"
-SEVERAL = 10
-"""Clients, of which the function is asked what it gives."""
+CLIENTS_PARAMETER = "clients"
+TRIAL_CLIENTS = 10
+"""Number of clients in the call that finds out what the function returns."""
 
 
-def defense(address: str, name: str) -> type[Mechanism]:
-    """Return the defense that the function at MODULE:OBJECT stands for; UsageError for what is no such function."""
-    found = given(address, name, (CLIENTS,))
+def defense(address: str, name: str) -> type[FlowerDefense]:
+    """Return the defense of the function at MODULE:OBJECT; UsageError: there is no such function."""
+    function = user_function(address, name, (CLIENTS_PARAMETER,))
 
-    def parts(self: Mechanism, clients: int) -> Any:
-        return _called(found, clients, **asdict(self))
+    def parts(self: FlowerDefense, clients: int) -> Any:
+        return _called(function, clients, **asdict(self))
 
-    return found.defense(Secure if _aggregates_securely(found) else Mechanism, "flwr", parts=parts)
-
-
-def _called(found: Given, clients: int, **parameters: Any) -> Any:
-    return found.made(**({CLIENTS: clients} if found.takes else {}), **parameters)
+    return function.defense(Secure if _aggregates_securely(function) else FlowerDefense, "flwr", parts=parts)
 
 
-def _aggregates_securely(found: Given) -> bool:
-    """Return whether the function gives a workflow, as it comes; where it raises, `check` will say so."""
+def _called(function: UserFunction, clients: int, **parameters: Any) -> Any:
+    return function.call(**({CLIENTS_PARAMETER: clients} if function.accepts else {}), **parameters)
+
+
+def _aggregates_securely(function: UserFunction) -> bool:
+    """Return whether the function returns a workflow by default; if it raises, `check` reports that later."""
     try:
-        with running("It", 0):
-            made = _called(found, SEVERAL)
+        with running_flower("It", 0):
+            made = _called(function, TRIAL_CLIENTS)
     except ProtocolError:
         return False
     return isinstance(made, tuple) and bool(made) and isinstance(made[0], SecAggPlusWorkflow)

@@ -1,8 +1,8 @@
 """NVFlare: filters of clients' task results as defenses: `nvflare:stock/NAME`, `nvflare:MODULE:OBJECT`.
 
-OBJECT is a function `(**parameters) -> [filters]` of yours: it lists the `Filter`s or `DXOFilter`s of a client's task
-results, in order. Its parameters, with defaults, are the defense's; the first that is a number is the axis of its
-trade-off. Filters are made anew whenever they are needed; what they keep between rounds is put back.
+OBJECT is your function `(**parameters) -> [filters]`: it returns the `Filter`s or `DXOFilter`s of a client's task
+results, in order. Its parameters, with defaults, are the defense's; the first number among them is the axis of its
+trade-off. Filters are made anew whenever they are needed, and their state between rounds is restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
     "exclude_vars": ("ExcludeVars",),
     "he_partial": ("HEModelEncryptor",),
 }
-"""What ships with NVFlare, by our names, each with NVFlare's own for it; records keep ours."""
+"""Defenses that ship with NVFlare: our names, which records keep, each with NVFlare's own names."""
 FRAMEWORK = Framework("NVFlare", "nvflare", "nvflare", (2, 3), (2, 9), STOCK_NAMES)
 
 
@@ -38,9 +38,9 @@ def defense(argument: str, name: str) -> type[Defense]:
     with FRAMEWORK.importing(name):
         from ppbench.adapters.nvflare import encrypted, stock, yours
 
-    made: tuple[type[stock.Stock], ...] = (*stock.STOCK, encrypted.Encrypted)
-    if found := FRAMEWORK.shipped(argument, "filter", made):
-        return found
+    available: tuple[type[stock.NVFlareStock], ...] = (*stock.NVFLARE_STOCK, encrypted.Encrypted)
+    if shipped := FRAMEWORK.shipped(argument, "filter", available):
+        return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
     return yours.defense(argument, name)

@@ -1,8 +1,8 @@
-"""A list of NVFlare's filters as a defense: the bench brings network, data and the local training.
+"""A list of NVFlare's filters as a defense: ppbench supplies the network, the data and the local training.
 
-A client trains from the server's weights; the change of its weights is wrapped in a DXO with the number of its steps,
-passes the client's filters, and is what the server sees, before any filter of its own. The server aggregates as
-NVFlare's FedAvg does. A probe is one local step, so that a change is minus the rate times a gradient.
+A client trains from the server's weights; the change of its weights, in a DXO with the number of its steps, passes the
+client's filters. The server sees their result, before any filter of its own, and aggregates as NVFlare's FedAvg does.
+A probe is one local step, so a change is minus the rate times a gradient.
 """
 
 from __future__ import annotations
@@ -19,29 +19,38 @@ from nvflare.apis.filter import Filter
 from torch import Tensor
 
 from ppbench.adapters.framework import check_plan
-from ppbench.adapters.held import kept, restored
-from ppbench.adapters.nvflare.inside import SERVER, Passed, aggregated, context, filtered, running, site, started
-from ppbench.adapters.nvflare.seen import Cut, seen
-from ppbench.adapters.running import refused, seed_of, words_of
+from ppbench.adapters.held import restored, snapshot
+from ppbench.adapters.nvflare.inside import (
+    SERVER,
+    FilterResult,
+    aggregated,
+    filter_change,
+    running_nvflare,
+    site_name,
+    start_filters,
+    task_context,
+)
+from ppbench.adapters.nvflare.seen import Truncation, visible_evidence
+from ppbench.adapters.running import as_usage_error, context_seed, description
 from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import MOST, Model
+from ppbench.federation.messages import MAX_EXAMPLES, Model
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Exchange, View
 
 
-@node
-class Worker:
-    """A client's state: what its filters keep."""
+@node(name="ppbench.adapters.nvflare.mechanism.Worker")
+class FilterState:
+    """A client's state: a snapshot of its filters."""
 
     filters: Tree
 
 
-@node
-class Sent:
-    """Client to server. change: end minus start of the variables that were let out, in the dtype that filters gave.
+@node(name="ppbench.adapters.nvflare.mechanism.Sent")
+class FilteredChange:
+    """Client to server. change: end minus start of the variables that passed the filters, in the filters' dtype.
 
     steps: int64 scalar, of local training. meta: uint8 [n], the DXO's other properties as JSON.
     """
@@ -52,8 +61,8 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Mechanism(Defense):
-    """What a function of filters gives, as a defense; its parameters are those of the function."""
+class NVFlareDefense(Defense):
+    """A list of NVFlare's filters as a defense."""
 
     sends: ClassVar[Literal["weights"]] = "weights"
     kin: ClassVar[str] = "ppdl"
@@ -67,101 +76,105 @@ class Mechanism(Defense):
         raise NotImplementedError
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse what NVFlare's rounds have no place for, and parameters that the code refuses."""
+        """As the base class; also refuse plans that NVFlare cannot run, and parameters that its code refuses."""
         super().check(plan)
         check_plan(self.name, plan, "changes of weights")
         self._made()
 
     def _made(self) -> list[Filter]:
-        with refused(), running(words_of(self), 0):
+        with as_usage_error(), running_nvflare(description(self), 0):
             filters = self.filters()
-        if not isinstance(filters, list | tuple) or not all(isinstance(one, Filter) for one in filters):
-            found = next((one for one in filters if not isinstance(one, Filter)), None) if _listed(filters) else filters
-            held = "a list with " if _listed(filters) else ""
-            name = one_line(type(found).__name__, 60)
-            raise UsageError(f"Defense {self.name!r} gave {held}{name}; it must give a list of NVFlare's Filters.")
+        if not isinstance(filters, list | tuple) or not all(isinstance(part, Filter) for part in filters):
+            wrong = (
+                next((part for part in filters if not isinstance(part, Filter)), None) if _is_list(filters) else filters
+            )
+            article = "a list with " if _is_list(filters) else ""
+            name = one_line(type(wrong).__name__, 60)
+            raise UsageError(f"Defense {self.name!r} gave {article}{name}; it must give a list of NVFlare's Filters.")
         return list(filters)
 
     # -- the server ----------------------------------------------------------------------------------------------
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Ask nobody anything: clients tell their numbers of steps with their changes."""
+        """Exchange nothing: clients send their numbers of steps with their changes."""
         return server
         yield Step(server, {})  # makes it a coroutine
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Return the server's state after NVFlare's aggregation (ProtocolError: an upload is none)."""
-        told, counts = {}, server.counts.clone()
+        """Return the server's state after NVFlare's aggregation (ProtocolError: an upload is no change of weights)."""
+        results, counts = {}, server.counts.clone()
         for client, upload in uploads.items():
-            if not isinstance(upload, Sent):
+            if not isinstance(upload, FilteredChange):
                 raise ProtocolError(f"Client {client} sent {type(upload).__name__}, not a change of weights.")
             arrays = {name: _array(value) for name, value in upload.change.items()}
-            told[client] = Passed(arrays, {MetaKey.NUM_STEPS_CURRENT_ROUND: int(upload.steps)})
+            results[client] = FilterResult(arrays, {MetaKey.NUM_STEPS_CURRENT_ROUND: int(upload.steps)})
             counts[client] = upload.steps
         weights = {name: _array(value) for name, value in server.params.items()}
-        with running("The aggregator", seed_of(ctx), 1):
-            found = aggregated(weights, told, ctx.round)
-        params = {n: torch.from_numpy(found[n].copy()).to(old.device, old.dtype) for n, old in server.params.items()}
+        with running_nvflare("The aggregator", context_seed(ctx), 1):
+            after = aggregated(weights, results, ctx.round)
+        params = {n: torch.from_numpy(after[n].copy()).to(old.device, old.dtype) for n, old in server.params.items()}
         return Server(params, server.opt, counts, server.own)
 
     # -- a client ------------------------------------------------------------------------------------------------
     def init_client(self, ctx: Context, params: Params) -> Tree:
-        """Return what filters keep that were made and told that a run begins."""
+        """Return a snapshot of new filters after the event that a run begins."""
         filters = self._made()
-        with running(f"The filters of client {ctx.party}", seed_of(ctx), 0):
-            started(filters, context(site(ctx.party), SERVER, 0))
-        return Worker(kept(filters, "the filters"))
+        with running_nvflare(f"The filters of client {ctx.party}", context_seed(ctx), 0):
+            start_filters(filters, task_context(site_name(ctx.party), SERVER, 0))
+        return FilterState(snapshot(filters, "the filters"))
 
-    def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
-        """As its base; what filters keep has no part in training."""
+    def prepare(self, ctx: Context, me: FilterState, message: Tree, data: Data) -> Job | None:
+        """As the base class; training does not use the filters' state."""
         return super().prepare(ctx, (), message, data)
 
-    def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Return what filters keep, and let out of the change that was trained (ProtocolError: of no such thing)."""
+    def reply(self, ctx: Context, me: FilterState, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+        """Return the filters' new state, and their result for the trained change (ProtocolError)."""
         if not isinstance(message, Model):
             raise ProtocolError(f"Client {ctx.party} was sent {type(message).__name__}, not weights to train.")
         filters, who = restored(self._made(), me.filters, "the filters"), f"client {ctx.party}"
         steps = self.fewest_steps(len(data.x), ctx.plan.local.batch, ctx.plan.local.epochs)
         change = {name: -_array(value) for name, value in result.items()}
-        with running(f"The filters of {who}", seed_of(ctx), 2):
-            passed = filtered(filters, change, steps, ctx.round, context(site(ctx.party), SERVER, ctx.round), who)
-        return Worker(kept(filters, "the filters")), sent(passed, message.params, who)
+        with running_nvflare(f"The filters of {who}", context_seed(ctx), 2):
+            filtered = filter_change(
+                filters, change, steps, ctx.round, task_context(site_name(ctx.party), SERVER, ctx.round), who
+            )
+        return FilterState(snapshot(filters, "the filters")), change_message(filtered, message.params, who)
 
     def decode(self, upload: Tree, like: Params) -> Params:
-        """Return start minus end, float64; 0 for variables that were not let out."""
+        """Return start minus end, float64; 0 for variables that were not sent."""
         none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in like.items()}
         return {**none, **{name: -value.double() for name, value in upload.change.items()}}
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence, in which what was not let out has no weight; see `seen`."""
-        return seen(view, _change, self.cut(view.plan))
+        """Return the plain evidence, in which entries that were not sent have no weight; see `visible_evidence`."""
+        return visible_evidence(view, _change, self.cut(view.plan))
 
-    def cut(self, plan: Plan) -> Cut | None:
-        """Return what filters do to entries of an update that is taken for a gradient; None: nothing that is known."""
+    def cut(self, plan: Plan) -> Truncation | None:
+        """Return how the filters truncate entries, in units of a gradient; None: not known."""
         return None
 
 
-def sent(passed: Passed, like: Params, who: str) -> Sent:
-    """Return what was let out as a message; ProtocolError: a variable is no array of the model's, in its shape."""
+def change_message(result: FilterResult, like: Params, who: str) -> FilteredChange:
+    """Return the filters' result as a message; ProtocolError: a variable is not the model's, or of another shape."""
     change: Params = {}
-    for name, value in passed.arrays.items():
+    for name, value in result.arrays.items():
         if name not in like:
             raise ProtocolError(f"The filters of {who} let out {one_line(str(name), 60)!r}, which the model has not.")
         try:
             array = np.array(value.detach().cpu() if isinstance(value, Tensor) else value)
             tensor = torch.from_numpy(array)
         except (TypeError, ValueError, RuntimeError) as cause:
-            found = one_line(type(value).__name__, 60)
-            raise ProtocolError(f"What the filters of {who} let out of {name!r} is {found}, no array.") from cause
+            actual = one_line(type(value).__name__, 60)
+            raise ProtocolError(f"What the filters of {who} let out of {name!r} is {actual}, no array.") from cause
         if tensor.shape != like[name].shape or not tensor.is_floating_point():
-            found, right = (f"{tuple(one.shape)} {str(one.dtype)[6:]}" for one in (tensor, like[name]))
-            raise ProtocolError(f"What the filters of {who} let out of {name!r} is {found}; it must be {right}.")
+            actual, expected = (f"{tuple(part.shape)} {str(part.dtype)[6:]}" for part in (tensor, like[name]))
+            raise ProtocolError(f"What the filters of {who} let out of {name!r} is {actual}; it must be {expected}.")
         change[name] = tensor.to(like[name].device)
-    meta = dict(passed.meta)
+    meta = dict(result.meta)
     steps = meta.pop(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)  # none counts 1, as NVFlare has it
-    if not isinstance(steps, int) or not 1 <= steps <= MOST:
+    if not isinstance(steps, int) or not 1 <= steps <= MAX_EXAMPLES:
         raise ProtocolError(f"The filters of {who} let out {shown(steps, 60)} steps; it must be a whole number from 1.")
-    octets = json.dumps(meta, default=lambda one: type(one).__name__, sort_keys=True).encode()
-    return Sent(change, torch.tensor(steps), torch.frombuffer(bytearray(octets), dtype=torch.uint8))
+    octets = json.dumps(meta, default=lambda part: type(part).__name__, sort_keys=True).encode()
+    return FilteredChange(change, torch.tensor(steps), torch.frombuffer(bytearray(octets), dtype=torch.uint8))
 
 
 def _array(value: Tensor) -> Any:
@@ -169,8 +182,8 @@ def _array(value: Tensor) -> Any:
 
 
 def _change(exchange: Exchange) -> Params | None:
-    return exchange.answer.change if isinstance(exchange.answer, Sent) else None
+    return exchange.answer.change if isinstance(exchange.answer, FilteredChange) else None
 
 
-def _listed(value: object) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)

@@ -1,6 +1,6 @@
-"""What ships with NVFlare to be put around a client's task results. No version ships a filter of Gaussian noise.
+"""NVFlare's own filters of a client's task results. No version ships a filter of Gaussian noise.
 
-What each promises is in its docstring as its own documentation has it. Encryption: `encrypted`.
+Each docstring has the promise of NVFlare's own documentation. Encryption: `encrypted`.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from typing import Annotated, ClassVar
 from nvflare.apis.filter import Filter
 from nvflare.app_common.filters import ExcludeVars, PercentilePrivacy, SVTPrivacy
 
-from ppbench.adapters.nvflare.mechanism import Mechanism
-from ppbench.adapters.nvflare.seen import Cut
+from ppbench.adapters.nvflare.mechanism import NVFlareDefense
+from ppbench.adapters.nvflare.seen import Truncation
 from ppbench.base.errors import UsageError, one_line
 from ppbench.federation.bounds import Fraction, Positive, between
 from ppbench.federation.evidence import as_gradient
 from ppbench.federation.plan import Noise, Plan
 
-VERSION = f"1+nvflare{metadata.version('nvflare')}"
+NVFLARE_VERSION = f"1+nvflare{metadata.version('nvflare')}"
 Grids = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Stock(Mechanism):
-    """One of NVFlare's own. stock: its name behind "nvflare:stock/"."""
+class NVFlareStock(NVFlareDefense):
+    """A filter that ships with NVFlare. stock: its name behind "nvflare:stock/"."""
 
     stock: ClassVar[str]
-    version: ClassVar[str] = VERSION
+    version: ClassVar[str] = NVFLARE_VERSION
 
 
-def matched(defense: Stock, field: str, plan: Plan) -> list[str]:
-    """Return the variables that an expression in a field matches; UsageError: it is none, or matches none or all."""
-    names, words = plan.net.names, str(getattr(defense, field))
+def matched(defense: NVFlareStock, field: str, plan: Plan) -> list[str]:
+    """Return the variables that the regular expression in a field matches; UsageError: invalid, no match, or all."""
+    names, expression = plan.net.names, str(getattr(defense, field))
     try:
-        found = [name for name in names if words and re.search(words, name)]
+        matches = [name for name in names if expression and re.search(expression, name)]
     except re.error as cause:
-        told = one_line(str(cause), 60)
-        raise UsageError(f"Defense {defense.name!r}: {field} is no regular expression: {told}.") from cause
-    if len(found) in (0, len(names)):
-        told = f"{field}={words!r} matches {'all' if found else 'none'} of the network's variables"
-        raise UsageError(f"Defense {defense.name!r}: {told}; it must match some of {', '.join(names)}.")
-    return found
+        problem = one_line(str(cause), 60)
+        raise UsageError(f"Defense {defense.name!r}: {field} is no regular expression: {problem}.") from cause
+    if len(matches) in (0, len(names)):
+        problem = f"{field}={expression!r} matches {'all' if matches else 'none'} of the network's variables"
+        raise UsageError(f"Defense {defense.name!r}: {problem}; it must match some of {', '.join(names)}.")
+    return matches
 
 
 @dataclass(frozen=True)
-class FedAvg(Stock):
+class NVFlareFedAvg(NVFlareStock):
     """Federated averaging without a filter: changes of weights, averaged by numbers of local steps."""
 
     name: ClassVar[str] = "nvflare:stock/fedavg"
@@ -59,17 +59,17 @@ class FedAvg(Stock):
     epsilon_reason: ClassVar[str] = "federated averaging adds nothing"
 
     def filters(self) -> list[Filter]:
-        """Return none."""
+        """Return no filters."""
         return []
 
 
 @dataclass(frozen=True)
-class Percentile(Stock):
-    """PercentilePrivacy, "largest percentile to share": of the changes a step, those beyond a percentile are sent.
+class Percentile(NVFlareStock):
+    """PercentilePrivacy, "largest percentile to share": of the changes per step, those beyond a percentile are sent.
 
     Its documentation: "Only abs diff greater than this percentile is updated", "The upper limit to truncate abs values
-    of weight diff" (and "Any weight diff with abs<gamma will become 0", which is not what it does: entries below the
-    percentile become 0, others are cut off at gamma). By default nine tenths of the entries are sent.
+    of weight diff" (and "Any weight diff with abs<gamma will become 0", which is wrong: entries below the percentile
+    become 0, others are truncated at gamma). By default nine tenths of the entries are sent.
     """
 
     percentile: Annotated[float, between(0, 100)] = 10.0
@@ -85,23 +85,23 @@ class Percentile(Stock):
         """Return the filter."""
         return [PercentilePrivacy(percentile=self.percentile, gamma=self.gamma)]
 
-    def cut(self, plan: Plan) -> Cut:
+    def cut(self, plan: Plan) -> Truncation:
         """Return gamma, in units of a gradient."""
-        return Cut(self.gamma / as_gradient(plan, 1), "largest")
+        return Truncation(self.gamma / as_gradient(plan, 1), "largest")
 
 
 CLIPS_FIRST = "epsilon_release" in inspect.signature(SVTPrivacy).parameters
-"""Whether values are clipped before the noise (2.8 on); before, the sum of whole values and noise was clipped."""
+"""Whether values are clipped before noise is added (from 2.8); older versions clip the sum of value and noise."""
 
 
 @dataclass(frozen=True)
-class SVT(Stock):
+class SVT(NVFlareStock):
     """SVTPrivacy, "the standard Sparse Vector Technique (SVT) differential privacy algorithm".
 
-    Of the changes a step, entries whose clipped size and noise exceed a noisy threshold are candidates; a share of all
-    entries is drawn from these and sent under Laplace noise of scale 2 gamma / noise_var. epsilon pays for the choice
-    alone: "total privacy budget used for the threshold/query selection phase" (2.8 on; before, "epsilon (float,
-    optional): Defaults to 0.1"). What is sent costs noise_var an entry more.
+    Of the changes per step, entries whose clipped size plus noise exceeds a noisy threshold are candidates; a share of
+    all entries is drawn from these and sent under Laplace noise of scale 2 gamma / noise_var. epsilon covers the
+    selection alone: "total privacy budget used for the threshold/query selection phase" (from 2.8; before, "epsilon
+    (float, optional): Defaults to 0.1"). Each sent entry costs noise_var more.
     """
 
     fraction: Fraction = 0.1
@@ -124,25 +124,25 @@ class SVT(Stock):
         own = {"fraction": self.fraction, "epsilon": self.epsilon, "noise_var": self.noise_var}
         return [SVTPrivacy(**own, gamma=self.gamma, tau=self.tau, replace=self.replace)]
 
-    def cut(self, plan: Plan) -> Cut:
+    def cut(self, plan: Plan) -> Truncation:
         """Return gamma, in units of a gradient."""
-        return Cut(self.gamma / as_gradient(plan, 1), "noised" if CLIPS_FIRST else "noisy")
+        return Truncation(self.gamma / as_gradient(plan, 1), "noised" if CLIPS_FIRST else "noisy")
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of the noise on a sent entry of one step's update that is taken for a gradient.
+        """Return the law of the noise on a sent entry of one step's update, in units of a gradient.
 
-        None before 2.8 where the noise is not well below gamma, at which both are cut: signs are left then.
+        None before 2.8 unless the noise is well below gamma, at which value plus noise is truncated: only signs remain.
         """
         if not CLIPS_FIRST and self.noise_var <= 4:
             return None
         return Noise("laplace", math.sqrt(8) * self.gamma / self.noise_var / as_gradient(plan, 1))
 
     def guarantee(self, plan: Plan, examples: int, rounds: int) -> tuple[float, float] | None:
-        """Return (epsilon, 0) of all that a client sends, numbers of steps aside; None before 2.8.
+        """Return (epsilon, 0) of all that a client sends, except numbers of steps; None before 2.8.
 
-        Not the filter's own sum: its proof wants the search to end at the c-th candidate, and this one takes all of a
-        pass and draws c of them. All P entries may be candidates: their choice costs what the threshold's noise does,
-        and P / c times the rest of epsilon; the c sent values cost noise_var each (2 gamma over the noise's scale).
+        This is not the filter's own sum: its proof needs a search that ends at the c-th candidate, but the filter draws
+        c from all candidates. All P entries may be candidates: the selection costs the threshold's share of epsilon
+        plus P / c times the rest; the c sent values cost noise_var each (2 gamma over the noise's scale).
         """
         scalars = any(value.dim() == 0 for value in plan.net.module.parameters())  # these pass as they are
         if not CLIPS_FIRST or scalars:
@@ -155,10 +155,10 @@ class SVT(Stock):
 
 
 @dataclass(frozen=True)
-class Excluded(Stock):
+class Excluded(NVFlareStock):
     """ExcludeVars: variables whose names match an expression are not sent ("Exclude/Remove variables from Shareable").
 
-    What nobody sends is not aggregated: it keeps its value at the server.
+    A variable that no client sends keeps its value at the server.
     """
 
     exclude_vars: str = "^head"
@@ -172,10 +172,10 @@ class Excluded(Stock):
         return [ExcludeVars(exclude_vars=self.exclude_vars)]
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse an expression that is none, or matches no variable: then all would be sent."""
+        """As the base class; also refuse an invalid expression, and one that matches no variable or all."""
         super().check(plan)
         matched(self, "exclude_vars", plan)
 
 
-STOCK: tuple[type[Stock], ...] = (FedAvg, Percentile, SVT, Excluded)
-"""Those that are filters here; `encrypted` has the one that is simulated."""
+NVFLARE_STOCK: tuple[type[NVFlareStock], ...] = (NVFlareFedAvg, Percentile, SVT, Excluded)
+"""The real filters; `encrypted` has the simulated one."""

@@ -1,4 +1,4 @@
-"""A function of filters, anybody's, as a defense."""
+"""A user's function that returns filters, as a defense."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import asdict
 
 from nvflare.apis.filter import Filter
 
-from ppbench.adapters.given import given
-from ppbench.adapters.nvflare.mechanism import Mechanism
+from ppbench.adapters.given import user_function
+from ppbench.adapters.nvflare.mechanism import NVFlareDefense
 
 
-def defense(address: str, name: str) -> type[Mechanism]:
-    """Return the defense that the function at MODULE:OBJECT stands for; UsageError for what is no such function."""
-    found = given(address, name, ())
+def defense(address: str, name: str) -> type[NVFlareDefense]:
+    """Return the defense of the function at MODULE:OBJECT; UsageError: there is no such function."""
+    function = user_function(address, name, ())
 
-    def filters(self: Mechanism) -> list[Filter]:
-        made: list[Filter] = found.made(**asdict(self))
-        return made
+    def filters(self: NVFlareDefense) -> list[Filter]:
+        new_filters: list[Filter] = function.call(**asdict(self))
+        return new_filters
 
-    return found.defense(Mechanism, "nvflare", filters=filters)
+    return function.defense(NVFlareDefense, "nvflare", filters=filters)

@@ -1,8 +1,8 @@
 """Opacus: differentially private training in a client: `opacus:stock/NAME`, `opacus:MODULE:OBJECT`.
 
-OBJECT is a function `(model, optimizer, loader, **parameters) -> (engine, model, optimizer, loader)` of yours: it makes
-them private as your own code does, with a `PrivacyEngine`. Its parameters, with defaults, are the defense's; the first
-that is a number is the axis of its trade-off. It is called anew for every round of every client, and for every probe.
+OBJECT is your function `(model, optimizer, loader, **parameters) -> (engine, model, optimizer, loader)`: it makes them
+private as your own code does, with a `PrivacyEngine`. Its parameters, with defaults, are the defense's; the first
+number among them is the axis of its trade-off. It is called for every round of every client, and for every probe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOCK_NAMES: Mapping[str, tuple[str, ...]] = {
     "dp_sgd_per_layer": ("DPPerLayerOptimizer",),
     "dp_sgd_adaptive": ("AdaClipDPOptimizer",),
 }
-"""What ships with Opacus, by our names, each with Opacus's own for it; records keep ours."""
+"""Defenses that ship with Opacus: our names, which records keep, each with Opacus's own names."""
 FRAMEWORK = Framework("Opacus", "opacus", "opacus", (1, 4), (1, 6), STOCK_NAMES)
 
 
@@ -36,8 +36,8 @@ def defense(argument: str, name: str) -> type[Defense]:
     with FRAMEWORK.importing(name):
         from ppbench.adapters.opacus import stock, yours
 
-    if found := FRAMEWORK.shipped(argument, "mechanism", stock.STOCK):
-        return found
+    if shipped := FRAMEWORK.shipped(argument, "mechanism", stock.OPACUS_STOCK):
+        return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
     return yours.defense(argument, name)

@@ -1,6 +1,6 @@
-"""What ships with Opacus, as `PrivacyEngine.make_private` makes it of a client's training.
+"""Opacus's own mechanisms: `PrivacyEngine.make_private` on a client's training.
 
-secure_mode is off, as it comes: it needs torchcsprng, which no torch of today has; noise is of torch's own generator.
+secure_mode is off, the default: it needs torchcsprng, which no current torch has; noise comes from torch's generator.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from opacus import PrivacyEngine
 
 from ppbench.adapters.opacus.ledger import RELEASE
-from ppbench.adapters.opacus.mechanism import Mechanism
+from ppbench.adapters.opacus.mechanism import OpacusDefense
 from ppbench.adapters.opacus.private import Public
-from ppbench.federation.bounds import LARGE, OpenShare, Positive, between
+from ppbench.federation.bounds import LARGEST_NUMBER, OpenShare, Positive, between
 
 Grids = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class DPSGD(Mechanism):
-    """DP-SGD as Opacus has it: each example's gradient clipped to `max_grad_norm`, noise in units of it.
+class OpacusDPSGD(OpacusDefense):
+    """Opacus's DP-SGD: each example's gradient clipped to `max_grad_norm`, noise in units of it.
 
-    accountant: which of its own tells epsilon: "prv" (as it comes, numerical) or "rdp" (a bound, of any noise).
+    accountant: Opacus's accountant of epsilon: "prv" (its default, numerical) or "rdp" (a bound, for any noise).
     """
 
-    noise_multiplier: Annotated[float, between(1e-12, LARGE, zero=True)] = 0.5
+    noise_multiplier: Annotated[float, between(1e-12, LARGEST_NUMBER, zero=True)] = 0.5
     max_grad_norm: Positive = 1.0
     poisson_sampling: bool = True
     accountant: Literal["prv", "rdp"] = "rdp"
@@ -39,42 +39,42 @@ class DPSGD(Mechanism):
     grids: ClassVar[Grids] = {"quick": (0.01, 0.1, 1.0), "paper": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0)}
     paper: ClassVar[str] = "Yousefpour et al., Opacus: User-Friendly Differential Privacy Library in PyTorch, 2021"
 
-    def settings(self, given: Public) -> dict[str, Any]:
-        """Return what else `make_private` is given."""
+    def settings(self, training: Public) -> dict[str, Any]:
+        """Return further arguments of `make_private`."""
         return {"max_grad_norm": self.max_grad_norm}
 
-    def parts(self, given: Public) -> Any:
-        """Return what an engine makes private."""
+    def parts(self, training: Public) -> Any:
+        """Return the engine, and what it makes of the training."""
         engine = PrivacyEngine(accountant=self.accountant, secure_mode=False)
         made = engine.make_private(
-            module=given.model,
-            optimizer=given.optimizer,
-            data_loader=given.loader,
+            module=training.model,
+            optimizer=training.optimizer,
+            data_loader=training.loader,
             noise_multiplier=self.noise_multiplier,
             poisson_sampling=self.poisson_sampling,
-            **self.settings(given),
+            **self.settings(training),
         )
         return engine, *made
 
 
 @dataclass(frozen=True)
-class PerLayer(DPSGD):
+class PerLayer(OpacusDPSGD):
     """As dp_sgd, but each tensor's gradient is clipped by itself, all alike, to `max_grad_norm` together."""
 
     name: ClassVar[str] = "opacus:stock/dp_sgd_per_layer"
     stock: ClassVar[str] = "dp_sgd_per_layer"
 
-    def settings(self, given: Public) -> dict[str, Any]:
+    def settings(self, training: Public) -> dict[str, Any]:
         """Return the kind of clipping, and each tensor's norm."""
-        count = len(list(given.model.parameters()))
+        count = len(list(training.model.parameters()))
         return {"clipping": "per_layer", "max_grad_norm": [self.max_grad_norm / count**0.5] * count}
 
 
 @dataclass(frozen=True)
-class Adaptive(DPSGD):
-    """As dp_sgd, but from step to step the norm follows a quantile of the gradients', of a count that has noise too.
+class Adaptive(OpacusDPSGD):
+    """As dp_sgd, but the norm follows a quantile of the gradients' norms from step to step, by a noisy count.
 
-    A round begins at `max_grad_norm` again, as the optimizer is made anew.
+    Each round begins at `max_grad_norm` again, as the optimizer is made anew.
     """
 
     quantile: OpenShare = 0.5
@@ -86,14 +86,14 @@ class Adaptive(DPSGD):
     name: ClassVar[str] = "opacus:stock/dp_sgd_adaptive"
     stock: ClassVar[str] = "dp_sgd_adaptive"
 
-    def settings(self, given: Public) -> dict[str, Any]:
+    def settings(self, training: Public) -> dict[str, Any]:
         """Return the kind of clipping, and how the norm moves."""
         moving = {"target_unclipped_quantile": self.quantile, "clipbound_learning_rate": self.clip_rate}
         ends = {"min_clipbound": self.least_norm, "max_clipbound": self.most_norm}
         return {
-            **super().settings(given), **moving, **ends, "clipping": "adaptive", "unclipped_num_std": self.count_std,
+            **super().settings(training), **moving, **ends, "clipping": "adaptive", "unclipped_num_std": self.count_std,
         }  # fmt: skip
 
 
-STOCK: tuple[type[DPSGD], ...] = (DPSGD, PerLayer, *((Adaptive,) if RELEASE >= (1, 5) else ()))
-"""Before 1.5 `make_private` hands on none of the adaptive one's settings."""
+OPACUS_STOCK: tuple[type[OpacusDPSGD], ...] = (OpacusDPSGD, PerLayer, *((Adaptive,) if RELEASE >= (1, 5) else ()))
+"""Before 1.5 `make_private` does not pass on the adaptive optimizer's settings."""

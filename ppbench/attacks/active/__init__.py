@@ -1,1 +1,1 @@
-"""Attacks of servers that act: they choose the weights that clients are sent, and read what comes."""
+"""Attacks of active servers: they choose the weights that clients receive, and read the uploads."""

@@ -1,4 +1,4 @@
-"""Bins of a measurement, where the trap has biases: which weights sort examples into them, and what each bin shows."""
+"""Bins of a measurement, for traps with biases: weights that sort examples into bins, and the features in each bin."""
 
 from __future__ import annotations
 
@@ -13,91 +13,92 @@ from ppbench.federation.acting import Before
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
-MEAN, SPREAD = 0.4, 0.12
-"""Of a normal law of brightness, in units of the data range, where no public examples tell another."""
-FLOOR = 1e-5
+BRIGHTNESS_MEAN, BRIGHTNESS_STD = 0.4, 0.12
+"""Mean and standard deviation of a normal law of brightness, in units of the data range; without public examples."""
+BIN_FLOOR = 1e-5
 """Bias gradients below this share of the largest are the rounding of a bin without an image."""
-REACH = 3.0
+LOWEST_REACH = 3.0
 """How far below the first quantile, in units of all of them, the lowest bin begins."""
-LOUD = 5e3
-"""What a loud trap weighs a unit with: float32 sums of pairs that cancel are then exact to some hundredths."""
-QUIET = 0.005
-"""What the trap adds to an output, where there is no noise to be drowned: no example is decided, no range left."""
-MOST = 1000
-"""Public examples that are looked at."""
+LOUD_WEIGHT = 5e3
+"""Weight of a unit of a loud trap: float32 sums of pairs that cancel are then exact to some hundredths."""
+QUIET_HEIGHT = 0.005
+"""What a quiet trap adds to an output: no example becomes decided, no gradient leaves its range."""
+MOST_PUBLIC = 1000
+"""Public examples that are used, at most."""
 SHARP: Mapping[type[nn.Module], float] = {nn.Hardswish: 12.0, nn.Sigmoid: 12.0, nn.Tanh: 6.0}
-"""Input over a bin's width at which an activation that is no sharp step tells two bins apart."""
+"""Change of the input over a bin's width at which an activation without a sharp step separates two bins."""
 
 
-def sown(wired: Wiring, params: Params, before: Before, loud: bool) -> Params:
-    """Return the trap's weights and those behind it, whose gradients are to be as large as can be where `loud`."""
+def bin_trap(wired: Wiring, params: Params, before: Before, loud: bool) -> Params:
+    """Return the weights of the trap and of the layers behind it; `loud`: with the largest possible gradients."""
     count = wired.units // 2 if loud else wired.units
     direction, thresholds = _law(wired, params, before, count)
     widths = torch.cat([thresholds.diff(), thresholds[-1:] - thresholds[-2:-1]])
     sharp = SHARP.get(type(wired.trap.activation))
     gains = torch.ones_like(thresholds) if sharp is None else sharp / widths
-    if not wired.bumps:  # the first unit steps below all: what it has and the second has not is the lowest bin
+    if not wired.bumps:  # the first unit steps below all others: its gradient less the second's is the lowest bin
         thresholds, gains = lowered(thresholds), torch.cat([gains[:1], gains[:-1]])
     weight, bias = gains[:, None] * direction, -gains * thresholds
     if loud:
-        weight, bias, coefficients, middle = twice(weight), twice(bias), opposed(count, LOUD / gains), 0.0
+        weight, bias, coefficients, middle = doubled(weight), doubled(bias), opposed(count, LOUD_WEIGHT / gains), 0.0
     else:
-        height = QUIET / (1.0 if wired.bumps else float(widths.median()))
-        coefficients = (2 * signs(count) if wired.bumps else alternating(thresholds)) * height / gains
+        height = QUIET_HEIGHT / (1.0 if wired.bumps else float(widths.median()))
+        coefficients = (2 * alternating_signs(count) if wired.bumps else alternating(thresholds)) * height / gains
         places = torch.linspace(float(thresholds[1]), float(thresholds[-1]), 4096, dtype=torch.float64)
         sums = wired.trap.activation(gains * (places[:, None] - thresholds)) @ coefficients
         middle = float((sums.max() + sums.min()) / 2)
-    found = {}
+    values = {}
     for part, value in (("weight", weight), ("bias", bias), ("", coefficients)):
         like = params[f"{wired.trap.name}.{part or 'bias'}"]
-        found[part] = filled(value, like)
-    trap = {f"{wired.trap.name}.{part}": found[part] for part in ("weight", "bias")}
-    return trap | carried(wired, params, found[""], middle, before.plan.loss)
+        values[part] = padded(value, like)
+    trap = {f"{wired.trap.name}.{part}": values[part] for part in ("weight", "bias")}
+    return trap | carried(wired, params, values[""], middle, before.plan.loss)
 
 
-def filled(value: Tensor, like: Tensor) -> Tensor:
-    """Return `value` with rows of zeros for units that are left over, in the dtype of `like`."""
+def padded(value: Tensor, like: Tensor) -> Tensor:
+    """Return `value` padded by rows of zeros to the shape of `like`, in its dtype."""
     whole = torch.zeros_like(like)
     whole[: len(value)] = value.to(like)
     return whole
 
 
 def lowered(thresholds: Tensor) -> Tensor:
-    """Return thresholds with one far below the others in the place of the last."""
-    return torch.cat([thresholds[:1] - REACH * (thresholds[-1] - thresholds[0]), thresholds[:-1]])
+    """Return thresholds with a first one far below the others, and without the last."""
+    return torch.cat([thresholds[:1] - LOWEST_REACH * (thresholds[-1] - thresholds[0]), thresholds[:-1]])
 
 
-def signs(count: int) -> Tensor:
-    """Return 1, -1, 1, ... [count] float64: the sum over units that bump stays small whatever their number."""
+def alternating_signs(count: int) -> Tensor:
+    """Return 1, -1, 1, ... [count] float64, so that the sum over any number of units that bump stays small."""
     return 1.0 - 2.0 * (torch.arange(count, dtype=torch.float64) % 2)
 
 
 def alternating(thresholds: Tensor) -> Tensor:
-    """Return coefficients [H] of units that step at ascending thresholds, so that their sum stays small: its slopes are
+    """Return coefficients [H] of units that step at ascending thresholds, so that their sum stays small.
 
-    2, -2, 2, ... from bin to bin, less in the first, which is so wide that the sum rises as much in it as in others.
+    Its slopes are 2, -2, 2, ... from bin to bin. The first bin is wide and gets a smaller slope, so that the sum rises
+    as much in it as in others.
     """
-    slopes, widths = 2 * signs(len(thresholds)), thresholds.diff()
+    slopes, widths = 2 * alternating_signs(len(thresholds)), thresholds.diff()
     slopes[0] = 2 * widths.median() / widths[0]
     return slopes.diff(prepend=slopes.new_zeros(1))
 
 
-def twice(rows: Tensor) -> Tensor:
-    """Return each row two times in a row."""
+def doubled(rows: Tensor) -> Tensor:
+    """Return each row twice in succession."""
     return rows.repeat_interleave(2, 0)
 
 
 def opposed(count: int, sizes: Tensor) -> Tensor:
-    """Return the coefficients of pairs of equal units, [2 count], of opposite signs: the sum is 0 for every input.
+    """Return coefficients [2 count] of opposite signs for pairs of equal units: their sum is 0 for every input.
 
-    So they may be as large as rounding allows, and with them all gradients; no noise that is added to these without
-    clipping before it can drown them.
+    So they, and with them all gradients, may be as large as rounding allows. Noise without clipping before it cannot
+    drown them.
     """
-    return twice(sizes) * signs(2 * count)
+    return doubled(sizes) * alternating_signs(2 * count)
 
 
-def folded(rows: Tensor, coefficients: Tensor, trap: Tensor) -> Tensor:
-    """Return rows of gradients over the coefficients of their units, of pairs of equal units (of `trap`) the mean."""
+def normalized_rows(rows: Tensor, coefficients: Tensor, trap: Tensor) -> Tensor:
+    """Return rows of gradients divided by their units' coefficients, averaged over pairs of equal units of `trap`."""
     used = coefficients != 0
     rows = rows[used] / coefficients[used, None]
     if len(trap) > 1 and torch.equal(trap[0], trap[1]):
@@ -106,18 +107,18 @@ def folded(rows: Tensor, coefficients: Tensor, trap: Tensor) -> Tensor:
 
 
 def quantiles(units: int, batch: int) -> Tensor:
-    """Return the shares of a law [H] at which bins end: of one weight, an example's where units are few."""
+    """Return the quantile levels [H] between bins: bins of equal probability, at most 1 / `batch` each."""
     return 0.5 + (torch.arange(units, dtype=torch.float64) - (units - 1) / 2) / max(units, batch, 1)
 
 
 def _law(wired: Wiring, params: Params, before: Before, count: int) -> tuple[Tensor, Tensor]:
-    """Return the direction [F] that features are measured along, and `count` thresholds between bins; float64."""
+    """Return the direction [F] along which features are measured, and `count` thresholds between bins; float64."""
     plan, public = before.plan, before.public
     levels = quantiles(count, plan.local.batch)
     width = wired.trap.module.weight.shape[1]
     low, high = plan.data_range
     if public is not None and len(public.x) > 1:
-        seen = entering(plan, wired, params, public.x[:MOST].cpu().float()).double()
+        seen = entering(plan, wired, params, public.x[:MOST_PUBLIC].cpu().float()).double()
         direction = torch.linalg.svd(seen - seen.mean(0), full_matrices=False)[2][0]
         values = seen @ direction
         if float(values.std()) > 0:
@@ -127,14 +128,15 @@ def _law(wired: Wiring, params: Params, before: Before, count: int) -> tuple[Ten
     )
     direction = torch.ones(width, dtype=torch.float64) / width
     start, end = float(grey @ direction), float(white @ direction)
-    normal = torch.distributions.Normal(torch.tensor(MEAN).double(), torch.tensor(SPREAD).double())
+    normal = torch.distributions.Normal(torch.tensor(BRIGHTNESS_MEAN).double(), torch.tensor(BRIGHTNESS_STD).double())
     return direction, start + (end - start) * normal.icdf(levels)
 
 
-def shown(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) -> Tensor:
-    """Return what bins show [N, F] float64, those with the largest share of the gradient first.
+def bin_rows(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) -> Tensor:
+    """Return the features in bins [N, F] float64, those with the largest share of the gradient first.
 
-    A unit's weight gradient over its bias gradient, of units that step less those of the unit that steps next.
+    A bin's features are its weight gradient over its bias gradient. For units that step, each gradient is taken less
+    that of the next unit.
     """
     parts = [evidence.observed.get(f"{wired.trap.name}.{part}") for part in ("weight", "bias")]
     if any(part is None for part in parts):
@@ -142,11 +144,11 @@ def shown(wired: Wiring, params: Params, evidence: Evidence, plan: Plan) -> Tens
     weight, bias = (part.detach().double().cpu() for part in parts if part is not None)
     out = params[f"{wired.carrier}.weight"][0].double()
     trap = torch.cat([params[f"{wired.trap.name}.weight"], params[f"{wired.trap.name}.bias"][:, None]], 1)
-    rows = folded(torch.cat([weight, bias[:, None]], 1), out, trap)
+    rows = normalized_rows(torch.cat([weight, bias[:, None]], 1), out, trap)
     if not wired.bumps:
         rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
     weight, bias = rows[:, :-1], rows[:, -1]
-    sure = bias.abs()
-    seen = sure.isfinite() & (sure > FLOOR * sure.nan_to_num(0.0, 0.0, 0.0).max())
-    order = sure[seen].argsort(descending=True, stable=True)
-    return (weight[seen] / bias[seen, None])[order]
+    strength = bias.abs()
+    visible = strength.isfinite() & (strength > BIN_FLOOR * strength.nan_to_num(0.0, 0.0, 0.0).max())
+    order = strength[visible].argsort(descending=True, stable=True)
+    return (weight[visible] / bias[visible, None])[order]

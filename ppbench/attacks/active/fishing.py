@@ -1,10 +1,10 @@
 """Class fishing: a head by which the gradient of each class is that of its own examples alone.
 
-Wen et al., "Fishing for User Data in Large-Batch Federated Learning via Gradient Magnification", ICML 2022: logits that
-do not depend on the input, and a probability near 0 for the class that is fished, leave in its row of the head's
-gradient the features of its examples. One class with a large logit lets all others be fished at once. Convolutions are
-made to pass the image on, so that these features are images. Fishing one example of several of its class takes their
-feature fishing over many rounds, which one probed round is not.
+Wen et al., "Fishing for User Data in Large-Batch Federated Learning via Gradient Magnification", ICML 2022: with logits
+that do not depend on the input, and a probability near 0 for the fished class, its row of the head's gradient holds the
+features of its examples. One class with a large logit lets all others be fished at once. Convolutions are made to pass
+the image on, so that these features are images. To fish one example out of several of its class takes their feature
+fishing over many rounds; a probe has one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.active.target import of_targets, plausible, server_of
-from ppbench.attacks.active.wiring import WRONG, convolutions, inverted, passing, silent
+from ppbench.attacks.active.target import of_targets, plausible_images, server_of
+from ppbench.attacks.active.wiring import WRONG, convolutions, inverted_features, passing, silent_weights
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
@@ -30,9 +30,9 @@ from ppbench.federation.view import View
 
 @dataclass(frozen=True)
 class ClassFishing(Attack):
-    """Images of classes of which a batch holds one; the mean image of those of which it holds several.
+    """The image of each class with one example in a batch; the mean image of classes with several.
 
-    For networks of convolutions (and average pools) up to the head, where trap weights have no layer to go to.
+    For networks of convolutions (and average pools) up to the head, which have no layer for trap weights.
     """
 
     name: ClassVar[str] = "fishing"
@@ -44,25 +44,25 @@ class ClassFishing(Attack):
     )
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the network is convolutions that can pass all of the image on, and a head with biases."""
+        """Return whether the network is convolutions that can pass the whole image on, and a head with biases."""
         whole = plan.net.feature_count >= math.prod(plan.spec.shape)
         return whole and plan.spec.classes > 2 and plan.loss == "cross_entropy" and bool(convolutions(plan))
 
     def crafted(self, before: Before, generator: torch.Generator) -> Sent:
-        """Return pass-throughs, and a head that always says the first class; to all but a target no gradient at all."""
+        """Return pass-throughs and a head that always predicts the first class; weights without gradient for others."""
         layers, like = convolutions(before.plan), before.server.params
         params = {name: value.detach().cpu() for name, value in like.items()}
         trap = {**params, **passing(layers, params, before.plan.data_range)}
         trap |= {name: torch.zeros_like(params[name]) for name in ("head.weight", "head.bias")}
         trap["head.bias"][0] = WRONG
-        return Sent(trap, None if before.target is None else silent(layers[-1], params, before.plan.loss))
+        return Sent(trap, None if before.target is None else silent_weights(layers[-1], params, before.plan.loss))
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what the defense makes of uploads; of a cohort where one client alone has a gradient, that one's."""
+        """Return the defense's evidence; from a cohort where only the target has a gradient, the target's."""
         return of_targets(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge: each fished class's mean image, then grey ones; labels are not told."""
+        """Return one guess per challenge: each fished class's mean image, then grey ones; no labels."""
         return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
 
     def _answer(self, victim: Victim, view: View) -> Guess:
@@ -72,19 +72,19 @@ class ClassFishing(Attack):
             return Guess(x=images, evaluations=1)
         params = {name: value.detach().cpu() for name, value in server.params.items()}
         means = _means(view.plan, params, -view.plan.local.batch * row[1:].detach().double().cpu())
-        found = inverted(view.plan, convolutions(view.plan), params, means)
-        kept = plausible(found, view.plan)[: len(images)]
+        means_as_images = inverted_features(view.plan, convolutions(view.plan), params, means)
+        kept = plausible_images(means_as_images, view.plan)[: len(images)]
         images[: len(kept)] = kept.float()
         return Guess(x=images, evaluations=1)
 
 
 def _means(plan: Plan, params: Params, sums: Tensor) -> Tensor:
-    """Return the mean features [K, F] of the classes that a batch holds, from sums [C - 1, F] over their examples.
+    """Return the mean features [K, F] of the classes in a batch, from sums [C - 1, F] over their examples.
 
-    How many these are is told by features that differ little from image to image: a grey image's beside the sum.
+    The number of examples is the sum over a grey image's features, as features differ little between images.
     """
     with torch.no_grad():
         grey = plan.net.flat_features(params, torch.full((1, *plan.spec.shape), sum(plan.data_range) / 2)).double()[0]
     counts = ((sums @ grey) / grey.square().sum()).round()
-    held = (counts >= 1) & sums.isfinite().all(1)
-    return sums[held] / counts[held, None]
+    present = (counts >= 1) & sums.isfinite().all(1)
+    return sums[present] / counts[present, None]

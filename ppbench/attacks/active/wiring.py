@@ -1,6 +1,6 @@
-"""Networks as a server that acts wires them: what comes before a first hidden linear layer, the layer, what follows.
+"""Networks as an active server wires them: the layers before the first hidden linear layer, that layer, and the rest.
 
-Only weights change. Layers before it become pass-throughs (convolutions of one entry 1 each: shifts, so that strides
+Only weights change. Layers before it become pass-throughs (convolutions with a single entry 1: shifts, so that strides
 and pools drop as few pixels as the channels allow); layers behind it carry one number to one output of the head.
 """
 
@@ -17,29 +17,28 @@ from torch.func import jvp, vjp
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
-STEPS = (nn.ReLU, nn.LeakyReLU, nn.Hardswish)
-"""Activations whose slope is a step, of few units of width; the units of others, `BUMPS`, fire around one value."""
 BUMPS = (nn.Sigmoid, nn.Tanh)
-LIFT: Mapping[type[nn.Module], float] = {
+"""Activations whose units fire around one value; the slope of the others is a step, a few units wide."""
+PASSING_BIAS: Mapping[type[nn.Module], float] = {
     nn.ReLU: 1.0,
     nn.LeakyReLU: 1.0,
     nn.Hardswish: 4.0,
     nn.Sigmoid: 0.0,
     nn.Tanh: 0.0,
 }
-"""Bias at which an activation passes numbers from -1 to 1 as they are, or (sigmoid, tanh) bent but told apart."""
+"""Bias at which an activation passes numbers from -1 to 1 unchanged, or (sigmoid, tanh) bent but distinct."""
 CLOSED: Mapping[type[nn.Module], float] = {nn.Sigmoid: -200.0}
 """Bias at which a unit without weights gives 0 exactly, in float32 too; 0 for others."""
 WRONG = 20.0
-"""Logit of one class, whatever the data, in weights that no client is to be chosen for."""
-NEWTON, SOLVES, DONE = 3, 60, 1e-18
-"""Steps, conjugate gradients of each at most, and the share of the squared slope at which these are done, where
-features are inverted."""
+"""Logit of one class, for all inputs, in weights for clients that a selection by loss should drop."""
+NEWTON_STEPS, GRADIENT_STEPS, SLOPE_SHARE = 3, 60, 1e-18
+"""Inversion of features: Gauss-Newton steps, conjugate-gradient steps of each at most, and the relative squared slope
+at which these stop."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer with weights (its name in the parameters), the activation behind it, and what its maps are pooled by."""
+class WiredLayer:
+    """A layer with weights (its name in the parameters), the activation behind it, and the width of its pool."""
 
     name: str
     module: nn.Linear | nn.Conv2d
@@ -54,8 +53,8 @@ class Layer:
     @property
     def padding(self) -> tuple[int, int]:
         """The rows and columns that a convolution adds on each side."""
-        found = self.module.padding if isinstance(self.module, nn.Conv2d) else (0, 0)
-        return (0, 0) if isinstance(found, str) else (found[0], found[1])
+        padding = self.module.padding if isinstance(self.module, nn.Conv2d) else (0, 0)
+        return (0, 0) if isinstance(padding, str) else (padding[0], padding[1])
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,14 @@ class Wiring:
     biased: whether linear layers have biases.
     """
 
-    before: tuple[Layer, ...]
-    trap: Layer
-    after: tuple[Layer, ...]
+    before: tuple[WiredLayer, ...]
+    trap: WiredLayer
+    after: tuple[WiredLayer, ...]
     biased: bool = True
 
     @property
     def bumps(self) -> bool:
-        """Whether the trap's units fire around one value each, and not from one value on."""
+        """Whether the trap's units fire around one value each, instead of above one value."""
         return isinstance(self.trap.activation, BUMPS)
 
     @property
@@ -81,7 +80,7 @@ class Wiring:
         return int(self.trap.module.weight.shape[0])
 
     @property
-    def last(self) -> Layer:
+    def last(self) -> WiredLayer:
         """The layer before the head."""
         return (self.after or (self.trap,))[-1]
 
@@ -93,11 +92,11 @@ class Wiring:
 
 @lru_cache
 def wiring(plan: Plan) -> Wiring | None:
-    """Return the layers of the network of `plan`; None where it has no hidden linear layer, or layers without wiring.
+    """Return the layers of the network of `plan`; None without a hidden linear layer, or with unsupported layers.
 
-    Known are convolutions, average pools, linear layers and the activations of `LIFT`, one after another, none of them
-    frozen; all linear ones and the head with biases, or, of (leaky) ReLUs on inputs that are not negative, none. A
-    maximum pool lets one pixel in four through, whichever is brightest.
+    Supported are convolutions, average pools, linear layers and the activations of `PASSING_BIAS`, in sequence, none
+    frozen. All linear layers and the head have biases or, with (leaky) ReLUs on inputs that are not negative, none has.
+    A maximum pool would pass the brightest of four pixels only.
     """
     module = plan.net.module
     if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters:
@@ -110,15 +109,15 @@ def wiring(plan: Plan) -> Wiring | None:
         layers.index(linear[0]),
         {part.bias is not None for part in (*(x.module for x in linear), module.head)},
     )
-    found = Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]), biases == {True})
+    wired = Wiring(tuple(layers[:place]), linear[0], tuple(layers[place + 1 :]), biases == {True})
     plain = all(isinstance(layer.activation, nn.ReLU | nn.LeakyReLU) for layer in linear)
-    bare = biases == {False} and not found.before and plain and plan.data_range[0] >= 0
-    return found if found.biased or bare else None
+    unbiased = biases == {False} and not wired.before and plain and plan.data_range[0] >= 0
+    return wired if wired.biased or unbiased else None
 
 
 @lru_cache
-def convolutions(plan: Plan) -> tuple[Layer, ...]:
-    """Return the layers of a network of convolutions alone, behind which the head is, none frozen; () for others."""
+def convolutions(plan: Plan) -> tuple[WiredLayer, ...]:
+    """Return the layers of a network of convolutions and a head, none frozen; () for other networks."""
     module = plan.net.module
     if module.layers is None or type(module.head) is not nn.Linear or plan.net.frozen_parameters or plan.loss == "bce":
         return ()
@@ -127,33 +126,33 @@ def convolutions(plan: Plan) -> tuple[Layer, ...]:
     return tuple(layers) if known else ()
 
 
-def _layers(features: nn.Sequential) -> list[Layer] | None:
-    """Return the layers with weights, in order; None where there is anything that is not known."""
-    found: list[Layer] = []
+def _layers(features: nn.Sequential) -> list[WiredLayer] | None:
+    """Return the layers with weights, in order; None if any layer is unsupported."""
+    layers: list[WiredLayer] = []
     for name, module in features.named_children():
-        last = found[-1] if found else None
+        last = layers[-1] if layers else None
         if type(module) is nn.Linear or (type(module) is nn.Conv2d and _plain(module)):
-            found.append(Layer(f"features.{name}", module, nn.Identity()))
-        elif type(module) in LIFT and last is not None and isinstance(last.activation, nn.Identity):
-            found[-1] = Layer(last.name, last.module, module)
+            layers.append(WiredLayer(f"features.{name}", module, nn.Identity()))
+        elif type(module) in PASSING_BIAS and last is not None and isinstance(last.activation, nn.Identity):
+            layers[-1] = WiredLayer(last.name, last.module, module)
         elif isinstance(module, nn.AvgPool2d) and last is not None and last.pool == 1:
-            found[-1] = Layer(last.name, last.module, last.activation, int(module.kernel_size))  # type: ignore[arg-type]
+            layers[-1] = WiredLayer(last.name, last.module, last.activation, int(module.kernel_size))  # type: ignore[arg-type]
         elif not isinstance(module, nn.Flatten | nn.Identity):
             return None
-    return None if any(isinstance(layer.activation, nn.Identity) for layer in found) else found
+    return None if any(isinstance(layer.activation, nn.Identity) for layer in layers) else layers
 
 
 def _plain(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
 
 
-def passing(layers: Sequence[Layer], params: Params, data_range: tuple[float, float]) -> Params:
-    """Return weights of convolutions that hand the image on, as far as channels allow: one entry each, and a bias.
+def passing(layers: Sequence[WiredLayer], params: Params, data_range: tuple[float, float]) -> Params:
+    """Return weights of convolutions that pass the image on, as far as channels allow: one entry each, and a bias.
 
-    A stride, or a pool behind, of s takes s^2 channels for each channel that is handed on: the image shifted by 0 to
-    s - 1 rows and columns. Of `channels` too few the first are kept, whole shifts of all colors before further ones.
+    A stride, or a pool behind, of s takes s^2 channels for each channel passed on: the image shifted by 0 to s - 1 rows
+    and columns. If there are too few channels, a shift is kept for all colors before the next one.
     """
-    found, (low, high) = Params(), data_range
+    weights, (low, high) = Params(), data_range
     used = None
     for layer in layers:
         weight = torch.zeros_like(params[f"{layer.name}.weight"])
@@ -164,56 +163,55 @@ def passing(layers: Sequence[Layer], params: Params, data_range: tuple[float, fl
         shifts = [(u, v) for u in range(stride) for v in range(stride)]
         shifts = [(u, v) for u, v in shifts if u + pad[0] < rows and v + pad[1] < columns]
         for place, ((u, v), channel) in enumerate([(s, c) for s in _spread(shifts) for c in range(used)][:out]):
-            weight[place, channel, u + pad[0], v + pad[1]] = 1 / (high - low) if not found else 1.0
-        lift = LIFT[type(layer.activation)] + (-low / (high - low) if not found else 0.0)
+            weight[place, channel, u + pad[0], v + pad[1]] = 1 / (high - low) if not weights else 1.0
+        lift = PASSING_BIAS[type(layer.activation)] + (-low / (high - low) if not weights else 0.0)
         bent = isinstance(layer.activation, BUMPS)
         used = min(out, used * len(shifts))
-        found[f"{layer.name}.weight"] = weight
+        weights[f"{layer.name}.weight"] = weight
         if f"{layer.name}.bias" in params:
-            found[f"{layer.name}.bias"] = torch.full_like(params[f"{layer.name}.bias"], lift - 0.5 * bent)
-    return found
+            weights[f"{layer.name}.bias"] = torch.full_like(params[f"{layer.name}.bias"], lift - 0.5 * bent)
+    return weights
 
 
 def _spread(shifts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return shifts with those on a diagonal first: of few, they cover most rows and columns."""
+    """Return shifts with those on the diagonal first: a few of them cover most rows and columns."""
     return sorted(shifts, key=lambda s: (s[0] != s[1], s))
 
 
-def silent(last: Layer, params: Params, loss: str) -> Params:
-    """Return weights whose gradient is 0 in all layers but the head's bias, whatever the data, and whose loss is large.
+def silent_weights(last: WiredLayer, params: Params, loss: str) -> Params:
+    """Return weights whose gradient is 0 on any data, except for the head's bias, and whose loss is large.
 
-    So who is chosen among clients by the smallest loss is the target.
-
-    The `last` layer before the head gives 0 and the head has no weights, so nothing goes back through it (Pasquini et
-    al. 2022 take dead ReLUs; a head of zeros does it for every activation).
+    A selection of clients by the smallest loss then chooses the target. The `last` layer before the head gives 0 and
+    the head has no weights, so nothing propagates back through it (Pasquini et al. 2022 use dead ReLUs; a head of zeros
+    works for every activation).
     """
     closed = CLOSED.get(type(last.activation), 0.0)
-    found = {name: value.clone() for name, value in params.items()}
+    weights = {name: value.clone() for name, value in params.items()}
     for name in (f"{last.name}.weight", "head.weight"):
-        found[name] = torch.zeros_like(found[name])
+        weights[name] = torch.zeros_like(weights[name])
     if "head.bias" not in params:
-        return found
-    found["head.bias"] = torch.zeros_like(found["head.bias"])
-    found[f"{last.name}.bias"] = torch.full_like(found[f"{last.name}.bias"], closed)
+        return weights
+    weights["head.bias"] = torch.zeros_like(weights["head.bias"])
+    weights[f"{last.name}.bias"] = torch.full_like(weights[f"{last.name}.bias"], closed)
     if loss == "cross_entropy":
-        found["head.bias"][0] = WRONG
-    return found
+        weights["head.bias"][0] = WRONG
+    return weights
 
 
 def carried(wired: Wiring, params: Params, coefficients: Tensor, shift: float, loss: str) -> Params:
     """Return weights of the layers behind the trap: its units times `coefficients` [H], less `shift`, reach output 0.
 
-    There it adds to a bias at which the output is undecided, so that every example has a gradient of about one size.
+    There it adds to a bias at which the output is undecided, so that all examples' gradients have about one size.
     """
-    found = Params()
+    weights = Params()
     for layer in wired.after:
         weight, bias = (torch.zeros_like(params[f"{layer.name}.{part}"]) for part in ("weight", "bias"))
         first = layer is wired.after[0]
         weight[0] = coefficients.to(weight) if first else 0.0
         if not first:
             weight[0, 0] = 1.0
-        bias[0] = LIFT[type(layer.activation)] - (shift if first else 0.0)
-        found |= {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
+        bias[0] = PASSING_BIAS[type(layer.activation)] - (shift if first else 0.0)
+        weights |= {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
     weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
     undecided = torch.tensor(float(len(bias) - 1)).log() if loss == "cross_entropy" else torch.tensor(0.5)
     if wired.after:
@@ -222,47 +220,47 @@ def carried(wired: Wiring, params: Params, coefficients: Tensor, shift: float, l
     else:
         weight[0] = coefficients.to(weight)
         bias[0] = undecided - shift
-    return {**found, "head.weight": weight, "head.bias": bias}
+    return {**weights, "head.weight": weight, "head.bias": bias}
 
 
-def _level(after: Sequence[Layer]) -> float:
-    """Return what the last hidden layer carries where the trap's sum is 0."""
+def _level(after: Sequence[WiredLayer]) -> float:
+    """Return the output of the last hidden layer where the trap's sum is 0."""
     value = torch.zeros(())
     for layer in after:
-        value = layer.activation(value + LIFT[type(layer.activation)])
+        value = layer.activation(value + PASSING_BIAS[type(layer.activation)])
     return float(value)
 
 
 def entering(plan: Plan, wired: Wiring, params: Params, x: Tensor) -> Tensor:
-    """Return what enters the trap [N, F] for inputs x [N, *shape]."""
+    """Return the input [N, F] of the trap for inputs x [N, *shape] of the network."""
     with torch.no_grad():
         return plan.net.flat_features(params, x) if wired.before else x.flatten(1)
 
 
-def inverted(plan: Plan, before: Sequence[Layer], params: Params, features: Tensor) -> Tensor:
-    """Return inputs [N, *shape] float64 of which the layers `before` make `features` [N, F], by least squares.
+def inverted_features(plan: Plan, before: Sequence[WiredLayer], params: Params, features: Tensor) -> Tensor:
+    """Return inputs [N, *shape] float64 that the layers `before` map to `features` [N, F], by least squares.
 
-    Gauss-Newton steps on the layers before it, each solved by conjugate gradients on all examples side by side; those
-    whose features no input has (mixtures of saturated ones) come out as whatever fits best.
+    Gauss-Newton steps, each solved by conjugate gradients on all examples side by side. Features that no input has
+    (mixtures of saturated ones) give the best fit.
     """
     shape = (len(features), *plan.spec.shape)
     if not before or not len(features):
         return features.view(shape)
     weights = {name: value.double() for name, value in params.items()}
     x = torch.full(shape, sum(plan.data_range) / 2, dtype=torch.float64)
-    for _ in range(NEWTON):
+    for _ in range(NEWTON_STEPS):
         seen, back = vjp(lambda inputs: plan.net.flat_features(weights, inputs), x)[:2]
         x = x + _least(plan, weights, x, back, features - seen)
     return x.detach()
 
 
-def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Tensor]], wanted: Tensor) -> Tensor:
-    """Return the steps [N, *shape] of least squares towards `wanted` [N, F] (CGLS)."""
-    step, left = torch.zeros_like(x), wanted
+def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Tensor]], residual: Tensor) -> Tensor:
+    """Return the least-squares steps [N, *shape] that reduce `residual` [N, F] (CGLS)."""
+    step, left = torch.zeros_like(x), residual
     slope = back(left)[0]
     along, power = slope, slope.flatten(1).square().sum(1)
     first = power
-    for _ in range(SOLVES):
+    for _ in range(GRADIENT_STEPS):
         moved = jvp(lambda inputs: plan.net.flat_features(weights, inputs), (x,), (along,))[1]
         size = (power / moved.square().sum(1).clamp(min=1e-300)).where(power > 0, 0.0)
         step = step + size.view(-1, *[1] * (x.dim() - 1)) * along
@@ -271,6 +269,6 @@ def _least(plan: Plan, weights: Params, x: Tensor, back: Callable[..., tuple[Ten
         fresh = slope.flatten(1).square().sum(1)
         along = slope + (fresh / power.clamp(min=1e-300)).view(-1, *[1] * (x.dim() - 1)) * along
         power = fresh
-        if bool((power <= DONE * first).all()):
+        if bool((power <= SLOPE_SHARE * first).all()):
             break
     return step.detach()

@@ -1,1 +1,1 @@
-"""Attacks that know one defense: its mechanism and public parameters, not its secrets."""
+"""Attacks aware of one defense: of its mechanism and public parameters, not of its secrets."""

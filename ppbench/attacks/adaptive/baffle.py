@@ -1,4 +1,4 @@
-"""The attack that knows BAFFLE's directions: images whose gradient has the observed sketch."""
+"""The attack aware of BAFFLE's directions: images whose gradient has the observed sketch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ppbench.metrics.modalities import modality_from
 class BaffleSketch(DLG):
     """Gradient matching on sketches: minimize ||Z grad(x, y) - s||^2 / ||s||^2 over images, all rounds together.
 
-    Labels come from the same sketch first. At epoch level an update is taken apart into its steps' sketches
-    where it is a plain sum of estimates; without sketches the attack is iDLG on what the defense's evidence is.
+    Labels come from the same sketch first. At epoch level an update that is a plain sum of estimates is split into its
+    steps' sketches. Without sketches the attack is iDLG on the defense's evidence.
 
     Attributes:
         hopeless: of DLG; sketches are nearly exact, so a search that ends above it ended in a local minimum, of which
             trained networks have many.
-        smoothness: weight of the total variation of images, which fills in what fewer equations than pixels leave open.
+        smoothness: weight of the total variation of images, which determines pixels that too few equations leave open.
         box: weight of the mean squared distance of pixels from the data range.
     """
 
@@ -56,11 +56,11 @@ class BaffleSketch(DLG):
         return sketch_evidence(view, sketches(view)) or super().evidence(view)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge. The confidence is the minimized function: relative mismatch and prior."""
+        """Return one guess per challenge. The confidence is the minimized function: relative mismatch and prior."""
         known = {sketch.unit: sketch for sketch in sketches(view)}
         if not known:
             return IDLG(label=self.label, budget=self.budget).run(view, challenges, generator)
-        infer, asked = self.label == "inferred" and view.plan.spec.classes > 1, []
+        infer, labelled = self.label == "inferred" and view.plan.spec.classes > 1, []
         for challenge in challenges:
             sketch, count = known.get(challenge.unit), len(challenge.unit) * challenge.batch
             if sketch is not None and challenge.y is None and infer:
@@ -68,8 +68,8 @@ class BaffleSketch(DLG):
                 if labels is not None:
                     y = one_hot(labels, view.plan.spec.classes).float()
                     challenge = replace(challenge, y=y.unflatten(0, (len(challenge.unit), -1)))
-            asked.append(challenge)
-        return super().run(view, asked, generator)
+            labelled.append(challenge)
+        return super().run(view, labelled, generator)
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return the prior on images."""

@@ -1,4 +1,4 @@
-"""The attack that knows the noise: maximum a-posteriori images under the public noise law (Balunovic et al. 2022)."""
+"""The attack aware of the noise: maximum a-posteriori images under the public noise law (Balunovic et al. 2022)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import searched
+from ppbench.attacks.adaptive.inversion import fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
-from ppbench.attacks.reconstruction.search.lbfgs import Settings
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
-from ppbench.federation.bounds import Count, NonNegative, Whole
+from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
@@ -26,7 +26,7 @@ from ppbench.metrics.modalities import modality_from
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
-CERTAIN = 100.0  # logit of a label whose softmax is 1 in float64
+CERTAIN_LOGIT = 100.0  # logit of a label whose softmax is 1 in float64
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class AdaptiveDP(Attack):
     gradient: the one at which the simulated gradient has the bound's norm.
 
     Attributes:
-        budget: gradient evaluations a victim, over all restarts and reweightings.
-        restarts: starts besides the first, where there is noise; the best posterior counts.
+        budget: gradient evaluations per victim, over all restarts and reweightings.
+        restarts: further starts, if there is noise; the best posterior counts.
         roughness: typical magnitude of an image's gradient, in units of the data range.
         box: weight of leaving the data range, relative to the likelihood of one unit of noise.
     """
 
-    budget: Count = 1800
-    restarts: Whole = 2
+    budget: PositiveInt = 1800
+    restarts: NonNegativeInt = 2
     roughness: NonNegative = 0.3
     box: NonNegative = 100.0
 
@@ -58,28 +58,28 @@ class AdaptiveDP(Attack):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return the plain evidence with the noise law of the defense; a mean of U uploads has 1/sqrt(U) of its std."""
-        noise, found = view.defense.noise(view.plan), view.defense.evidence(view)
-        laws = (None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit))) for e in found)
-        return [replace(e, noise=law) for e, law in zip(found, laws, strict=True)]
+        noise, evidence = view.defense.noise(view.plan), view.defense.evidence(view)
+        laws = (None if noise is None else replace(noise, std=noise.std / math.sqrt(len(e.unit))) for e in evidence)
+        return [replace(e, noise=law) for e, law in zip(evidence, laws, strict=True)]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; zero or non-finite observations get their start image."""
+        """Return one guess per challenge; zero or non-finite observations get their start image."""
         noisy, plan = view.defense.noise(view.plan) is not None, view.plan
         if not noisy and view.defense.clipping(plan) is None:
-            return searched(DLG(budget=self.budget), self.evidence(view), plan, challenges, generator)
-        found, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
+            return fittest_guesses(DLG(budget=self.budget), self.evidence(view), plan, challenges, generator)
+        by_unit, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
-        alike: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
-        for place, asked in enumerate(challenges):
-            count, evidence = len(asked.unit) * asked.batch, found.get(asked.unit)
+        by_count: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
+        for place, challenge in enumerate(challenges):
+            count, evidence = len(challenge.unit) * challenge.batch, by_unit.get(challenge.unit)
             draws = torch.randn(tries, count, *plan.spec.shape, generator=generator)
             images = (low + high) / 2 + 0.02 * (high - low) * draws
             logits = 0.1 * torch.randn(tries, count, plan.spec.classes, generator=generator)
             guesses.append(Guess(x=images[0], y=logits[0].argmax(-1)))
             if evidence is not None and usable(evidence):
                 start = Starts(images.to(evidence.device), logits.to(evidence.device), joint=True)
-                alike.setdefault(count, []).append((place, evidence, start))
-        for victims in alike.values():
+                by_count.setdefault(count, []).append((place, evidence, start))
+        for victims in by_count.values():
             places, evidences, starts = zip(*victims, strict=True)
             for place, guess in zip(places, self._best(view, evidences, starts), strict=True):
                 guesses[place] = guess
@@ -88,20 +88,20 @@ class AdaptiveDP(Attack):
     def _best(self, view: View, evidence: Sequence[Evidence], starts: Sequence[Starts]) -> list[Guess]:
         """Return for each victim the best of its restarts by the posterior."""
         tries = len(starts[0].x)
-        many = [e for e in evidence for _ in range(tries)]
+        repeated = [e for e in evidence for _ in range(tries)]
         start = Starts(torch.cat([s.x for s in starts]), torch.cat([s.y for s in starts]), joint=True)
-        found = self._search(view, many, start, self.budget // tries)
-        score = torch.nan_to_num(found.mismatch, nan=torch.inf).view(-1, tries)
-        spent, guesses = found.evaluations.view(-1, tries).sum(1), []
+        matches = self._search(view, repeated, start, self.budget // tries)
+        score = torch.nan_to_num(matches.mismatch, nan=torch.inf).view(-1, tries)
+        spent, guesses = matches.evaluations.view(-1, tries).sum(1), []
         for victim, choice in enumerate(score.argmin(1).tolist()):
             row = victim * tries + choice
-            x, labels = found.ends.x[row].float(), found.ends.labels[row].argmax(-1)
-            sure = float(score[victim, choice])
-            guesses.append(Guess(x, labels, confidence=sure, evaluations=int(spent[victim])))
+            x, labels = matches.ends.x[row].float(), matches.ends.labels[row].argmax(-1)
+            mismatch = float(score[victim, choice])
+            guesses.append(Guess(x, labels, confidence=mismatch, evaluations=int(spent[victim])))
         return guesses
 
     def _search(self, view: View, evidence: list[Evidence], start: Starts, budget: int) -> Matches:
-        """Run the passes: one for Gaussian noise, more where the likelihood or the scale must be found."""
+        """Run the passes: one for Gaussian noise, more where the likelihood or the scale must be estimated."""
         noise = evidence[0].noise
         clip = view.defense.clipping(view.plan)
         laplace = noise is not None and noise.law == "laplace"
@@ -110,8 +110,8 @@ class AdaptiveDP(Attack):
         spent, factor, best = torch.zeros(len(evidence), dtype=torch.int64), torch.ones(len(evidence)), None
         for _ in range(passes):
             if clip:
-                factor = shrinkage(evidence, start if best is None else decided(start), clip)
-            current = [scaled(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
+                factor = shrinkage(evidence, start if best is None else with_hard_labels(start), clip)
+            current = [scaled_evidence(e, float(f)) for e, f in zip(evidence, factor, strict=True)]
             if laplace and best is not None:
                 current = [reweighted(e, start, row) for row, e in enumerate(current)]
             best = self._match(view, current, start, factor, share)
@@ -129,11 +129,11 @@ class AdaptiveDP(Attack):
             prior = ImagePrior(smooth, self.box * math.prod(shape), low=low, high=high)
         budgets, stops = torch.full((len(evidence),), budget), torch.full((len(evidence),), stop, dtype=torch.float64)
         return match_gradients(
-            evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=Settings()
+            evidence, start, view.plan, budget=budgets, stop=stops, unit=unit, prior=prior, settings=LBFGSSettings()
         )
 
 
-def scaled(evidence: Evidence, factor: float) -> Evidence:
+def scaled_evidence(evidence: Evidence, factor: float) -> Evidence:
     """Return evidence whose observation is multiplied by `factor`."""
     if factor == 1.0:
         return evidence
@@ -141,7 +141,7 @@ def scaled(evidence: Evidence, factor: float) -> Evidence:
 
 
 def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]:
-    """Return the simulated update at a present guess, without history."""
+    """Return the simulated update at guess `row`, detached."""
     units = len(evidence.unit)
     x, y = start.x[row], torch.softmax(start.y[row], -1).to(start.x.dtype)
     with torch.enable_grad():
@@ -149,20 +149,20 @@ def _simulated(evidence: Evidence, start: Starts, row: int) -> dict[str, Tensor]
     return {name: value.detach() for name, value in simulated.items()}
 
 
-def decided(start: Starts) -> Starts:
-    """Return `start` with each example's likeliest label as its only one, for `shrinkage` after a search.
+def with_hard_labels(start: Starts) -> Starts:
+    """Return `start` with each example's likeliest label alone, for `shrinkage` after a search.
 
     With p the prediction and y the label, the soft label p - f (p - y), 0 < f < 1, gives exactly f times the gradient
-    of y: a search explains any factor below the true one by softer labels, so that soft labels would confirm it.
+    of y: a search explains any factor below the true one by softer labels, so soft labels would confirm it.
     """
     likeliest = one_hot(start.y.argmax(-1), start.y.shape[-1])
-    return replace(start, y=CERTAIN * likeliest.to(start.y.dtype), joint=True)
+    return replace(start, y=CERTAIN_LOGIT * likeliest.to(start.y.dtype), joint=True)
 
 
 def shrinkage(evidence: Sequence[Evidence], start: Starts, clip: float) -> Tensor:
-    """Return by how much clipping shrank each (mean) gradient, at least 1: norm of the simulated one over `clip`."""
-    found = [_simulated(one, start, row) for row, one in enumerate(evidence)]
-    norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in found]
+    """Return the factors by which clipping shrank the gradients, at least 1: norm of the simulated one over `clip`."""
+    updates = [_simulated(e, start, row) for row, e in enumerate(evidence)]
+    norms = [float(Layout.of(simulated).pack(simulated).norm()) for simulated in updates]
     return (torch.tensor(norms) / clip).clamp(min=1.0).nan_to_num(nan=1.0, posinf=1.0)
 
 

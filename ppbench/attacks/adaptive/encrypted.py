@@ -1,7 +1,7 @@
-"""Attacks on TP-SMC, HybridAlpha and PILE: what sums and coalitions open is inverted as far as noise lets it.
+"""Attacks on TP-SMC, HybridAlpha and PILE: what the server or a coalition decrypts is inverted as far as noise permits.
 
-Encryption hides single uploads; nothing hides that a sum of few clients is a gradient of few batches, that enough
-clients decrypt whatever they like, and that an upload alone carries only a part of the noise.
+Encryption hides single uploads. But a sum over few clients is a gradient of few batches, enough clients together can
+decrypt any upload, and a single upload carries only a part of the noise.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.adaptive.dp import AdaptiveDP
-from ppbench.attacks.adaptive.inversion import invert
+from ppbench.attacks.adaptive.inversion import invert_evidence
 from ppbench.defenses.encrypted.sums import EncryptedSums
-from ppbench.federation.bounds import whole
+from ppbench.federation.bounds import whole_number
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.view import TARGET, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 
@@ -26,12 +27,12 @@ from ppbench.federation.wire import Slot
 class AdaptiveEncrypted(AdaptiveDP):
     """Inverts what the server or a coalition with it decrypts: noisy sums as `adaptive_dp`, exact ones by algebra too.
 
-    The server has the cohort's sum. Colluders who are enough to decrypt have client 0's own upload; fewer the sum of
-    the honest clients, which is taken for client 0's gradient. colluders: how many clients, the last ones, hand the
-    server of "collusion/1" their states; 0: all of them.
+    The server has the cohort's sum. Enough colluders decrypt client 0's own upload; fewer have the sum over the honest
+    clients, which is taken for client 0's gradient. colluders: number of clients, the last ones, that give the server
+    of "collusion/1" their states; 0: all.
     """
 
-    colluders: Annotated[int, whole(0, 10_000)] = 0
+    colluders: Annotated[int, whole_number(0, 10_000)] = 0
 
     name: ClassVar[str] = "adaptive_encrypted"
     version: ClassVar[str] = "1"
@@ -40,10 +41,10 @@ class AdaptiveEncrypted(AdaptiveDP):
     reference: ClassVar[str] = "this project; sums and coalitions of Truex et al. 2019, Section 3.2, inverted"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what can be decrypted, with the noise that is in it; a coalition's as if of client 0 alone."""
-        found = super().evidence(view)
-        if not colludes(view.threat) or not isinstance(view.defense, EncryptedSums):
-            return found
+        """Return what can be decrypted, with its noise law; a coalition's evidence is about client 0 alone."""
+        evidence = super().evidence(view)
+        if not view.threat.colludes or not isinstance(view.defense, EncryptedSums):
+            return evidence
         clients, noise = view.plan.clients, view.defense.noise(view.plan)
         members = range(1 if self.colluders == 0 else max(1, clients - self.colluders), clients)
         opened = view.defense.opened(view, members)
@@ -51,11 +52,11 @@ class AdaptiveEncrypted(AdaptiveDP):
         return [replace(e, unit=_target(e), noise=law) for e, law in zip(opened, laws, strict=True)]
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge."""
+        """Return one guess per challenge."""
         if view.defense.noise(view.plan) is None:
-            return invert(self.evidence(view), view.plan, challenges, generator, self.budget)
+            return invert_evidence(self.evidence(view), view.plan, challenges, generator, self.budget)
         return super().run(view, challenges, generator)
 
 
-def _target(found: Evidence) -> tuple[Slot, ...]:
-    return tuple(slot for slot in found.unit if slot.client == TARGET)
+def _target(evidence: Evidence) -> tuple[Slot, ...]:
+    return tuple(slot for slot in evidence.unit if slot.client == TARGET)

@@ -1,7 +1,7 @@
 """Inversion of exact evidence that an adaptive attack has made: by algebra where that applies, else by search.
 
-Evidence here is a gradient of some scalar of a perturbed network, or several of them. Which search gets further is the
-network's matter and not the defense's (`searched`).
+Evidence here is a gradient of some scalar of a perturbed network, or several of them. Which search works better depends
+on the network, not on the defense (`fittest_guesses`).
 """
 
 from __future__ import annotations
@@ -27,79 +27,85 @@ from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
 from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import Net
-from ppbench.nets.walk import traced
+from ppbench.nets.walk import traced_features
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""
 RESTARTS = 6
-"""Of a search that ends above it: ReLU networks have local minima. On two examples and an MLP 64-64, one start finds
-half of the images, seven find seven of eight."""
+"""Restarts of a search that ends above `CONFIDENT`: ReLU networks have local minima. On two examples and an MLP 64-64,
+one start recovers half of the images, seven starts seven of eight."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold)
 """Activations whose slope jumps, and with it the gradient that L-BFGS takes for smooth."""
 KINKS = {F.relu, F.relu_, F.relu6, F.leaky_relu, F.hardtanh, F.threshold, torch.relu, torch.relu_, "relu", "relu_"}
 """The same as functions, and by their names as methods of a tensor."""
-SHARE = 12
-"""Of a budget the part that each search gets which is tried out: 150 of 1,800, where L-BFGS stalls after some 200."""
+TRIAL_DIVISOR = 12
+"""The budget of each trial search is 1 / `TRIAL_DIVISOR` of the whole: 150 of 1,800; L-BFGS stalls after some 200."""
 PRIORS = (1.0, 0.1)
-"""Weights of `ig`'s prior that are tried out on small images: those of 8 x 8 pixels need none."""
-SMOOTH = 16
-"""Pixels a side from which on images are smooth enough for `ig`'s usual prior, and the angle misleads: there what is
-tried out won by noise that points nearer. On 28 and 32 pixels a side no other way got images further that came out at
-all (docs/benchmarks.md)."""
-EXPLAINED = 1e-6
-"""1 - cosine up to which an answer needs no further search."""
+"""Weights of `ig`'s prior in trials on small images: those of 8 x 8 pixels need none."""
+SMOOTH_PIXELS = 16
+"""Images of at least as many pixels a side are smooth enough for `ig`'s usual prior. The angle misleads there: noise
+with a smaller angle won the trials. On 28 and 32 pixels a side no other search improved any recognizable image
+(docs/benchmarks.md)."""
+EXPLAINED_ANGLE = 1e-6
+"""An answer with 1 - cosine up to this needs no further search."""
 
 
-def searched(
-    search: DLG, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+def fittest_guesses(
+    search: DLG, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
 ) -> list[Guess]:
-    """Return the guesses of `search`, but on convolutions with kinked activations, where it stalls, of the fittest.
+    """Return the guesses of `search`, but of the fittest search on convolutions with kinked activations.
 
-    That is `ig` for images of `SMOOTH` pixels a side or more. For smaller ones a twelfth of the budget goes to one
-    start of `search`, and to `ig` with each of two weights of its prior, and the rest to that of the three whose
-    answer's gradient has the smallest angle to what was observed; of all answers that of the smallest angle counts.
-    Perceptrons with kinks are left to the restarts of `search`, which does better there. The confidence is 1 - cosine.
+    `search` stalls there. The fittest is `ig` for images of at least `SMOOTH_PIXELS` a side. For smaller ones, one
+    start of `search` and `ig` with each of two weights of its prior get a twelfth of the budget. The rest goes to the
+    one of the three whose answer's gradient has the smallest angle to the observed one. The answer with the smallest
+    angle is returned; its confidence is 1 - cosine. Perceptrons with kinks are left to the restarts of `search`, which
+    does better there.
     """
-    share = search.budget // SHARE
+    share = search.budget // TRIAL_DIVISOR
     if plan.spec.classes == 1 or share < 2 or not _kinked(plan.net):
-        return search.answer(found, plan, challenges, generator)
-    ways: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
-    seeds = torch.randint(2**62, (2 * len(ways),), generator=generator).tolist()
-    told = partial(_by_angle, found=found, plan=plan, challenges=challenges)
+        return search.answer(evidence, plan, challenges, generator)
+    candidates: list[DLG | IG] = [search, *(IG(start=search.start, tv=tv) for tv in PRIORS)]
+    seeds = torch.randint(2**62, (2 * len(candidates),), generator=generator).tolist()
+    attempt = partial(_by_angle, evidence=evidence, plan=plan, challenges=challenges)
     every = range(len(challenges))
-    if min(plan.spec.shape[-2:]) >= SMOOTH:
-        return told(IG(start=search.start, budget=search.budget - 1), every, seeds[0])
-    short = [replace(search, restarts=0), *ways[1:]]
-    tried = [told(replace(way, budget=share - 1), every, seeds[place]) for place, way in enumerate(short)]
-    answers = [[*some] for some in zip(*tried, strict=True)]
-    best = [min(range(len(ways)), key=lambda place: _confidence(some[place])) for some in answers]
-    open_ = [i for i in every if EXPLAINED < _confidence(answers[i][best[i]]) < math.inf]
-    for place, way in enumerate(ways):
-        if rows := [i for i in open_ if best[i] == place]:
-            last = told(replace(way, budget=search.budget - len(ways) * share - 1), rows, seeds[len(ways) + place])
+    if min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS:
+        return attempt(IG(start=search.start, budget=search.budget - 1), every, seeds[0])
+    short = [replace(search, restarts=0), *candidates[1:]]
+    trials = [
+        attempt(replace(candidate, budget=share - 1), every, seeds[place]) for place, candidate in enumerate(short)
+    ]
+    answers = [[*guesses] for guesses in zip(*trials, strict=True)]
+    best = [min(range(len(candidates)), key=lambda place: mismatch_of(guesses[place])) for guesses in answers]
+    unexplained = [i for i in every if EXPLAINED_ANGLE < mismatch_of(answers[i][best[i]]) < math.inf]
+    rest = search.budget - len(candidates) * share - 1
+    for place, candidate in enumerate(candidates):
+        if rows := [i for i in unexplained if best[i] == place]:
+            last = attempt(replace(candidate, budget=rest), rows, seeds[len(candidates) + place])
             for i in rows:
                 answers[i].append(last[i])
-    return [replace(min(some, key=_confidence), evaluations=sum(g.evaluations for g in some)) for some in answers]
+    return [
+        replace(min(guesses, key=mismatch_of), evaluations=sum(g.evaluations for g in guesses)) for guesses in answers
+    ]
 
 
 def _by_angle(
-    way: DLG | IG,
+    search: DLG | IG,
     rows: Sequence[int],
     seed: int,
     *,
-    found: Sequence[Evidence],
+    evidence: Sequence[Evidence],
     plan: Plan,
     challenges: Sequence[Challenge],
 ) -> list[Guess]:
-    """Return a search's answers to all challenges, evidence on `rows` alone, as sure as the angle between gradients.
+    """Return the answers of `search` to all challenges; only those of `rows` get their evidence.
 
-    Draws are its own: nobody's depend on another's.
+    The confidence is the angle between gradients. Draws depend on `seed` alone.
     """
-    units, known = {frozenset(challenges[i].unit) for i in rows}, {frozenset(e.unit): e for e in reversed(found)}
-    mine = [e for e in found if frozenset(e.unit) in units]
-    answers = way.answer(mine, plan, challenges, torch.Generator().manual_seed(seed))
+    units, known = {frozenset(challenges[i].unit) for i in rows}, {frozenset(e.unit): e for e in reversed(evidence)}
+    selected = [e for e in evidence if frozenset(e.unit) in units]
+    answers = search.answer(selected, plan, challenges, torch.Generator().manual_seed(seed))
     angles = [_angle(known.get(frozenset(c.unit)), a, plan) for c, a in zip(challenges, answers, strict=True)]
     return [
         Guess(a.x, a.y, confidence=angle, evaluations=a.evaluations + 1)
@@ -115,50 +121,51 @@ def _kinked(net: Net) -> bool:
     if any(isinstance(layer, KINKED) for layer in layers):
         return True
     try:
-        graph = traced(net).graph
-    except UsageError:  # it cannot be told
+        graph = traced_features(net).graph
+    except UsageError:  # fx cannot trace it
         return False
     return any(node.op in ("call_function", "call_method") and node.target in KINKS for node in graph.nodes)
 
 
 def _angle(evidence: Evidence | None, guess: Guess, plan: Plan) -> float | None:
-    """Return how far a guess's gradient points from what was observed, 1 - cos; of signs, how far it misses them."""
+    """Return 1 - cosine between a guess's gradient and the observed one; for signs, the mismatch with them."""
     if evidence is None or guess.x is None or guess.y is None:
         return None
-    asked = evidence if evidence.measure == "hinge" else replace(evidence, measure="cosine")
+    measured = evidence if evidence.measure == "hinge" else replace(evidence, measure="cosine")
     x, y = (part.to(evidence.device).unflatten(0, (len(evidence.unit), -1)) for part in (guess.x, guess.y))
-    found = at_truth(asked, x, one_hot(y, plan.spec.classes))
-    return found if math.isfinite(found) else None
+    distance = at_truth(measured, x, one_hot(y, plan.spec.classes))
+    return distance if math.isfinite(distance) else None
 
 
-def invert(
-    found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
+def invert_evidence(
+    evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator, budget: int
 ) -> list[Guess]:
-    """Return one guess a challenge from evidence about its unit; a start image where there is none.
+    """Return one guess per challenge from evidence about its unit; a start image where there is none.
 
-    By algebra where it applies (`AnalyticInversion`: one example, or a batch and biases), else, or where that fails on
-    one example, by a search; both together take `budget` gradient evaluations a victim.
+    By algebra where it applies (`AnalyticInversion`: one example, or a batch and biases). Otherwise, or where that
+    fails on one example, by a search. Both together take `budget` gradient evaluations per victim.
     """
     search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:
-        return searched(search, found, plan, challenges, generator)
-    guesses = AnalyticInversion(budget=budget).answer(found, plan, challenges, generator)
-    known, biased, short = {e.unit for e in found}, first.bias is not None, []
-    for i, (asked, guess) in enumerate(zip(challenges, guesses, strict=True)):
-        several = len(asked.unit) * asked.batch > 1
-        if asked.unit in known and (not biased if several else _confidence(guess) > CONFIDENT):
+        return fittest_guesses(search, evidence, plan, challenges, generator)
+    guesses = AnalyticInversion(budget=budget).answer(evidence, plan, challenges, generator)
+    known, biased, short = {e.unit for e in evidence}, first.bias is not None, []
+    for i, (challenge, guess) in enumerate(zip(challenges, guesses, strict=True)):
+        several = len(challenge.unit) * challenge.batch > 1
+        if challenge.unit in known and (not biased if several else mismatch_of(guess) > CONFIDENT):
             short.append(i)
     left = max(1, min((budget - guesses[i].evaluations for i in short), default=1))
-    others = replace(search, budget=left).answer(found, plan, [challenges[i] for i in short], generator)
+    others = replace(search, budget=left).answer(evidence, plan, [challenges[i] for i in short], generator)
     for i, other in zip(short, others, strict=True):
         one = guesses[i]
-        best = other if _confidence(other) < _confidence(one) else one
+        best = other if mismatch_of(other) < mismatch_of(one) else one
         guesses[i] = Guess(best.x, best.y, confidence=best.confidence, evaluations=one.evaluations + other.evaluations)
     return guesses
 
 
-def _confidence(guess: Guess) -> float:
-    return float("inf") if guess.confidence is None else guess.confidence
+def mismatch_of(guess: Guess) -> float:
+    """Return the mismatch that a guess reports as its confidence; inf for none."""
+    return math.inf if guess.confidence is None else guess.confidence
 
 
 def surrogate_simulation(
@@ -169,10 +176,10 @@ def surrogate_simulation(
     make: Callable[[Surrogates], Params],
     constants: Params | None = None,
 ) -> Simulate:
-    """Return what clients upload at perturbed weights `params`, or `make` of it, as a function of a guessed batch.
+    """Return the function from a guessed batch to `make` of the client's upload at perturbed weights `params`.
 
-    Of a unit of several clients, with batches of one size, the mean of what is made of each. directions: [m, C] of
-    sigma; masked_bias: whether the head's bias carries the mask; constants: transitional layers.
+    For a unit of several clients with batches of one size, the mean over clients. directions: [m, C] of sigma;
+    masked_bias: whether the head's bias carries the mask; constants: transitional layers.
     """
 
     def simulate(x: Tensor, y: Tensor) -> Params:

@@ -1,4 +1,4 @@
-"""The additive mask that PBPFL and MP-DP put on a network's logits, estimated from what is public or one's own.
+"""The additive mask that PBPFL and MP-DP put on a network's logits, estimated from public values or a party's own data.
 
 A party computes yhat = y + alpha r at the perturbed weights, where y are the true logits, alpha the sum of the head's
 inputs (which it knows) and r [C] the mask. Of r it knows the directions: r = sum_k c_k d_k, with one public direction
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Surrogates
 from ppbench.federation.plan import Plan
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
-STEPS = 30
+LOCATION_STEPS = 30
 """Reweightings of the location of the head's columns."""
 TAIL = 2.0
 """Degrees of freedom of its t law: columns differ in scale by the hidden factor 1 / r_j."""
-RIDGE = 1e-6
+COVARIANCE_RIDGE = 1e-6
 """Added to a covariance, relative to its mean eigenvalue."""
-DOUBT = 4.0
-"""How much more the variance of the head's location is trusted to be than its columns say: they share an offset."""
+COLUMN_DOUBT = 4.0
+"""Factor on the variance of the head's location that its columns imply: they share an offset."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MaskEstimate:
     """The mask's coefficients [m], the covariance [m, m] of their error, the largest plausible variance of a bias."""
 
     coefficients: Tensor
@@ -46,12 +46,12 @@ def solve(matrix: Tensor, value: Tensor) -> Tensor:
     return solved
 
 
-def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) -> Estimate:
+def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) -> MaskEstimate:
     """Regress the error of masked outputs yhat [n, C] on alpha [n], with labels y [n, C] and directions d [m, C].
 
     Least squares without intercept: c = sum alpha d^T (yhat - ybar) / (||d||^2 sum alpha^2) with one direction. Its
     error is the regression of the true error y - ybar on alpha: sum alpha (y - ybar) is a derivative of the loss by the
-    head's weights, so that it vanishes where training is stationary, whatever the size of the mask.
+    head's weights, so that it vanishes where training is stationary, for any size of the mask.
     """
     power = alpha.square().sum()
     slope = (alpha[:, None] * (masked - y)).sum(0) / power
@@ -59,10 +59,10 @@ def by_regression(masked: Tensor, alpha: Tensor, y: Tensor, directions: Tensor) 
     coefficients = left @ slope
     error = (masked - y - alpha[:, None] * (coefficients @ directions)) @ left.T
     spread = error.T @ error / max(len(y) - 1, 1) / power
-    return Estimate(coefficients, spread, len(y) * float(spread.diagonal().mean()))
+    return MaskEstimate(coefficients, spread, len(y) * float(spread.diagonal().mean()))
 
 
-def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
+def by_rows(weight: Tensor, directions: Tensor) -> MaskEstimate:
     """Locate the columns of the head's perturbed weight [C, D]: column j is W_j / r_j + r, so r is where they lie.
 
     By a multivariate t law, reweighted: columns blown up by a small r_j count little, as do directions [m, C] in which
@@ -71,10 +71,10 @@ def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
     classes, width = weight.shape
     coefficients = _left(directions) @ weight.median(1).values
     scatter, share = weight.new_zeros(classes, classes), weight.new_ones(width)
-    for _ in range(STEPS):
+    for _ in range(LOCATION_STEPS):
         rest = weight - (coefficients @ directions)[:, None]
         scatter = (rest * share) @ rest.T / width
-        scatter = scatter + RIDGE * scatter.diagonal().mean() * torch.eye(classes).to(weight)
+        scatter = scatter + COVARIANCE_RIDGE * scatter.diagonal().mean() * torch.eye(classes).to(weight)
         share = (classes + TAIL) / (TAIL + (rest * solve(scatter, rest)).sum(0))
         if not bool(share.isfinite().all()):
             break
@@ -82,32 +82,32 @@ def by_rows(weight: Tensor, directions: Tensor) -> Estimate:
         center = (weight * share).sum(1) / share.sum()
         coefficients = solve(directions @ precise, precise.T @ center)
     spread = torch.linalg.multi_dot([_left(directions), scatter, _left(directions).T]) / share.sum()
-    return Estimate(coefficients, spread)
+    return MaskEstimate(coefficients, spread)
 
 
-def combined(own: Estimate, rows: Estimate) -> Tensor:
-    """Return coefficients [m] from labelled examples (biased while training) and head's columns (imprecise) together.
+def combined(own: MaskEstimate, rows: MaskEstimate) -> Tensor:
+    """Return coefficients [m] from labelled examples (biased during training) and the head's columns (imprecise).
 
-    Each counts by its precision, with a bias variance read off what their own variances leave of their distance.
+    Each counts by its precision, with the bias variance that explains their distance beyond their own variances.
     """
-    distance, doubt = own.coefficients - rows.coefficients, DOUBT * rows.covariance
+    distance, doubt = own.coefficients - rows.coefficients, COLUMN_DOUBT * rows.covariance
     excess = (distance.square() - doubt.diagonal() - own.covariance.diagonal()).mean().clamp(min=0, max=own.bias)
     total = doubt + own.covariance + excess * torch.eye(len(distance), dtype=distance.dtype)
     return rows.coefficients + doubt @ solve(total, distance)
 
 
-def surprise(coefficients: Tensor, rows: Estimate) -> float:
-    """Return how many standard deviations (root mean square) `coefficients` lie from where the columns say."""
+def surprise(coefficients: Tensor, rows: MaskEstimate) -> float:
+    """Return the distance of `coefficients` from the columns' estimate, in standard deviations (root mean square)."""
     distance = coefficients - rows.coefficients
     return float((distance @ solve(rows.covariance, distance) / len(distance)).clamp(min=0).sqrt())
 
 
 def by_projection(masked: Tensor, direction: Tensor, y: Tensor | None = None) -> Tensor:
-    """Return outputs [n, C] that are exact across the public direction; along it they are as the labels have it.
+    """Return outputs [n, C] that are exact across the public direction; along it they are those of the labels.
 
-    (I - d d^T / ||d||^2) yhat holds no mask, for yhat [n, C], C > 1, and the public d [C]. Along d nothing is known, so
-    that entry is taken from the label: of y [n, C] (the loss then counts C - 1 directions), or of the class whose
-    one-hot target is nearest in the others.
+    (I - d d^T / ||d||^2) yhat holds no mask, for yhat [n, C], C > 1, and the public d [C]. Along d nothing is known:
+    that component is the label's in y [n, C] (the loss then counts C - 1 directions), or that of the one-hot target
+    nearest in the others.
     """
     unit: Tensor = direction / direction.norm()
 
@@ -126,26 +126,26 @@ def _left(directions: Tensor) -> Tensor:
     return solve(directions @ directions.T, directions)
 
 
-def sources(plan: Plan) -> dict[str, Tensor | None]:
+def homogeneous_params(plan: Plan) -> dict[str, Tensor | None]:
     """Return by name the parameters in which the features are jointly homogeneous of degree one.
 
     Those are weights where they read the input, biases and the affine part of norms (up to a norm's eps). None for a
     whole parameter, or [inputs] bool: which of a weight's inputs (its axis 1) are the network's.
     """
-    found: dict[str, Tensor | None] = {}
-    for name, factor in channels(plan.spec, "affine").factors.items():
+    parts: dict[str, Tensor | None] = {}
+    for name, factor in channels_of(plan.spec, "affine").factors.items():
         if factor.out is None:
             continue
         raw = None if factor.inp is None else torch.from_numpy(np.asarray(factor.inp == 0))
         if raw is None or bool(raw.any()):
-            found[name] = None if raw is None or bool(raw.all()) else raw
-    return found
+            parts[name] = None if raw is None or bool(raw.all()) else raw
+    return parts
 
 
-def inner(plan: Plan, tree: Params, params: Params) -> Tensor:
-    """Return sum over `sources` of <gradient, parameter>: [...] for gradients `tree` [..., *shape] at `params`."""
+def homogeneous_product(plan: Plan, tree: Params, params: Params) -> Tensor:
+    """Return the sum [...] over `homogeneous_params` of <gradient, parameter>; gradients `tree` are [..., *shape]."""
     total = torch.zeros(())
-    for name, part in sources(plan).items():
+    for name, part in homogeneous_params(plan).items():
         value = params[name].double()
         product = tree[name].double() * value
         if part is not None:
@@ -164,22 +164,22 @@ class Moments:
     labels: Tensor
 
 
-def exact_moments(plan: Plan, found: Surrogates, params: Params, directions: Tensor, masked_bias: bool) -> Moments:
+def exact_moments(plan: Plan, upload: Surrogates, params: Params, directions: Tensor, masked_bias: bool) -> Moments:
     """Return the moments where g is exact: the sum of its head's columns is mean (yhat - ybar) alpha, in all entries.
 
-    `found` is of one client, or the mean over clients, taken at the perturbed weights `params`. A masked head bias has
+    `upload` is of one client, or the mean over clients, at the perturbed weights `params`. A masked head bias has
     alpha = 1 + sum of features; sigma's own head bias is d mean alpha, with directions d [m, C].
     """
-    error, square = found.g[HEAD_WEIGHT].double().sum(1), inner(plan, found.beta, params)
-    if masked_bias and HEAD_BIAS in params:
-        error = error + found.g[HEAD_BIAS].double()
-        mean = (found.sigma[HEAD_BIAS].double() * directions).sum() / directions.square().sum()
+    error, square = upload.g[HEAD_WEIGHT].double().sum(1), homogeneous_product(plan, upload.beta, params)
+    if masked_bias and HEAD_BIAS_NAME in params:
+        error = error + upload.g[HEAD_BIAS_NAME].double()
+        mean = (upload.sigma[HEAD_BIAS_NAME].double() * directions).sum() / directions.square().sum()
         square = square + mean
     return Moments(square, directions @ error, torch.full((len(directions),), torch.nan, dtype=torch.float64))
 
 
-def noiseless_moments(plan: Plan, found: Surrogates, params: Params) -> Moments:
+def noiseless_moments(plan: Plan, upload: Surrogates, params: Params) -> Moments:
     """Return the moments from sigma and beta alone, of a network without biases: two degrees, two equations."""
-    both, square = inner(plan, found.sigma, params), inner(plan, found.beta, params)
-    outputs = (found.sigma[HEAD_WEIGHT].double() * params[HEAD_WEIGHT].double()).flatten(1).sum(1)
+    both, square = homogeneous_product(plan, upload.sigma, params), homogeneous_product(plan, upload.beta, params)
+    outputs = (upload.sigma[HEAD_WEIGHT].double() * params[HEAD_WEIGHT].double()).flatten(1).sum(1)
     return Moments(square, both - outputs, 2 * outputs - both)

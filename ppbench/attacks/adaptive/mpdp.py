@@ -1,10 +1,10 @@
-"""Attacks on MP-DP by what it sends without noise: the surrogates Psi and Phi (here sigma and beta).
+"""Attacks on MP-DP through what it sends without noise: the surrogates Psi and Phi (here sigma and beta).
 
 Yang et al. (2024) add noise to the gradient G at the perturbed weights, but not to Psi and Phi. One example: with
 e = yhat - ybar and q = e / alpha, Psi_i = grad(alpha e_i) and Phi = grad(alpha^2 / 2) give G exactly, as
 sum_i q_i Psi_i - ||q||^2 Phi, and q follows from the two by Euler's identities (`noiseless_moments`): for the server at
-the true weights, for a listener at those of an ordinary network, as transitional layers fold away. Of batches Psi and
-Phi are themselves exact functions.
+the true weights, for a listener at those of an ordinary network, as transitional layers fold away. Psi and Phi of a
+batch are themselves exact functions of it.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import invert, surrogate_simulation
+from ppbench.attacks.adaptive.inversion import invert_evidence, surrogate_simulation
 from ppbench.attacks.adaptive.mask_estimators import by_rows, noiseless_moments
-from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, directions, readable, sent_share
+from ppbench.attacks.adaptive.mpdp_labels import TARGETS, counted_labels, mask_directions, readable_units, sent_share
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.expansion import fold
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbed, Surrogates, combine, exchanges, mask
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels, Factor
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
 CHANNELS = 2
-"""Combinations of the Psi_i that a batch is matched with; each costs a backward pass, and they are long vectors."""
+"""How many combinations of the Psi_i a batch is matched with; each is a long vector and costs a backward pass."""
 
 
-def rebuilt(plan: Plan, found: Surrogates, params: Params) -> Params:
+def rebuilt_gradient(plan: Plan, upload: Surrogates, params: Params) -> Params:
     """Return the noiseless G of one example, up to a factor, from sigma [C, ...] and beta; NaN where no unit fires."""
-    moments = noiseless_moments(plan, found, params)
+    moments = noiseless_moments(plan, upload, params)
     ratio = moments.error / moments.square
     return {
-        n: torch.tensordot(ratio, sigma.double(), 1) - ratio.square().sum() * found.beta[n].double()
-        for n, sigma in found.sigma.items()
+        n: torch.tensordot(ratio, sigma.double(), 1) - ratio.square().sum() * upload.beta[n].double()
+        for n, sigma in upload.sigma.items()
     }
 
 
 @dataclass(frozen=True)
 class AdaptiveMPDP(Attack):
-    """Rebuilds the exact gradient from the surrogates without noise and inverts it; batches are matched with those.
+    """Rebuilds the exact gradient from the noiseless surrogates and inverts it; batches are matched with surrogates.
 
-    One example and one secret coefficient a class: the exact gradient of the true (server) or of the folded perturbed
-    network (listener). Else Phi, and combinations of the Psi_i, at the perturbed weights: of a client, or of the whole
-    cohort where only sums can be read (mpdp_h), which carry no noise either. Where G has none (mp_cdp) it is taken. By
-    what factor a client clipped follows from the same identities, or is simulated (`mpdp_labels.sent_share`).
+    One example and one secret coefficient per class: the exact gradient of the true network (server) or of the folded
+    perturbed one (listener). Else Phi and combinations of the Psi_i at the perturbed weights: of a client, or of the
+    whole cohort where only sums can be read (mpdp_h), also without noise. A G without noise (mp_cdp) is used as it is.
+    A client's clipping factor follows from the same identities, or is simulated (`mpdp_labels.sent_share`).
     """
 
-    budget: Count = 1800
+    budget: PositiveInt = 1800
 
     name: ClassVar[str] = "adaptive_mpdp"
     version: ClassVar[str] = "3"
@@ -69,33 +69,39 @@ class AdaptiveMPDP(Attack):
     reference: ClassVar[str] = "this project; Psi and Phi of Yang et al. 2024 by Euler's identities"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what is matched: exact wherever single uploads can be read."""
+        """Return the evidence to match: exact wherever single uploads can be read."""
         defense = view.defense
         if not isinstance(defense, ModelPerturbation) or not exchanges(view):
             return view.defense.evidence(view)
-        shelf, found = Exact(view, defense), []
+        exact_evidence, evidence = ExactEvidence(view, defense), []
         if isinstance(defense, MPDPH):
-            return [shelf.channels(tuple(e.slot for e in unit), unit[0].asked, mean) for unit, mean in readable(view)]
+            return [
+                exact_evidence.channels(tuple(e.slot for e in unit), unit[0].request, mean)
+                for unit, mean in readable_units(view)
+            ]
         silent = defense.noise_variance(view.plan, None) == 0
         for exchange in exchanges(view):
             vector = len(exchange.answer.sigma[HEAD_WEIGHT]) == view.plan.spec.classes
             if silent:
-                found.append(shelf.gradient(exchange, exchange.answer.g))
+                evidence.append(exact_evidence.gradient(exchange, exchange.answer.g))
             elif view.plan.local.batch == 1 and vector:
-                exact = rebuilt(view.plan, exchange.answer, exchange.asked.params)
-                found.append(shelf.gradient(exchange, exact))
+                exact = rebuilt_gradient(view.plan, exchange.answer, exchange.request.params)
+                evidence.append(exact_evidence.gradient(exchange, exact))
             else:
-                found.append(shelf.channels((exchange.slot,), exchange.asked, exchange.answer))
-        return found
+                evidence.append(exact_evidence.channels((exchange.slot,), exchange.request, exchange.answer))
+        return evidence
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; labels of single examples are read off the surrogates."""
+        """Return one guess per challenge; labels of single examples are read off the surrogates."""
         counted = counted_labels(view, challenges)
-        asked = [one if one.y is not None else replace(one, y=counted.get(one.unit)) for one in challenges]
-        return invert(self.evidence(view), view.plan, asked, generator, self.budget)
+        labelled = [
+            challenge if challenge.y is not None else replace(challenge, y=counted.get(challenge.unit))
+            for challenge in challenges
+        ]
+        return invert_evidence(self.evidence(view), view.plan, labelled, generator, self.budget)
 
 
-class Exact:
+class ExactEvidence:
     """Makes exact evidence of single uploads; victims at equal weights share a simulation."""
 
     def __init__(self, view: View, defense: ModelPerturbation) -> None:
@@ -106,7 +112,7 @@ class Exact:
     def gradient(self, exchange: Exchange, g: Params) -> Evidence:
         """Return the exact gradient at the true weights (server), or at weights that a listener can make of them.
 
-        Where it was clipped by a factor that cannot be told, its direction is compared.
+        Where it was clipped by an unknown factor, directions are compared.
         """
         server, share = self.view.state_at(exchange), sent_share(self.view, exchange)
         if server is None:
@@ -115,15 +121,15 @@ class Exact:
             params, upload = server.params, replace(exchange.answer, g=g)
             sent = tree_map(lambda t: t / self.defense.bound, self.defense.recover(self.view.plan, server, upload))
         observed = tree_map(lambda t: t / (share or 1.0), sent)
-        found = Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
-        return found if share else replace(found, measure="cosine")
+        evidence = Evidence((exchange.slot,), observed, self.shared.at(params), params, channel="rebuilt")
+        return evidence if share else replace(evidence, measure="cosine")
 
     def _unmasked(self, exchange: Exchange, g: Params) -> tuple[Params, Params]:
-        """Return weights, and what was sent of the gradient there, less the mask that the head's columns show."""
-        params, along = exchange.asked.params, directions(exchange.answer, exchange.asked.direction)
-        found = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
-        r = found @ along
-        exact = combine(tree_map(lambda t: t.double(), replace(exchange.answer, g=g)), found, r @ r)
+        """Return weights and the gradient sent for them, both less the mask estimated from the head's columns."""
+        params, along = exchange.request.params, mask_directions(exchange.answer, exchange.request.direction)
+        coefficients = by_rows(params[HEAD_WEIGHT].double(), along).coefficients
+        r = coefficients @ along
+        exact = combine(tree_map(lambda t: t.double(), replace(exchange.answer, g=g)), coefficients, r @ r)
         weights, units = self.fold(params, mask({n: v.double() for n, v in params.items()}, -r, False))
         return weights, {n: value / units[n] for n, value in exact.items()}
 
@@ -132,7 +138,7 @@ class Exact:
 
         Transitional layers are folded away and hidden channels brought to canonical units, in which a search is as well
         conditioned as at weights without hidden scales. A gradient at `weights` is the quotient times that at the
-        returned ones. Made once for each broadcast `perturbed`.
+        returned ones. Computed once per broadcast `perturbed`.
         """
         for known, params, factor in self.folded:
             if all(torch.equal(known[n], value) for n, value in perturbed.items()):
@@ -141,33 +147,33 @@ class Exact:
         between = {n: torch.where(value == 0, 1.0, value) for n, value in between.items()}  # no server sends zeros
         ones = {n: torch.ones_like(value) for n, value in odd.items()}
         params, factor = (fold(self.expansion, {**tree, **between}) for tree in (odd, ones))
-        free = channels(self.view.plan.spec)
+        free = channels_of(self.view.plan.spec)
         units = free.multipliers(canonical_scales(free, params).to(weights[HEAD_WEIGHT].device))
         params, factor = ({n: units[n] * value for n, value in tree.items()} for tree in (params, factor))
         self.folded.append((perturbed, params, factor))
         return params, factor
 
-    def channels(self, unit: tuple[Slot, ...], asked: Perturbed, answer: Surrogates) -> Evidence:
-        """Return Phi, named as the parameters, and combinations "psi/..." of the Psi_i: norms 1, canonical units."""
-        weights = {n: v.double() for n, v in asked.params.items()}
+    def channels(self, unit: tuple[Slot, ...], broadcast: Perturbed, answer: Surrogates) -> Evidence:
+        """Return Phi, named as the parameters, and combinations "psi/..." of the Psi_i: norm 1, in canonical units."""
+        weights = {n: v.double() for n, v in broadcast.params.items()}
         odd, transitional = self.expansion.split(weights)
-        along = directions(answer, asked.direction)
+        along = mask_directions(answer, broadcast.direction)
         mix = torch.randn(CHANNELS, len(along), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         mix = (torch.ones(1, 1, dtype=torch.float64) if len(along) == 1 else mix).to(along.device)
-        _, units = self.fold(asked.params, weights)
+        _, units = self.fold(broadcast.params, weights)
         mixed = {n: torch.tensordot(mix, value.double(), 1) / units[n] for n, value in answer.sigma.items()}
         phi = {n: value.double() / units[n] for n, value in answer.beta.items()}
         sizes, bound, clips = (_norm(phi), _norm(mixed)), self.defense.bound, self.defense.clip == "seen"
 
-        def named(found: Surrogates) -> Params:
-            factor = (1 / norm(found.g).clamp(min=bound)).to(found.g[HEAD_WEIGHT]) if clips else 1 / bound
-            psi = {f"psi/{n}": value * factor / (sizes[1] * units[n].to(value)) for n, value in found.sigma.items()}
-            return {**{n: v * factor / (sizes[0] * units[n].to(v)) for n, v in found.beta.items()}, **psi}
+        def named(upload: Surrogates) -> Params:
+            factor = (1 / tree_norm(upload.g).clamp(min=bound)).to(upload.g[HEAD_WEIGHT]) if clips else 1 / bound
+            psi = {f"psi/{n}": value * factor / (sizes[1] * units[n].to(value)) for n, value in upload.sigma.items()}
+            return {**{n: v * factor / (sizes[0] * units[n].to(v)) for n, v in upload.beta.items()}, **psi}
 
         observed = {**{n: v / sizes[0] for n, v in phi.items()}, **{f"psi/{n}": v / sizes[1] for n, v in mixed.items()}}
         simulate = surrogate_simulation(self.expansion.net, odd, mix @ along, False, named, transitional)
-        found = Evidence(unit, observed, simulate, channel="noiseless")
-        return replace(found, measure="cosine") if self.defense.shrinks and not clips else found
+        evidence = Evidence(unit, observed, simulate, channel="noiseless")
+        return replace(evidence, measure="cosine") if self.defense.shrinks and not clips else evidence
 
 
 def _norm(tree: Params) -> float:
@@ -175,7 +181,7 @@ def _norm(tree: Params) -> float:
     return size if size > 0 else 1.0
 
 
-def canonical_scales(found: Channels, params: Params) -> Tensor:
+def canonical_scales(free: Channels, params: Params) -> Tensor:
     """Return the scales [count] > 0, float64, that bring each channel's incoming weights to norm 1: the gauge.
 
     Positive scales of hidden channels (the secrets r of PBPFL and MP-DP) act on the weights of a positively homogeneous
@@ -184,18 +190,18 @@ def canonical_scales(found: Channels, params: Params) -> Tensor:
 
     Channels are taken in the order of the network, each from the first weight that writes to it: with residual ties
     several do, and later ones read channels that depend on it. Biases follow. A channel whose incoming weights are
-    all 0, or that no weight writes to, keeps its units. Weights may be true or perturbed.
+    all 0, or that no weight writes to, keeps its units.
     """
-    full = torch.ones(found.count + 1, dtype=torch.float64)
-    known = torch.zeros(found.count + 1, dtype=torch.bool)
+    full = torch.ones(free.count + 1, dtype=torch.float64)
+    known = torch.zeros(free.count + 1, dtype=torch.bool)
     known[0] = True
-    for name, factor in found.factors.items():
+    for name, factor in free.factors.items():
         if factor.out is None or factor.diagonal:
             continue
         numbers = torch.from_numpy(factor.out)
         if bool(known[numbers].all()):
             continue
-        power = torch.zeros(found.count + 1, dtype=torch.float64)
+        power = torch.zeros(free.count + 1, dtype=torch.float64)
         power = power.index_add(0, numbers, _incoming(params[name], factor, full))
         fresh = (power > 0) & ~known
         full = torch.where(fresh, power.clamp(min=1e-300).rsqrt(), full)

@@ -1,8 +1,8 @@
-"""Labels that MP-DP's noiseless surrogates tell: all of them of one example, a weighted histogram of a batch.
+"""Labels from MP-DP's noiseless surrogates: the label of one example, a weighted histogram of a batch.
 
 Psi_i = grad mean alpha (yhat_i - ybar_i) is of degree two in the weights that read the input and its first part of
 degree one in the head: Euler's identities give mean alpha ybar_i, the share of alpha that falls to class i (see
-`noiseless_moments`). It is exact whatever the noise on G.
+`noiseless_moments`). It is exact for any noise on G.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from ppbench.attacks.adaptive.mask_estimators import Moments, noiseless_moments
 from ppbench.attacks.label.multisets import greedy_multiset
 from ppbench.attacks.label.recovery import LabelRecovery, Reader
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.clipping import norm
+from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates, exchanges, outputs, whole_cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
-ROUNDING = 1e-6
-"""How near to the bound a norm counts as clipped."""
+CLIP_ROUNDING = 1e-6
+"""Relative distance from the bound within which a norm counts as clipped."""
 TARGETS = frozenset({"mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
 
 
-def directions(found: Surrogates, public: Tensor) -> Tensor:
+def mask_directions(upload: Surrogates, public: Tensor) -> Tensor:
     """Return the directions [m, C], float64, of an upload's sigma: the public one, or the unit vectors."""
-    sigma = found.sigma[HEAD_WEIGHT]
+    sigma = upload.sigma[HEAD_WEIGHT]
     return public.double()[None] if len(public) else torch.eye(len(sigma), dtype=torch.float64, device=sigma.device)
 
 
 def sent_share(view: View, exchange: Exchange) -> float | None:
-    """Return what an upload's surrogates are of the true ones: 1 / bound, less where a client clipped; None: unknown.
+    """Return the ratio of an upload's surrogates to the true ones: 1 / bound, less where clipped; None: unknown.
 
-    Nobody is told the factor of clipping. One example gives it away where each class has its own coefficient: the
-    moments alpha ybar_i of a one-hot label sum to alpha, and stand beside alpha^2. A G without noise and below the
-    bound was not clipped.
+    The clipping factor is secret. One example reveals it where each class has its own coefficient: the moments
+    alpha ybar_i of a one-hot label sum to alpha, and alpha^2 is known. A G without noise and below the bound was not
+    clipped.
     """
     defense, upload = view.defense, exchange.answer
     assert isinstance(defense, ModelPerturbation)
     if not defense.shrinks:
         return 1 / defense.bound
     if view.plan.local.batch == 1 and len(upload.sigma[HEAD_WEIGHT]) == view.plan.spec.classes:
-        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
+        moments = noiseless_moments(view.plan, upload, exchange.request.params)
         return float(moments.labels.sum() ** 2 / moments.square)
     silent = defense.clip == "seen" and defense.noise_variance(view.plan, None) == 0
-    return 1 / defense.bound if silent and float(norm(upload.g)) < 1 - ROUNDING else None
+    return 1 / defense.bound if silent and float(tree_norm(upload.g)) < 1 - CLIP_ROUNDING else None
 
 
 def only_label(moments: Moments, along: Tensor, share: float | None, usual: float) -> Tensor:
     """Return the one-hot label [1, 1, C] float32 of one example: the class whose d_k fit alpha d_k^T ybar best.
 
-    share: see `sent_share`. Where it is unknown, one direction leaves one equation: for each class it says which alpha
-    the example has, and the class is taken whose alpha is nearest to what is `usual`.
+    share: see `sent_share`. Where it is unknown, one direction leaves one equation. It implies an alpha for each class;
+    the class whose alpha is nearest to `usual` is returned.
     """
     if share is None:
         implied = moments.square * along[0] / moments.labels[0]
@@ -73,7 +73,7 @@ def only_label(moments: Moments, along: Tensor, share: float | None, usual: floa
 
 
 def usual_alpha(view: View, params: Params) -> float:
-    """Return alpha, the sum of the head's inputs at perturbed weights, of a mid-grey input."""
+    """Return alpha, the sum of the head's inputs at perturbed weights, for a mid-grey input."""
     low, high = view.plan.data_range
     grey = torch.full((1, *view.plan.spec.shape), (low + high) / 2).to(params[HEAD_WEIGHT])
     defense = view.defense
@@ -81,22 +81,22 @@ def usual_alpha(view: View, params: Params) -> float:
     return float(outputs(defense.network(view.plan), params, grey, masked_bias=False)[1])
 
 
-def readable(view: View) -> list[tuple[list[Exchange], Surrogates]]:
+def readable_units(view: View) -> list[tuple[list[Exchange], Surrogates]]:
     """Return the uploads whose Psi and Phi can be read: one by one, or the means of whole cohorts (mpdp_h)."""
     if isinstance(view.defense, MPDPH):
         return [(unit, view.defense.mean([e.answer for e in unit])) for unit in whole_cohorts(view)]
     return [([e], e.answer) for e in exchanges(view)] if isinstance(view.defense, ModelPerturbation) else []
 
 
-def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
+def single_labels(view: View) -> dict[tuple[Slot, ...], Tensor]:
     """Return the one-hot label [1, 1, C] of every upload of one example."""
     known: dict[tuple[Slot, ...], Tensor] = {}
     if view.plan.local.batch != 1 or not isinstance(view.defense, ModelPerturbation) or view.defense.sums:
         return known
-    for (exchange,), upload in readable(view):
-        moments = noiseless_moments(view.plan, upload, exchange.asked.params)
-        along = directions(upload, exchange.asked.direction)
-        share, usual = sent_share(view, exchange), usual_alpha(view, exchange.asked.params)
+    for (exchange,), upload in readable_units(view):
+        moments = noiseless_moments(view.plan, upload, exchange.request.params)
+        along = mask_directions(upload, exchange.request.direction)
+        share, usual = sent_share(view, exchange), usual_alpha(view, exchange.request.params)
         known[(exchange.slot,)] = only_label(moments, along, share, usual)
     return known
 
@@ -105,10 +105,10 @@ def labels_of(view: View) -> dict[tuple[Slot, ...], Tensor]:
 class MPDPHistogram(LabelRecovery):
     """Reads the alpha-weighted label histogram mean alpha ybar off Psi, exactly at any batch size and any noise.
 
-    Its zeros are exact: a class is present or not. Counts are those of the shares, rounded to the batch's size. One
-    coefficient for all classes (gamma=scalar) leaves one equation, enough for one example; where that was clipped, it
-    tells the class but for the input's brightness. Where only sums can be read (mpdp_h) the histogram is that of the
-    whole cohort. On other defenses the labels are read as `label_recovery` does.
+    Its zeros are exact: a class is present or not. Counts are the shares, rounded to the batch's size. One coefficient
+    for all classes (gamma=scalar) leaves one equation, enough for one example; if that was clipped, the class depends
+    on a guess of the input's brightness. Where only sums can be read (mpdp_h) the histogram is that of the whole
+    cohort. On other defenses the labels are read as by `label_recovery`.
     """
 
     name: ClassVar[str] = "mpdp_histogram"
@@ -121,14 +121,14 @@ class MPDPHistogram(LabelRecovery):
     def reader(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Reader:
         """Return the labels of units whose histogram can be read."""
         counted = {u: y.flatten(0, 1).argmax(-1) for u, y in counted_labels(view, challenges).items()}
-        return lambda asked: counted.get(asked.unit)
+        return lambda challenge: counted.get(challenge.unit)
 
 
 def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
-    """Return by unit sum alpha_n ybar_n / sum alpha_n [C] float64, exact zeros where absent; one row of sigma: none."""
-    found = {}
-    for unit, upload in readable(view):
-        params = unit[0].asked.params
+    """Return sum alpha_n ybar_n / sum alpha_n [C] float64 by unit, 0 for absent classes; none for one row of sigma."""
+    shares = {}
+    for unit, upload in readable_units(view):
+        params = unit[0].request.params
         if len(upload.sigma[HEAD_WEIGHT]) != view.plan.spec.classes:
             continue
         moments = noiseless_moments(view.plan, upload, params)
@@ -136,16 +136,16 @@ def histograms(view: View) -> dict[tuple[Slot, ...], Tensor]:
         rounding = torch.finfo(params[HEAD_WEIGHT].dtype).eps ** 0.5 * size
         weighted = torch.where(moments.labels > rounding, moments.labels, 0.0)
         if bool(weighted.isfinite().all()) and float(weighted.sum()) > 0:
-            found[tuple(e.slot for e in unit)] = weighted / weighted.sum()
-    return found
+            shares[tuple(e.slot for e in unit)] = weighted / weighted.sum()
+    return shares
 
 
 def counted_labels(view: View, challenges: Sequence[Challenge]) -> dict[tuple[Slot, ...], Tensor]:
     """Return one-hot labels [U, B, C] of every challenge whose histogram can be read, in ascending order."""
-    shares, found = histograms(view), labels_of(view)
-    for asked in challenges:
-        share, count = shares.get(asked.unit), len(asked.unit) * asked.batch
-        if asked.unit not in found and share is not None:
+    shares, counted = histograms(view), single_labels(view)
+    for challenge in challenges:
+        share, count = shares.get(challenge.unit), len(challenge.unit) * challenge.batch
+        if challenge.unit not in counted and share is not None:
             labels = greedy_multiset(count * share, share > 0, count)
-            found[asked.unit] = one_hot(labels, len(share)).float().unflatten(0, (len(asked.unit), -1))
-    return found
+            counted[challenge.unit] = one_hot(labels, len(share)).float().unflatten(0, (len(challenge.unit), -1))
+    return counted

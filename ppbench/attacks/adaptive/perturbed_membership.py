@@ -1,4 +1,4 @@
-"""Membership inference on masked iterates by adversaries who remove the mask first (PBPFL, MP-DP and their kin)."""
+"""Membership inference on masked iterates by attackers that remove the mask first (PBPFL, MP-DP and variants)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.adaptive.unmask import Unmask, data_free, own_regression, projection, unmasked, upload
+from ppbench.attacks.adaptive.unmask import (
+    Unmask,
+    data_free,
+    own_regression,
+    projection,
+    unmasked_outputs,
+    upload_identities,
+)
 from ppbench.attacks.extraction.query import MASKED
 from ppbench.attacks.membership.loss import LossThreshold
 from ppbench.federation.view import View
@@ -16,7 +23,7 @@ from ppbench.federation.view import View
 
 @dataclass(frozen=True)
 class Unmasked(LossThreshold):
-    """A record is a member when its loss is small in the outputs that `unmask` makes of the masked ones."""
+    """A record is a member if its loss is small in the outputs that `unmask` makes of the masked ones."""
 
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = MASKED
@@ -26,7 +33,7 @@ class Unmasked(LossThreshold):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the un-masked outputs [Q, C] float64 of the candidates."""
         assert challenge.x is not None  # `run` has checked
-        return unmasked(view, challenge.x, type(self).unmask, challenge.labels)
+        return unmasked_outputs(view, challenge.x, type(self).unmask, challenge.labels)
 
 
 class UnmaskRegression(Unmasked):
@@ -37,10 +44,10 @@ class UnmaskRegression(Unmasked):
 
 
 class UnmaskProjection(Unmasked):
-    """Looks at the outputs across the mask's public direction only: nothing is estimated.
+    """Uses the outputs across the mask's public direction only: nothing is estimated.
 
-    Where the direction is secret (MP-DP with one coefficient a class) as `unmask_data_free`. With one output nothing is
-    left and every decision is a coin.
+    Where the direction is secret (MP-DP with one coefficient per class), as `unmask_data_free`. With one output nothing
+    remains and every decision is random.
     """
 
     name: ClassVar[str] = "unmask_projection"
@@ -48,15 +55,15 @@ class UnmaskProjection(Unmasked):
 
 
 class UnmaskDataFree(Unmasked):
-    """Reads the mask off the columns of the head's weight; no data but the inputs that are asked about."""
+    """Reads the mask off the columns of the head's weight; needs no data but the inputs in question."""
 
     name: ClassVar[str] = "unmask_data_free"
     unmask: ClassVar[Unmask] = staticmethod(data_free)
 
 
 class UnmaskUpload(Unmasked):
-    """Reads the mask off surrogate gradients in the mail: everybody's for a listener, its own for a client."""
+    """Reads the mask off surrogate gradients: those of all clients for a listener, its own for a client."""
 
     name: ClassVar[str] = "unmask_upload"
-    unmask: ClassVar[Unmask] = staticmethod(upload)
+    unmask: ClassVar[Unmask] = staticmethod(upload_identities)
     threats: ClassVar[tuple[str, ...]] = ("eavesdropper/1", "client/1")

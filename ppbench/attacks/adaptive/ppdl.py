@@ -1,4 +1,4 @@
-"""The attack that knows that unsent entries are unknown, not zero."""
+"""The attack aware that unsent entries are unknown, not zero."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ppbench.federation.view import View
 class AdaptivePPDL(AdaptiveDP):
     """Gradient matching on the visible support: unsent entries carry no weight; which were sent is in the message.
 
-    Where the sent entries are noisy, the search is that of the posterior under the public noise law. Where the largest
-    were chosen under noise, an unsent entry tells that it is small, and has the weight of that (`PPDL.precision`).
+    Where the sent entries are noisy, it searches the maximum of the posterior under the public noise law. Where the
+    largest were chosen under noise, an unsent entry is probably small and is weighted accordingly (`PPDL.precision`).
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
@@ -25,10 +25,10 @@ class AdaptivePPDL(AdaptiveDP):
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with the noise law, each entry weighted by what it tells; see `PPDL.precision`."""
-        found = super().evidence(view)
-        if not isinstance(view.defense, PPDL) or view.threat.startswith("client/"):
-            return found
+        """Return the plain evidence with the noise law, each entry weighted by `PPDL.precision`."""
+        evidence = super().evidence(view)
+        if not isinstance(view.defense, PPDL) or not view.threat.sees_uploads:
+            return evidence
         sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
         defense = view.defense
-        return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in found]
+        return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in evidence]

@@ -1,7 +1,7 @@
-"""The attack that knows SPN: the head is untouched, and the cotangent at the features can be anything.
+"""The attack aware of SPN: the head's gradient is exact, and the cotangent at the features is unknown.
 
-SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head; the public head's gradient holds no trace of
-it, and the total cotangent at the features can be searched as an unknown, as `feature_inversion` does anyway.
+SPN (Fan et al. 2020) perturbs the backbone's gradient by a secret head. The public head's gradient is unchanged, and
+the total cotangent at the features can be searched as an unknown, as `feature_inversion` does anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppbench.federation.view import View
 
 @dataclass(frozen=True)
 class AdaptiveSPN(FeatureInversion):
-    """Feature inversion of what SPN leaves exact: what it explains is the public head's gradient."""
+    """Feature inversion that explains only the part that SPN leaves exact: the public head's gradient."""
 
     name: ClassVar[str] = "adaptive_spn"
     version: ClassVar[str] = "3"

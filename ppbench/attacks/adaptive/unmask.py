@@ -1,8 +1,8 @@
-"""True outputs from masked ones: what the parties of PBPFL and MP-DP make of a broadcast (estimators: mask_estimators).
+"""True outputs from masked ones, for the parties of PBPFL and MP-DP (estimators: mask_estimators).
 
 Feng et al. (2020), Lemma 3, and Yang et al. (2024), Theorem 7, argue that infinitely many masks explain one masked
-output. That holds for one input without a label; each function here has more, and answers with outputs for any input.
-A delivered model carries no mask: its outputs are returned as they are, as are those of an undefended one.
+output. That holds for one input without a label; each function here uses more, and returns outputs for any input.
+A delivered or undefended model carries no mask: its outputs are returned unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.attacks.adaptive.mask_estimators import (
-    Estimate,
+    MaskEstimate,
     Moments,
     by_projection,
     by_regression,
@@ -26,24 +26,24 @@ from ppbench.attacks.adaptive.mask_estimators import (
     solve,
     surprise,
 )
-from ppbench.attacks.membership.base import last_model, model_outputs, query
+from ppbench.attacks.membership.base import client_outputs, last_model, model_outputs
 from ppbench.base.tree import moved, tree_map
 from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation
 from ppbench.defenses.pbpfl.extended import PBPFLExt
-from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS, HEAD_WEIGHT, Perturbed, Surrogates
+from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Perturbed, Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.view import View
 
-ROUNDS = 10
+REGRESSIONS = 10
 """Regressions on predicted labels, at most."""
-FAR = 5.0
-"""Predicted labels that lead further than this from what the head's columns say have collapsed onto one class."""
+COLLAPSE_DISTANCE = 5.0
+"""Predicted labels that lead further than this from the columns' estimate have collapsed onto one class."""
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A masked model in the hands of a party. message: float64, on CPU."""
+    """A masked model as a party received it. message: float64, on CPU."""
 
     view: View
     message: Perturbed
@@ -60,18 +60,18 @@ class Broadcast:
         return isinstance(self.view.defense, PBPFL) and self.view.defense.bias_masked
 
     @property
-    def rows(self) -> Estimate:
-        """What the head's columns say about the mask."""
+    def rows(self) -> MaskEstimate:
+        """The estimate of the mask from the head's columns."""
         return by_rows(self.message.params[HEAD_WEIGHT], self.directions)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return masked outputs [Q, C] and alpha [Q] of x, float64: `predict` with the head as it is, and of ones."""
         params = dict(self.message.params)
-        masked = query(self.view, self.message, x)
+        masked = client_outputs(self.view, self.message, x)
         params[HEAD_WEIGHT] = torch.ones_like(params[HEAD_WEIGHT])
-        if HEAD_BIAS in params:
-            params[HEAD_BIAS] = torch.full_like(params[HEAD_BIAS], float(self.masked_bias))
-        return masked, query(self.view, replace(self.message, params=params), x)[:, 0]
+        if HEAD_BIAS_NAME in params:
+            params[HEAD_BIAS_NAME] = torch.full_like(params[HEAD_BIAS_NAME], float(self.masked_bias))
+        return masked, client_outputs(self.view, replace(self.message, params=params), x)[:, 0]
 
     def without(self, coefficients: Tensor, x: Tensor) -> Tensor:
         """Return the outputs [Q, C] of x less the mask sum_k c_k d_k."""
@@ -83,8 +83,8 @@ Unmask = Callable[[Broadcast, Tensor, Tensor | None], Tensor]
 """Broadcast, inputs [Q, *shape] and their labels [Q, C] (or None) to outputs [Q, C] float64, on CPU; NaN for none."""
 
 
-def unmasked(view: View, x: Tensor, unmask: Unmask, labels: Tensor | None = None) -> Tensor:
-    """Return what `unmask` makes of the last model received; of one without a mask its outputs as they are."""
+def unmasked_outputs(view: View, x: Tensor, unmask: Unmask, labels: Tensor | None = None) -> Tensor:
+    """Return the outputs that `unmask` makes of the last model received, or the outputs of a model without a mask."""
     broadcast = received(view)
     return model_outputs(view, x) if broadcast is None else unmask(broadcast, x, labels)
 
@@ -98,12 +98,12 @@ def received(view: View) -> Broadcast | None:
 
 
 def own_regression(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that a client's own labelled data show."""
+    """Return outputs [Q, C] less the mask estimated from a client's own labelled data."""
     return broadcast.without(from_own_data(broadcast), x)
 
 
 def from_own_data(broadcast: Broadcast) -> Tensor:
-    """Return coefficients [m] by regression on the party's own data, or by the head's columns where it has none."""
+    """Return coefficients [m] by regression on the party's own data, or from the head's columns if it has none."""
     data = [d for _, d in broadcast.view.data if len(d.x)]
     if not data:
         return broadcast.rows.coefficients
@@ -124,50 +124,50 @@ def projection(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) ->
 
 
 def data_free(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that columns show, refined on predicted labels unless these collapse."""
+    """Return outputs [Q, C] less the columns' estimate of the mask, refined on predicted labels that don't collapse."""
     masked, alpha = broadcast.outputs(x)
     rows, directions, classes = broadcast.rows, broadcast.directions, masked.shape[1]
-    found, before = rows.coefficients, None
-    for _ in range(ROUNDS if classes > 1 else 0):
-        guess = (masked - alpha[:, None] * (found @ directions)).argmax(1)
+    coefficients, before = rows.coefficients, None
+    for _ in range(REGRESSIONS if classes > 1 else 0):
+        guess = (masked - alpha[:, None] * (coefficients @ directions)).argmax(1)
         if before is not None and torch.equal(guess, before):
             break
-        found = by_regression(masked, alpha, one_hot(guess, classes).double(), directions).coefficients
+        coefficients = by_regression(masked, alpha, one_hot(guess, classes).double(), directions).coefficients
         before = guess
-    if not surprise(found, rows) <= FAR:  # NaN too
-        found = rows.coefficients
-    return masked - alpha[:, None] * (found @ directions)
+    if not surprise(coefficients, rows) <= COLLAPSE_DISTANCE:  # NaN too
+        coefficients = rows.coefficients
+    return masked - alpha[:, None] * (coefficients @ directions)
 
 
-def upload(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return outputs [Q, C] less the mask that all surrogate gradients in the mail show, by Euler's identities."""
-    found, directions = moments(broadcast), broadcast.directions
-    if not found:
+def upload_identities(broadcast: Broadcast, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Return outputs [Q, C] less the mask estimated from all surrogate gradients seen, by Euler's identities."""
+    moments, directions = upload_moments(broadcast), broadcast.directions
+    if not moments:
         return own_regression(broadcast, x)
-    slope = torch.stack([m.error for m in found]).sum(0) / torch.stack([m.square for m in found]).sum()
+    slope = torch.stack([m.error for m in moments]).sum(0) / torch.stack([m.square for m in moments]).sum()
     return broadcast.without(solve(directions @ directions.T, slope), x)
 
 
-def moments(broadcast: Broadcast) -> list[Moments]:
-    """Return the moments of every upload that answers the broadcast and can be read, on the CPU as the broadcast is."""
-    view, params, found = broadcast.view, broadcast.message.params, []
+def upload_moments(broadcast: Broadcast) -> list[Moments]:
+    """Return the moments of every readable upload that answers the broadcast, on the CPU as the broadcast is."""
+    view, params, moments = broadcast.view, broadcast.message.params, []
     uploads = [
         moved(e.answer, torch.device("cpu"))
         for e in view.exchanges()
         if isinstance(e.answer, Surrogates)
-        and isinstance(e.asked, Perturbed)
-        and torch.equal(e.asked.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
+        and isinstance(e.request, Perturbed)
+        and torch.equal(e.request.params[HEAD_WEIGHT].double().cpu(), params[HEAD_WEIGHT])
     ]
-    for one in readable(view, uploads):
+    for one in readable_uploads(view, uploads):
         if isinstance(view.defense, ModelPerturbation):
-            found.append(noiseless_moments(view.plan, one, params))
+            moments.append(noiseless_moments(view.plan, one, params))
         else:
-            found.append(exact_moments(view.plan, one, params, broadcast.directions, broadcast.masked_bias))
-    return [m for m in found if bool(m.square > 0)]
+            moments.append(exact_moments(view.plan, one, params, broadcast.directions, broadcast.masked_bias))
+    return [m for m in moments if bool(m.square > 0)]
 
 
-def readable(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
-    """Return the surrogates that need no secret to be read: each client's, or their mean where only sums can be."""
+def readable_uploads(view: View, uploads: list[Surrogates]) -> list[Surrogates]:
+    """Return the surrogates that can be read without a secret: each client's, or their mean where only sums can."""
     if not isinstance(view.defense, PBPFLExt | MPDPH):
         return uploads
     if len(uploads) != view.plan.clients:

@@ -1,1 +1,1 @@
-"""Attacks that compute the true model's outputs from what a party holds."""
+"""Attacks that compute the true model's outputs from a party's view."""

@@ -1,4 +1,4 @@
-"""The outputs of a model as its receiver computes them: what extraction attacks begin from."""
+"""The outputs of a model as its receiver computes them: the start of extraction attacks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 
 MASKED = frozenset({"pbpfl", "pbpfl_ext", "mpdp", "mp_dp_naive", "mp_cdp", "mpdp_h"})
-"""Defenses whose clients train on a masked model: elsewhere a model received is the true one."""
+"""Defenses whose clients train on a masked model; under other defenses a model received is the true one."""
 
 
 @dataclass(frozen=True)
 class Query(Attack):
-    """Takes the last model received as it is and answers with its outputs: what a mask on the model is to prevent.
+    """Answers with the outputs of the last model received, as it is: what a mask on the model should prevent.
 
-    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0: an
-    answer that agrees with the true model by chance only.
+    An adaptive attack overrides `outputs`. Outputs that are not finite, or a view without a model, count as 0, which
+    agrees with the true model by chance only.
     """
 
     name: ClassVar[str] = "query"
     kind: ClassVar[Kind] = "extraction"
     threats: ClassVar[tuple[str, ...]] = ("client/1",)
     targets: ClassVar[frozenset[str] | None] = MASKED
-    reference: ClassVar[str] = "this project; no attack: the answer of who takes what he holds for the true model"
+    reference: ClassVar[str] = "this project; no attack: the answer if the model received is taken for the true one"
 
     def outputs(self, view: View, x: Tensor) -> Tensor:
         """Return the outputs [Q, C] float64, on CPU, of queries x; NaN where there is no model."""
@@ -45,6 +45,6 @@ class Query(Attack):
                     f"Attack {self.name!r} was given a challenge without queries; an extraction challenge must have "
                     "inputs."
                 )
-            found = self.outputs(view, challenge.x)
-            guesses.append(Guess(outputs=torch.where(found.isfinite().all(-1, keepdim=True), found, 0.0)))
+            outputs = self.outputs(view, challenge.x)
+            guesses.append(Guess(outputs=torch.where(outputs.isfinite().all(-1, keepdim=True), outputs, 0.0)))
         return guesses

@@ -1,10 +1,10 @@
-"""Which classes a batch may hold, from the column space of the head's gradient alone: exact, whatever the network says.
+"""Which classes a batch may hold, from the column space of the head's gradient alone: exact for all predictions.
 
 With cross-entropy the head's gradient is A^T F / B, row i of A [B, C] being p_i - onehot(y_i): less than 0 at the label
-and nowhere else. Where B < C its columns span the rows of A, so that a class is in the batch only if some vector of
-that span is negative there alone: a linear program for each class (Dang et al., Revealing and Protecting Labels in
-Distributed Training, NeurIPS 2021, who look for such a vector by a perceptron). A trained network's predictions, which
-counts of labels otherwise hang on, are not needed.
+and nowhere else. If B < C its columns span the rows of A, so that a class is in the batch only if some vector of that
+span is negative there alone: a linear program for each class (Dang et al., Revealing and Protecting Labels in
+Distributed Training, NeurIPS 2021, search such a vector by a perceptron). A trained network's predictions, on which
+counts of labels otherwise depend, are not needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from torch import Tensor
 
-RANK = 2e-6
-"""Singular values, beside the largest, from which a direction counts as seen: float32 leaves up to 6e-8 of others."""
-SLACK: Final = 1e-3
-"""How far below 0 entries beside the label's may lie, in units of that: directions too small to be seen are missing."""
+RANK_TOLERANCE = 2e-6
+"""Smallest singular value, relative to the largest, of a direction that counts: float32 rounding gives up to 6e-8."""
+SIGN_SLACK: Final = 1e-3
+"""How far below 0 other entries may lie, in units of the label's: directions too small to count are missing."""
 
 
 def exact_span(weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int) -> NDArray[np.float64] | None:
-    """Return an orthonormal basis [C, rank] of the columns of the head's gradient; None where these exclude nothing.
+    """Return an orthonormal basis [C, rank] of the columns of the head's gradient; None if these exclude no class.
 
-    So it is where the gradient is noisy (its rank larger than the batch), or there are as many examples as classes.
+    That is so if the gradient is noisy (its rank larger than the batch), or if there are as many examples as classes.
 
     Args:
         weight_gradient: [C, D] of the head, under cross-entropy, finite.
@@ -37,7 +37,7 @@ def exact_span(weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int
     left, sizes, _ = torch.linalg.svd(
         torch.cat([part.detach().double().cpu() for part in parts], 1), full_matrices=False
     )
-    rank = int((sizes > RANK * sizes[0]).sum())
+    rank = int((sizes > RANK_TOLERANCE * sizes[0]).sum())
     if rank > batch or batch >= len(left):
         return None
     basis: NDArray[np.float64] = left[:, :rank].numpy()
@@ -45,14 +45,14 @@ def exact_span(weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int
 
 
 def possible_classes(span: NDArray[np.float64]) -> Tensor:
-    """Return [C] bool: the classes that a batch may hold whose head's gradient has columns in this `exact_span`."""
-    return torch.tensor([_least(span, label) > -SLACK for label in range(len(span))])
+    """Return [C] bool: the classes that a batch may hold if its head's gradient has columns in this `exact_span`."""
+    return torch.tensor([_largest_least(span, label) > -SIGN_SLACK for label in range(len(span))])
 
 
-def _least(span: NDArray[np.float64], label: int) -> float:
-    """Return the largest least entry, but the label's, of vectors of a span that are -1 there; -inf if none is."""
+def _largest_least(span: NDArray[np.float64], label: int) -> float:
+    """Return the largest least other entry over vectors of a span that are -1 at the label; -inf if none is."""
     others = np.delete(span, label, 0)
-    found = linprog(
+    result = linprog(
         np.append(np.zeros(span.shape[1]), -1.0),
         A_ub=np.hstack([-others, np.ones((len(others), 1))]),
         b_ub=np.zeros(len(others)),
@@ -60,4 +60,4 @@ def _least(span: NDArray[np.float64], label: int) -> float:
         b_eq=[-1.0],
         bounds=[(None, None)] * span.shape[1] + [(-1, 1)],
     )
-    return float(found.x[-1]) if found.status == 0 else -np.inf
+    return float(result.x[-1]) if result.status == 0 else -np.inf

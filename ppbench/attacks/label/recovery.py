@@ -1,9 +1,9 @@
 """Labels from the gradient of the head: exact for one example, counts for a batch, without any optimization.
 
 With cross-entropy the gradient of the head's bias is the mean of p - onehot(y): only a class that is present can have a
-negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the predictions p, which
-smooth random images estimate where a network says much the same of all images, as it does before training; which
-classes can be there at all is exact (`presence`). Without a bias, row c of the weight's gradient sums to the mean of
+negative entry (iDLG, Zhao et al. 2020), and batch times the gradient counts the labels up to the predictions p. Smooth
+random images estimate p for a network that predicts much the same for all images, as before training. The set of
+possible classes is exact (`presence`). Without a bias, row c of the weight's gradient sums to the mean of
 alpha (p_c - onehot(y)_c), alpha the sum of an example's features. Under the squared loss the exact identities of
 `label_histogram` come first.
 """
@@ -30,19 +30,19 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modalities import modality_from
 
-ROUNDING = 5e-6
+ZERO_ROUNDING = 5e-6
 """Size up to which an entry of A counts as zero, in units of K's terms (root of the sum of squares, largest entry).
 
 Measured on float32 gradients of seven small networks: at most 5e-7 between absent classes, 7e-3 at the median
-elsewhere. Noise lies above it, and then nothing is claimed.
+elsewhere. With noise above it, `label_histogram` returns None.
 """
 EIGENVALUE = 1e-4
-"""Share of the largest eigenvalue from which a direction of the outputs counts as seen."""
+"""Smallest eigenvalue, relative to the largest, of a direction of the outputs that counts."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """What a batch holds. present: [C] bool; counts: [C] float64, lower bounds, -inf for absent classes."""
+    """The classes in a batch. present: [C] bool; counts: [C] float64, lower bounds, -inf for absent classes."""
 
     present: Tensor
     counts: Tensor
@@ -51,12 +51,12 @@ class Histogram:
 def label_histogram(
     params: Params, weight_gradient: Tensor, bias_gradient: Tensor | None, batch: int
 ) -> Histogram | None:
-    """Return the classes in a batch, or None where the gradient is not exact or too many classes may be present.
+    """Return the classes in a batch, or None if the gradient is not exact or too many classes may be present.
 
     With outputs Z [C, B], one-hot Y, gradients G and g of W and b, K := W G^T + b g^T = (Z Z^T - Z Y) / B, so that
     A := K - K^T = P^T - P with P := Z Y / B, whose column j is 0 where no example has class j. So A vanishes between
     absent classes, and P_ij = -A_ij for i absent, j present. With p_j = B P_ij over absent i the count is at least
-    p_j^T (Z Z^T)^+ p_j, and just that where the rows of absent classes span the batch.
+    p_j^T (Z Z^T)^+ p_j, with equality if the rows of absent classes span the batch.
     """
     if (bias_gradient is None) != ("head.bias" not in params):
         return None
@@ -64,7 +64,7 @@ def label_histogram(
     if bias_gradient is not None:
         weights, gradients = [*weights, params["head.bias"][:, None]], [*gradients, bias_gradient[:, None]]
     w, g = (torch.cat([part.detach().double().cpu() for part in parts], 1) for parts in (weights, gradients))
-    k, zero = w @ g.T, ROUNDING * float(((w * w) @ (g * g).T).max().sqrt())
+    k, zero = w @ g.T, ZERO_ROUNDING * float(((w * w) @ (g * g).T).max().sqrt())
     if not k.isfinite().all() or not 0 < zero < math.inf:
         return None
     a = k - k.T
@@ -82,7 +82,7 @@ def label_histogram(
 
 
 def _absent(a: Tensor, zero: float) -> Tensor:
-    """Return [C] bool: the classes left when those with most entries of A above `zero` are taken out in turn."""
+    """Return [C] bool: the classes that remain when those with most entries of A above `zero` are removed in turn."""
     left = torch.ones(len(a), dtype=torch.bool)
     size = a.abs() / a.abs().sum().clamp(min=1e-300)
     while True:
@@ -94,7 +94,7 @@ def _absent(a: Tensor, zero: float) -> Tensor:
 
 
 def _lengths(gram: Tensor, products: Tensor) -> Tensor:
-    """Return [S] the squared lengths of vectors within the span of others, from Gram matrix [R, R], products [R, S]."""
+    """Return the squared lengths [S] of vectors within the span of others, from Gram matrix [R, R], products [R, S]."""
     if len(gram) == 0:
         return torch.zeros(products.shape[1], dtype=products.dtype)
     values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
@@ -104,15 +104,15 @@ def _lengths(gram: Tensor, products: Tensor) -> Tensor:
 
 
 TRIED = 48
-"""Examples, at most, in all the multisets for which features are sought that explain the head's gradient."""
+"""Examples, at most, in all the multisets for which features that explain the head's gradient are searched."""
 IMAGES, PATCHES = 256, 4
-"""Random images that predictions are estimated on, and how many smooth patches they have along a side."""
-CONTRAST = 3.0
-"""How much further from grey images are on which predictions are asked whether they vary."""
+"""Number of random images for estimates of predictions, and of their smooth patches along a side."""
+FAR_CONTRAST = 3.0
+"""Factor on the distance from grey of the images that measure whether predictions vary."""
 VARIED = 0.33
-"""Mean distance (total variation) of these from their mean, from which the mean says nothing of other images.
+"""Predictions whose mean distance (total variation) from their mean is larger vary too much for their mean to be used.
 
-Measured on digits and CIFAR-10, four networks each: 0 to .17 with random weights, .54 to .81 with trained ones.
+Measured on digits and CIFAR-10, four networks each: 0 to 0.17 with random weights, 0.54 to 0.81 with trained ones.
 """
 
 
@@ -126,17 +126,17 @@ def recover_labels(
 ) -> Tensor:
     """Return the labels [batch] int64 of a batch as a sorted multiset.
 
-    One example: the smallest entry of the signal, the bias gradient or else the row sums of the weight's (the sign rule
-    of iDLG). More: with cross-entropy one label for each class with a negative signal, then, one by one, the class
-    whose count batch * (mean prediction - signal) is served least, of those that may be there; where predictions vary
-    and features explain an exact gradient under other labels only, these. With the squared loss `label_histogram`
-    decides where it can. A gradient that is not finite, or says nothing, gives labels drawn from `generator`.
+    One example: the smallest entry of the signal, which is the bias gradient or else the row sums of the weight's (the
+    sign rule of iDLG). More examples, with cross-entropy: one label for each class with a negative signal, then, one by
+    one, the possible class with the largest rest of its count batch * (mean prediction - signal). If predictions vary
+    and features explain an exact gradient under other labels only, those labels. With the squared loss
+    `label_histogram` decides if it can. A gradient that is constant or not finite gives labels drawn from `generator`.
 
     Args:
         plan: the public plan; its network, loss, data range and number of classes are used.
         params: the public weights at which the gradient was taken.
         head_weight_grad: [C, D], mean over the batch; with a bias and cross-entropy only checked. None: it is frozen.
-        head_bias_grad: [C], mean over the batch; None for a head without bias, or with a frozen one. One of the two.
+        head_bias_grad: [C], mean over the batch; None: no bias, or a frozen one. One of the two gradients is needed.
         batch: number of examples B.
         generator: source of the random images and of labels that cannot be recovered.
     """
@@ -147,9 +147,9 @@ def recover_labels(
         return torch.randint(0, classes, (batch,), generator=generator).sort().values
     frozen = bool({"head.weight", "head.bias"} & set(plan.net.frozen_parameters))
     if plan.loss == "squared" and head_weight_grad is not None and not frozen:
-        found = label_histogram(params, head_weight_grad, head_bias_grad, batch)
-        if found is not None:
-            return greedy_multiset(found.counts, found.present, batch)
+        histogram = label_histogram(params, head_weight_grad, head_bias_grad, batch)
+        if histogram is not None:
+            return greedy_multiset(histogram.counts, histogram.present, batch)
     if batch == 1:
         return single_label(raw, positive=head_bias_grad is not None or plan.loss != "cross_entropy")
     prediction, alpha, varied = typical_means(plan, params, generator)
@@ -173,7 +173,7 @@ def recover_labels(
 
 
 def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return what labels are read off, [C] float64 on the CPU: the bias's gradient, else the rows of the weight's."""
+    """Return the signal of labels [C] float64, on the CPU: the bias's gradient, else the row sums of the weight's."""
     if bias is not None:
         return bias.detach().double().cpu()
     if weight is None:
@@ -184,8 +184,8 @@ def _signal(weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def single_label(signal: Tensor, positive: bool = True) -> Tensor:
     """Return the label [1] int64, on the CPU, of one example: the smallest entry of its signal [C], alpha (p - onehot).
 
-    Where alpha is not known to be `positive` (features of either sign, no head bias), a single positive entry among
-    three or more tells that it is negative: then the largest one.
+    If alpha is not known to be `positive` (features of either sign, no head bias), a single positive entry among three
+    or more shows that it is negative: then the largest entry.
     """
     flipped = not positive and len(signal) > 2 and int((signal > 0).sum()) == 1 and bool((signal != 0).all())
     return (signal.argmax(keepdim=True) if flipped else signal.argmin(keepdim=True)).cpu()
@@ -200,9 +200,9 @@ class Typical(NamedTuple):
 
 
 def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typical:
-    """Return what the network says of random images, on the mean.
+    """Return the network's mean prediction and features on random images.
 
-    The prediction is the mean over these; with cross-entropy 1 / C for each class where it is not finite or `VARIED`.
+    With cross-entropy the prediction is 1 / C for each class if the mean is not finite or predictions are `VARIED`.
     """
     low, high = plan.data_range
     like, images = next(iter(params.values())), random_images(plan.spec.shape, generator)
@@ -214,16 +214,16 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typ
         shares = (outputs.softmax(-1) if plan.loss == "cross_entropy" else outputs).cpu()
         return shares, float(features.double().sum(1).mean())
 
-    (shares, alpha), (far, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, CONTRAST))
-    mean, apart = shares.mean(0), float((far - far.mean(0)).abs().sum(1).mean()) / 2
-    varied = plan.loss == "cross_entropy" and apart > VARIED
+    (shares, alpha), (contrasted, _) = (guesses((0.5 + c * (images - 0.5)).clamp(0, 1)) for c in (1.0, FAR_CONTRAST))
+    mean, variation = shares.mean(0), float((contrasted - contrasted.mean(0)).abs().sum(1).mean()) / 2
+    varied = plan.loss == "cross_entropy" and variation > VARIED
     if varied or not mean.isfinite().all():
         mean = torch.full_like(mean, 1 / plan.spec.classes)
     return Typical(mean, alpha if math.isfinite(alpha) and alpha != 0 else 1.0, varied)
 
 
 def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return [IMAGES, *shape] float32 in [0, 1): smooth patches of colour; noise where examples are no images."""
+    """Return [IMAGES, *shape] float32 in [0, 1): smooth patches of colour; noise if examples are no images."""
     if not modality_from(shape).smooth:
         return torch.rand(IMAGES, *shape, generator=generator)
     coarse = torch.rand(IMAGES, shape[0], PATCHES, PATCHES, generator=generator)
@@ -231,7 +231,7 @@ def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: torch.Generator) -> Tensor:
-    """Return the labels [batch] int64, sorted, that evidence tells; drawn where it holds no gradient of the head."""
+    """Return labels [batch] int64, sorted, from evidence; drawn at random if it has no gradient of the head."""
     seen = {} if evidence is None else evidence.observed
     weight, bias = seen.get("head.weight"), seen.get("head.bias")
     if evidence is None or evidence.params is None or (weight is None and bias is None):
@@ -240,7 +240,7 @@ def read_labels(evidence: Evidence | None, plan: Plan, batch: int, generator: to
 
 
 Reader = Callable[[Challenge], Tensor | None]
-"""From a challenge to its labels [U * B] int64, sorted; None: they are read off the head's gradient."""
+"""Maps a challenge to its labels [U * B] int64, sorted; None: they are read off the head's gradient."""
 
 
 @dataclass(frozen=True)
@@ -253,21 +253,21 @@ class LabelRecovery(Attack):
     reference: ClassVar[str] = "Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020"
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether there are classes to tell apart (a regression has none), and the head is not frozen."""
+        """Return whether there are classes (a regression has none), and the head is not frozen."""
         return plan.spec.classes > 1 and not {"head.weight", "head.bias"}.isdisjoint(plan.net.names)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return the labels [U * B] int64 of every challenge, as a sorted multiset. Granted labels are not used."""
         plain = {evidence.unit: evidence for evidence in self.evidence(view)}
-        tell, guesses = self.reader(view, challenges, generator), []
-        for asked in challenges:
-            labels = tell(asked)
+        labels_of, guesses = self.reader(view, challenges, generator), []
+        for challenge in challenges:
+            labels = labels_of(challenge)
             if labels is None:
-                count = len(asked.unit) * asked.batch
-                labels = read_labels(plain.get(asked.unit), view.plan, count, generator)
+                count = len(challenge.unit) * challenge.batch
+                labels = read_labels(plain.get(challenge.unit), view.plan, count, generator)
             guesses.append(Guess(y=labels, evaluations=1))
         return guesses
 
     def reader(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> Reader:
-        """Return what an adaptive attack reads labels by, None where it tells none. Default: nothing of its own."""
-        return lambda asked: None
+        """Return an adaptive attack's function from a challenge to labels or None. Default: always None."""
+        return lambda challenge: None

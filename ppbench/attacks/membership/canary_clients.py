@@ -1,4 +1,4 @@
-"""Which canary clients took part in training: by the cosine of what it added to the model with their directions."""
+"""Which canary clients took part in training: by the cosine of the model's change with their directions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ppbench.federation.view import View
 class CanaryClientAudit(Attack):
     """The score of a direction is its cosine with the initial model minus the delivered one, times the root of P.
 
-    Steps are against gradients, so that it is large of a direction that took part; of another it is N(0, 1), P being
-    the number of parameters.
+    P is the number of parameters. Steps are against gradients, so the score is large for a direction that took part;
+    for others it is N(0, 1).
     """
 
     name: ClassVar[str] = "audit_canary_clients"

@@ -14,24 +14,24 @@ from ppbench.attacks.membership.update_cosine import RIDGE, update_coefficients
 from ppbench.federation.bounds import Positive
 from ppbench.federation.view import View
 
-FEWEST = 2
-"""Other clients whose updates must be readable: of one there is no spread."""
+FEWEST_OTHERS = 2
+"""Other clients whose updates must be readable: one has no spread."""
 
 
 SHRINK = 4.0
-"""Weight, in clients, of the variance pooled over candidates: two or nine others say little of a record's own."""
-TINY = 1e-6
-"""Spread below which all others say the same."""
+"""Weight, in clients, of the variance pooled over candidates: two or nine others estimate a record's own badly."""
+SMALLEST_SPREAD = 1e-6
+"""Spread below which all others count as equal."""
 
 
-def against_others(found: Tensor) -> Tensor:
+def against_others(statistics: Tensor) -> Tensor:
     """Return Phi((s - mean) / sd) of each client's statistic under the other clients' of its round, [T, N, Q] float64.
 
-    Of statistics [T, N, Q], NaN for none. NaN where fewer than two others have one, or all others have the same (a sum
-    over clients says the same of all).
+    Takes statistics [T, N, Q], NaN for none. NaN where fewer than two others have one, or all others have the same (as
+    from a sum over clients).
     """
-    known = found.isfinite()
-    value = torch.where(known, found, 0.0)
+    known = statistics.isfinite()
+    value = torch.where(known, statistics, 0.0)
     n = known.sum(1, keepdim=True) - known.long()
     mean = (value.sum(1, keepdim=True) - value) / n.clamp(min=1)
     total = value.square().sum(1, keepdim=True) - value.square()
@@ -40,17 +40,17 @@ def against_others(found: Tensor) -> Tensor:
         min=1
     )
     spread = ((SHRINK * pooled + squares) / (SHRINK + free)).sqrt()
-    told = known & (n >= FEWEST) & (spread > TINY)
-    return torch.where(told, torch.special.ndtr((found - mean) / spread), torch.nan)
+    valid = known & (n >= FEWEST_OTHERS) & (spread > SMALLEST_SPREAD)
+    return torch.where(valid, torch.special.ndtr((statistics - mean) / spread), torch.nan)
 
 
 @dataclass(frozen=True)
 class FedMIA(AuditAttack):
-    """A record is a member when its gradient fits one client's updates far better than the other clients'.
+    """A record is a member if its gradient fits one client's updates far better than the other clients'.
 
-    The statistic is how much of an update the candidate's gradient explains. Its probability under a Gaussian of the
-    other clients' statistics in that round, who do not hold the record, is averaged over all rounds; the score is the
-    largest over clients, since a record's owner is not known.
+    The statistic is how much of an update the candidate's gradient explains. Its probability under a Gaussian fitted to
+    the other clients' statistics in that round is averaged over all rounds; the score is the largest over clients,
+    since a record's owner is unknown.
 
     Attributes:
         ridge: strength of the ridge by which all candidates explain an update together, as in `mia_update_cosine`.
@@ -69,7 +69,7 @@ class FedMIA(AuditAttack):
     alone: bool = False
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the largest mean probability [Q]; NaN where uploads of three clients cannot be told apart."""
+        """Return the largest mean probability [Q]; NaN where fewer than three clients' uploads can be read singly."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         ridge = None if self.alone else self.ridge
         means = against_others(update_coefficients(view, challenge.x, challenge.labels, ridge)).nanmean(0)

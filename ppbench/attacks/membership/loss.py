@@ -13,7 +13,7 @@ from ppbench.federation.plan import Plan
 
 @dataclass(frozen=True)
 class LossThreshold(MembershipAttack):
-    """A record is a member when its loss under the last model received is small."""
+    """A record is a member if its loss under the last model received is small."""
 
     name: ClassVar[str] = "mia_loss"
     reference: ClassVar[str] = "Yeom et al., Privacy Risk in Machine Learning, CSF 2018"

@@ -1,8 +1,8 @@
 """Auditing with one training run (Steinke, Nasr and Jagielski, NeurIPS 2023): guesses for a lower bound on epsilon.
 
-Examples are in or out by coin. The auditor calls those with the highest scores in and those with the lowest out, and
-abstains on the rest. The scorer, who alone knows which candidates are canaries, guesses on a fixed number of those by
-the same scores (`questions/membership.py`); `metrics/audit.py` makes the bound of how many are right.
+Examples are in or out at random. The auditor guesses "in" for the highest scores and "out" for the lowest, and abstains
+on the rest. The scorer, which alone knows the canaries among the candidates, guesses on a fixed number of those by the
+same scores (`questions/membership.py`); `metrics/audit.py` computes the bound from the number of right guesses.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import AuditAttack, asked_of, logit_gap, model_outputs
+from ppbench.attacks.membership.base import AuditAttack, logit_gap, membership_question, model_outputs
 from ppbench.attacks.membership.lira import LiRA
 from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
 from ppbench.federation.bounds import Fraction
 from ppbench.federation.view import View
 
 
-def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return (decision [Q] bool, abstain [Q] bool): in for the highest, out for the lowest `share` / 2 of those asked.
+def extremes(scores: Tensor, unknown: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (decision [Q] bool, abstain [Q] bool): in for the highest, out for the lowest scores.
 
-    Of finite scores [Q]; on candidates that are not asked [Q] bool no guess is made. round(share * number asked / 2)
-    guesses each. Equal scores are ordered by lots, so that each guess is a coin where all are equal.
+    Takes finite scores [Q]; guesses only on `unknown` candidates [Q] bool, round(share * number unknown / 2) each.
+    Equal scores are ordered at random, so that each guess is random if all are equal.
     """
     lots = torch.rand(len(scores), generator=generator, dtype=torch.float64)
-    places = asked.nonzero()[:, 0]
+    places = unknown.nonzero()[:, 0]
     places = places[lots[places].argsort()]
     order = places[scores[places].sort(stable=True).indices]
     each = min(round(share * len(order) / 2), len(order) // 2)
@@ -42,12 +42,12 @@ def extremes(scores: Tensor, asked: Tensor, share: float, generator: torch.Gener
 
 @dataclass(frozen=True)
 class OneRunAudit(AuditAttack):
-    """Guesses on the candidates that it is surest of, by the strongest score that its view allows.
+    """Guesses on the candidates with the most extreme scores, by the strongest score that its view allows.
 
-    From a server's view: how much of the uploads each record explains (`mia_update_cosine`). From a client's: LiRA
-    where there are reference runs, else the gap between the label's logit and the others. No score uses the known half,
-    so all guesses follow from what training made public, as the bound demands. A `share` of the candidates is guessed
-    on, half as members.
+    From a server's view: how much of the uploads each record explains (`mia_update_cosine`). From a client's: LiRA with
+    reference runs, else the gap between the label's logit and the others. No score uses the known half, so all guesses
+    follow from what training made public, as the bound demands. A `share` of the candidates gets a guess, half of them
+    as members.
     """
 
     name: ClassVar[str] = "audit_one_run"
@@ -60,18 +60,18 @@ class OneRunAudit(AuditAttack):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        if not view.threat.startswith("client/") and rounds_of(view):
+        if view.threat.sees_uploads and rounds_of(view):
             return UpdateCosine().signal(view, challenge)
         if challenge.references is not None:
             return LiRA().signal(view, challenge)
         return logit_gap(view.plan, model_outputs(view, challenge.x), challenge.labels.double().cpu())
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return score, decision and abstain [Q], challenge by challenge; no guesses where membership is known."""
+        """Return score, decision and abstain [Q] per challenge; no guesses on known members."""
         guesses = []
         for guess, challenge in zip(super().run(view, challenges, generator), challenges, strict=True):
             assert guess.score is not None
-            told = asked_of(self.name, challenge).told
-            decision, abstain = extremes(guess.score, ~told, self.share, generator)
+            is_known = membership_question(self.name, challenge).is_known
+            decision, abstain = extremes(guess.score, ~is_known, self.share, generator)
             guesses.append(Guess(score=guess.score, decision=decision, abstain=abstain))
         return guesses

@@ -18,28 +18,28 @@ from ppbench.attacks.membership.base import (
     references_of,
     target_outputs,
 )
-from ppbench.attacks.membership.lira import averaged, strengths
-from ppbench.federation.bounds import Positive, Share
+from ppbench.attacks.membership.lira import strengths, weighted_mean
+from ppbench.federation.bounds import Positive, UnitInterval
 from ppbench.federation.view import View
 
 TIE = 1e-9
-"""Weight of the log-ratio itself: among records that beat equally many z the larger ratio is the surer member."""
+"""Weight of the log-ratio itself: among records that beat equally many z, a larger ratio makes a likelier member."""
 
 
 def log_mean(log_p: Tensor, use: Tensor) -> Tensor:
-    """Return log of the mean over the leading axis of p, log_p [R, ...], counting where `use`; NaN where nowhere."""
+    """Return the log of the mean of p over the leading axis of log_p [R, ...] where `use`; NaN where none is used."""
     n = use.sum(0).double()
     total = torch.where(use, log_p, -torch.inf).logsumexp(0)
     return torch.where(n > 0, total - n.clamp(min=1).log(), torch.nan)
 
 
 def log_prior(log_p: Tensor, keep: Tensor, a: float, online: bool) -> Tensor:
-    """Return log p(x) [A, Q]: how likely the average model makes a record, half of all models having trained on it.
+    """Return log p(x) [A, Q]: the likelihood of a record under the average model, if half of all trained on it.
 
-    Of the references' log-likelihoods [R, A, Q], of which those that are not finite (-inf apart) do not count, and
-    keep [R, Q] bool. Offline: 1/2 ((1 + a) mean_out p + 1 - a), where a says how much likelier a record is taken to be
-    under models that trained on it: not at all at 1. Online: the mean of mean_in p and mean_out p; offline's where no
-    finite reference trained on the record.
+    Takes the references' log-likelihoods [R, A, Q], of which NaN and inf do not count, and keep [R, Q] bool. Offline:
+    1/2 ((1 + a) mean_out p + 1 - a), where a smaller `a` assumes a record to be likelier under models that trained on
+    it (1: equally likely). Online: the mean of mean_in p and mean_out p; the offline value if no finite reference
+    trained on the record.
     """
     usable = ~log_p.isnan() & (log_p < torch.inf)
     outside = log_mean(log_p, usable & ~keep[:, None])
@@ -78,7 +78,7 @@ class RMIA(AuditAttack):
     reference: ClassVar[str] = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024"
 
     gamma: Positive = 1.0
-    a: Share = 0.3
+    a: UnitInterval = 0.3
     online: bool = True
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
@@ -92,10 +92,10 @@ class RMIA(AuditAttack):
         ratio = torch.where(ratio.isfinite(), ratio, torch.nan)
         share = beaten(ratio, self._population(view, challenge), self.gamma)
         weight = strengths(logit_gap(view.plan, outputs, labels), references.keep.cpu())
-        return averaged(share + TIE * ratio, weight)
+        return weighted_mean(share + TIE * ratio, weight)
 
     def _population(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the log-ratios [Z] of the population; NaN where the adversary holds no model."""
+        """Return the log-ratios [Z] of the population; NaN if the attacker received no model."""
         references = references_of(self.name, challenge)
         labels = references.labels.double().cpu()
         log_p = log_likelihood(view.plan, references.population.double().cpu(), labels)

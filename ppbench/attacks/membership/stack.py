@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import (
-    Asked,
     AuditAttack,
+    MembershipQuestion,
     best_threshold,
     coins,
     finite_scores,
@@ -37,8 +37,8 @@ class Stack(AuditAttack):
     """A regularized logistic regression over other attacks' scores, fitted on the known half, applied to the other.
 
     Columns: the logit gap (of which the loss is a function) and the modified entropy of the delivered model; LiRA, its
-    offline form and RMIA where there are reference runs; update cosine and FedMIA from who sees uploads. They come into
-    the fit at mean 0 and variance 1. `penalty` is the weight of the squared coefficients beside the summed log loss.
+    offline form and RMIA with reference runs; update cosine and FedMIA if uploads are visible. They are standardized
+    for the fit. `penalty` is the weight of the squared coefficients beside the summed log loss.
     """
 
     name: ClassVar[str] = "mia_stack"
@@ -52,27 +52,27 @@ class Stack(AuditAttack):
         """Return the scores [Q, attacks] float64, NaN where an attack has none."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         outputs, labels = model_outputs(view, challenge.x), challenge.labels.double().cpu()
-        found = [logit_gap(view.plan, outputs, labels)]
+        scores = [logit_gap(view.plan, outputs, labels)]
         if view.plan.spec.classes > 1:
-            found.append(-modified_entropy(log_probabilities(view.plan, outputs), labels))
+            scores.append(-modified_entropy(log_probabilities(view.plan, outputs), labels))
         more: list[AuditAttack] = []
         if challenge.references is not None:
             more += [LiRA(), OfflineLiRA(), RMIA()]
-        if not view.threat.startswith("client/") and rounds_of(view):
+        if view.threat.sees_uploads and rounds_of(view):
             more += [UpdateCosine(), FedMIA()]
-        return torch.stack([*found, *(attack.signal(view, challenge) for attack in more)], 1)
+        return torch.stack([*scores, *(attack.signal(view, challenge) for attack in more)], 1)
 
-    def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return log odds [Q] and decisions [Q] by the best threshold on the known half; coins where none tells any."""
+    def answer(self, plan: Plan, signal: Tensor, question: MembershipQuestion, generator: torch.Generator) -> Guess:
+        """Return log odds [Q] and decisions [Q] by the best threshold on the known half; random without any signal."""
         columns = torch.stack([finite_scores(column) for column in signal.T], 1)
         columns = columns[:, [len(column.unique()) > 1 for column in columns.T]]
-        member = asked.members.numpy()
+        member = question.members.numpy()
         if not columns.shape[1] or member.all() or not member.any():
             return Guess(score=torch.zeros(len(signal)).double(), decision=coins(len(signal), generator))
-        scaler = StandardScaler().fit(columns[asked.told].numpy())
+        scaler = StandardScaler().fit(columns[question.is_known].numpy())
         rows = np.clip(scaler.transform(columns.numpy()), -5, 5)
-        model = LogisticRegression(C=1 / self.penalty, max_iter=1000).fit(rows[asked.told.numpy()], member)
+        model = LogisticRegression(C=1 / self.penalty, max_iter=1000).fit(rows[question.is_known.numpy()], member)
         scores = torch.from_numpy(model.decision_function(rows)).double()
-        threshold = best_threshold(scores[asked.told], asked.members)
+        threshold = best_threshold(scores[question.is_known], question.members)
         decision = coins(len(scores), generator) if threshold is None else scores >= threshold
         return Guess(score=scores, decision=decision)

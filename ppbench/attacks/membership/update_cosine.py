@@ -1,8 +1,8 @@
 """Membership by the direction of updates (Nasr et al., S&P 2019; Li et al., ICLR 2023), over the whole transcript.
 
-A client that trains on x moves along the gradient of x. A cosine by itself mostly tells classes: gradients of alike
-records are alike. So all candidates explain an upload together, by ridge regression on their gradients (digits MLPs:
-AUC of canaries .96 to .99 where the plain cosine has .54 to .63).
+A client that trains on x moves along the gradient of x. A plain cosine mostly separates classes: similar records have
+similar gradients. So all candidates explain an upload together, by ridge regression on their gradients (digits MLPs:
+AUC of canaries 0.96 to 0.99, of the plain cosine 0.54 to 0.63).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 
-HELD = 2**28
-"""Gradient entries held at a time, all candidates together: 1 GiB in float32. Above it, coordinates are sampled."""
+MOST_ENTRIES = 2**28
+"""Gradient entries in memory, all candidates together: 1 GiB in float32. Above it, coordinates are sampled."""
 RIDGE = 0.03
-"""Strength of the ridge. Canaries' AUC varies by .03 between .001 and .1, and falls toward plain cosines' above."""
-CHUNK = 2**24
+"""Strength of the ridge. Canaries' AUC varies by 0.03 between 0.001 and 0.1, and falls toward plain cosines' above."""
+ENTRIES_AT_ONCE = 2**24
 """Gradient entries computed at a time."""
-MOST = 60_000
-"""Gradients of single candidates at most; above it rounds are taken evenly spaced. 40 rounds of one model and 640
-candidates take 25,600; in round robin every client has a model of its own."""
+MOST_GRADIENTS = 60_000
+"""Gradients of single candidates, at most; above it evenly spaced rounds are used. 40 rounds of one model and 640
+candidates take 25,600; in round robin every client has its own model."""
 
 
 def rounds_of(view: View) -> list[View]:
-    """Return, for every round in which anybody uploaded, the part of `view` that is about it alone, in order."""
+    """Return the parts of `view` about single rounds, in order, for every round with uploads."""
     parts = []
     for number in sorted({letter.round for letter in view.mail if letter.receiver == SERVER and letter.round > 0}):
         mail = tuple(letter for letter in view.mail if letter.round == number)
@@ -46,25 +46,25 @@ def rounds_of(view: View) -> list[View]:
 
 
 def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator[tuple[slice, Params]]:
-    """Yield, some examples at a time, what an update on each example alone would be: leaves [q, *parameter].
+    """Yield the simulated update on each example alone, a slice of examples at a time: leaves [q, *parameter].
 
-    Of examples [Q, *shape] and labels [Q, C], in the dtype and on the device to compute in. Evidence, without nuisance
-    unknowns, about a weighted cohort simulates as many batches as it has slots; then every slot holds the example.
+    Takes examples [Q, *shape] and labels [Q, C], in the dtype and on the device to compute in, and evidence without
+    nuisance unknowns. Evidence about a weighted cohort simulates one batch per slot; then every slot holds the example.
     """
     copies = 1 if evidence.params is not None else len(evidence.unit)
 
     def alone(one: Tensor, label: Tensor) -> Params:
-        found: Params = evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
-        return found
+        update: Params = evidence.simulate(one.expand(copies, 1, *one.shape), label.expand(copies, 1, *label.shape))
+        return update
 
-    many = max(1, CHUNK // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
-    for first in range(0, len(x), many):
-        part = slice(first, first + many)
+    at_once = max(1, ENTRIES_AT_ONCE // max(1, copies * sum(value.numel() for value in evidence.observed.values())))
+    for first in range(0, len(x), at_once):
+        part = slice(first, first + at_once)
         yield part, vmap(alone)(x[part], labels[part])
 
 
 def _flat(evidence: Evidence, values: Params, kept: Tensor | None) -> Tensor:
-    """Return [q, P] of leaves [q, *parameter] in the order of the observation, times the root of its precision."""
+    """Return leaves [q, *parameter] as rows [q, P], in the order of the observation, times the root of its weight."""
     parts = []
     for name in evidence.observed:
         value = values[name]
@@ -76,7 +76,7 @@ def _flat(evidence: Evidence, values: Params, kept: Tensor | None) -> Tensor:
 
 
 def _normalize(rows: Tensor) -> Tensor:
-    """Bring rows [q, P] to norm 1 in place and return [q] bool, which were finite: the others become 0, as 0 stays."""
+    """Scale rows [q, P] to norm 1 in place and return [q] bool, which were finite; the others become 0."""
     norms: Tensor = rows.norm(dim=1)
     known = norms.isfinite()
     if not known.all():
@@ -89,7 +89,7 @@ def _normalize(rows: Tensor) -> Tensor:
 class Directions:
     """Gradients of all candidates at one round's weights: rows [Q, P'] at norm 1, 0 where one is not finite.
 
-    kept: [P'] the coordinates that are compared, or None for all; known: [Q] bool, whose gradient is finite; inverse:
+    kept: [P'] the coordinates that are compared, or None for all; known: [Q] bool, rows that are finite; inverse:
     [Q, Q] float64, (rows rows^T + ridge)^-1, the identity for plain cosines.
     """
 
@@ -104,12 +104,12 @@ class Directions:
     ) -> Directions:
         """Return the directions of candidates at the weights that `evidence` is about; ridge: None for plain cosines.
 
-        Where they would hold more than `HELD` entries, the same random coordinates of all are compared: an upload that
-        is a sum of gradients is one in every coordinate.
+        If they had more than `MOST_ENTRIES` entries, the same random coordinates of all are compared: an upload that is
+        a sum of gradients is one in every coordinate.
         """
         like = max(evidence.observed.values(), key=torch.numel)
         x, labels = x.to(like.device, dtype), labels.to(like.device, dtype)
-        total, most = sum(value.numel() for value in evidence.observed.values()), max(1, HELD // max(1, len(x)))
+        total, most = sum(value.numel() for value in evidence.observed.values()), max(1, MOST_ENTRIES // max(1, len(x)))
         kept = None
         if total > most:
             kept = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most].sort().values
@@ -123,36 +123,36 @@ class Directions:
         return alone if ridge is None else alone.at(ridge)
 
     def at(self, ridge: float) -> Directions:
-        """Return them with another strength of the ridge."""
+        """Return the directions with another strength of the ridge."""
         eye = torch.eye(len(self.rows), dtype=torch.float64, device=self.rows.device)
         return replace(self, inverse=torch.linalg.inv((self.rows @ self.rows.T).double() + ridge * eye))
 
     def explain(self, evidence: Evidence) -> Tensor:
-        """Return each candidate's coefficient [Q] float64, on CPU; NaN where there is nothing to compare."""
+        """Return each candidate's coefficient [Q] float64, on CPU; NaN for a zero or non-finite upload or gradient."""
         observed = {name: value[None].to(self.rows) for name, value in evidence.observed.items()}
         upload = _flat(evidence, observed, self.kept)
         usable = bool(_normalize(upload)[0]) and bool(upload.any())
-        found = (self.inverse @ (self.rows @ upload[0]).double()).cpu()
-        return torch.where(self.known.cpu() & usable, found, torch.nan)
+        explained = (self.inverse @ (self.rows @ upload[0]).double()).cpu()
+        return torch.where(self.known.cpu() & usable, explained, torch.nan)
 
 
 @dataclass(frozen=True)
-class Known:
-    """The coefficients that were computed last: several attacks ask for the same of one view."""
+class LastCoefficients:
+    """The coefficients that were computed last: several attacks need the same ones of a view."""
 
     view: weakref.ref[View]
     x: Tensor
     labels: Tensor
     ridge: float | None
-    found: Tensor
+    coefficients: Tensor
 
     def fits(self, view: View, x: Tensor, labels: Tensor, ridge: float | None) -> bool:
-        """Return whether they are those asked for."""
+        """Return whether they were computed from these arguments."""
         same = self.view() is view and self.ridge == ridge and self.x.shape == x.shape
         return same and torch.equal(self.x, x) and torch.equal(self.labels, labels)
 
 
-_known: Known | None = None
+_last: LastCoefficients | None = None
 
 
 def directed(
@@ -160,7 +160,7 @@ def directed(
 ) -> Iterator[tuple[Evidence, Directions]]:
     """Yield each readable evidence with the candidates' directions at its weights.
 
-    Evidence with nuisance unknowns, or about weights that are not finite, is left out.
+    Evidence with nuisance unknowns, or about weights that are not finite, is skipped.
     """
     shared: dict[int, Directions] = {}
     for evidence in seen:
@@ -173,48 +173,48 @@ def directed(
 
 
 def update_coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> Tensor:
-    """Return `coefficients`, those of the last call where it was about the same view and candidates."""
-    global _known
-    if _known is None or not _known.fits(view, x, labels, ridge):
-        found = coefficients(view, x, labels, ridge)
-        _known = Known(weakref.ref(view), x.clone(), labels.clone(), ridge, found)
-    return _known.found.clone()
+    """Return `coefficients`; cached from the last call if the arguments are the same."""
+    global _last
+    if _last is None or not _last.fits(view, x, labels, ridge):
+        fresh = coefficients(view, x, labels, ridge)
+        _last = LastCoefficients(weakref.ref(view), x.clone(), labels.clone(), ridge, fresh)
+    return _last.coefficients.clone()
 
 
 def affordable(view: View, count: int) -> list[View]:
-    """Return the rounds of `view`, evenly spaced, the last included, with at most `MOST` candidates' gradients."""
+    """Return evenly spaced rounds of `view`, the last included, with at most `MOST_GRADIENTS` gradients."""
     parts = rounds_of(view)
     seen = view.defense.evidence(parts[0]) if parts else []
     models = {id(e.simulate): 1 if e.params is not None else len(e.unit) for e in seen}  # a sum simulates all slots
-    stride = max(1, -(-len(parts) * max(1, sum(models.values())) * count // MOST))
+    stride = max(1, -(-len(parts) * max(1, sum(models.values())) * count // MOST_GRADIENTS))
     return parts[::-1][::stride][::-1]
 
 
 def coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | None) -> Tensor:
-    """Return how much of each client's upload each candidate explains, [T, N, Q] float64, on CPU, round by round.
+    """Return how much of each client's upload each candidate explains, [T, N, Q] float64, on CPU, by round.
 
-    What a defense's own server makes of the uploads is compared (`Defense.evidence`, one round at a time). Where only
-    a sum over some clients can be read, each of them gets the sum's coefficient. NaN where a client's upload of a round
-    cannot be read, is 0 or not finite, or a candidate's gradient is not finite. The ridge is in units of a candidate's
-    own squared norm; None for plain cosines.
+    The gradients are compared with `Defense.evidence`, one round at a time. Where only a sum over some clients can be
+    read, each of them gets the sum's coefficient. NaN where a client's upload of a round cannot be read, is 0 or not
+    finite, or a candidate's gradient is not finite. The ridge is in units of a candidate's own squared norm; None for
+    plain cosines.
     """
     assert view.plan.net  # built here: under vmap its initialization could not draw
-    found = []
+    tables = []
     for part in affordable(view, len(x)):
         table = torch.full((view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
         for evidence, directions in directed(view.defense.evidence(part), x, labels, ridge):
             for slot in evidence.unit:
                 table[slot.client] = directions.explain(evidence)
-        found.append(table)
-    return torch.stack(found) if found else torch.full((0, view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
+        tables.append(table)
+    return torch.stack(tables) if tables else torch.full((0, view.plan.clients, len(x)), torch.nan, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class UpdateCosine(AuditAttack):
-    """A record is a member when its gradient, at the weights of each round, keeps explaining some client's upload.
+    """A record is a member if its gradient, at the weights of each round, keeps explaining some client's upload.
 
-    The score is the largest over the clients, since a record's owner is not known, of the mean over all rounds (evenly
-    spaced ones where there are too many, see `MOST`).
+    The score is the largest over the clients, since a record's owner is unknown, of the mean over all rounds (evenly
+    spaced ones if there are too many, see `MOST_GRADIENTS`).
 
     Attributes:
         ridge: strength of the ridge; the weaker it is, the more records compete for an upload.
@@ -236,7 +236,7 @@ class UpdateCosine(AuditAttack):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the largest mean coefficient [Q]; NaN where no upload can be read."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        found = update_coefficients(view, challenge.x, challenge.labels, None if self.alone else self.ridge)
-        means = found.nanmean(0)
+        explained = update_coefficients(view, challenge.x, challenge.labels, None if self.alone else self.ridge)
+        means = explained.nanmean(0)
         best = means.nan_to_num(nan=-torch.inf).max(0).values
         return torch.where(best.isfinite(), best, torch.nan)

@@ -10,22 +10,22 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess, Kind
-from ppbench.attacks.membership.base import Asked, MembershipAttack, finite_scores
+from ppbench.attacks.membership.base import MembershipAttack, MembershipQuestion, finite_scores
 from ppbench.attacks.membership.update_cosine import RIDGE, Directions, directed
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
 RIDGES = (RIDGE, 1e-3, 1e-5, 1e-7, 1e-9)
-"""Strengths of the ridge, in units of a candidate's own squared norm. The weakest takes apart exact gradients that are
-all but parallel, as at a sigmoid network's random weights; noise on uploads asks for a strong one."""
+"""Strengths of the ridge, in units of a candidate's own squared norm. The weakest separates exact gradients that are
+almost parallel, as at a sigmoid network's random weights; noise on uploads needs a strong one."""
 
 
 @dataclass(frozen=True)
 class UploadMembers(MembershipAttack):
-    """A record was in some batch when its gradient explains some upload beside all other candidates' gradients.
+    """A record was in some batch if its gradient explains some upload beside all other candidates' gradients.
 
-    The statistic is that of `mia_update_cosine`, of one upload and in float64; the score is the largest over uploads.
-    The strength of the ridge, which should fit the noise, is the one by which the known half is told apart best.
+    The statistic is that of `mia_update_cosine` for one upload, in float64; the score is the largest over uploads. The
+    strength of the ridge, which should fit the noise, is the one that best separates the known half.
     """
 
     name: ClassVar[str] = "mia_upload"
@@ -49,15 +49,15 @@ class UploadMembers(MembershipAttack):
         for evidence, alone in directed(self.evidence(view), challenge.x, challenge.labels, None, torch.float64):
             if not known or known[0].rows is not alone.rows:
                 known = [alone.at(ridge) for ridge in RIDGES]
-            found = torch.stack([one.explain(evidence) for one in known], 1)
-            best = best.maximum(found.nan_to_num(nan=-torch.inf))
+            explained = torch.stack([directions.explain(evidence) for directions in known], 1)
+            best = best.maximum(explained.nan_to_num(nan=-torch.inf))
         return torch.where(best.isfinite(), best, torch.nan)
 
-    def answer(self, plan: Plan, signal: Tensor, asked: Asked, generator: torch.Generator) -> Guess:
-        """Return scores [Q] by the ridge that tells the known half apart best, of equals the strongest; decisions."""
-        member = asked.members
+    def answer(self, plan: Plan, signal: Tensor, question: MembershipQuestion, generator: torch.Generator) -> Guess:
+        """Return scores [Q] and decisions by the ridge that best separates the known half; of equals the strongest."""
+        member = question.members
         if not member.any() or member.all():
-            return super().answer(plan, signal[:, 0], asked, generator)
-        told = [finite_scores(column)[asked.told].numpy() for column in signal.T]
-        areas = [float(roc_auc_score(member.numpy(), scores)) for scores in told]
-        return super().answer(plan, signal[:, areas.index(max(areas))], asked, generator)
+            return super().answer(plan, signal[:, 0], question, generator)
+        known_scores = [finite_scores(column)[question.is_known].numpy() for column in signal.T]
+        areas = [float(roc_auc_score(member.numpy(), scores)) for scores in known_scores]
+        return super().answer(plan, signal[:, areas.index(max(areas))], question, generator)

@@ -1,8 +1,8 @@
 """Inputs read off the gradient of a first linear layer z = W x + b, by algebra instead of search.
 
 For ANY scalar s of the network ds/dW = sum_n d_n x_n^T and ds/db = sum_n d_n with d_n = ds/dz_n. One example: row i of
-ds/dW is x times entry i of ds/db (Phong et al. 2018, Sec. III). More: a ReLU unit that one example alone fires has it
-alone in its row (Boenisch et al. 2023).
+ds/dW is x times entry i of ds/db (Phong et al. 2018, Sec. III). More: the row of a ReLU unit that only one example
+fires holds that example alone (Boenisch et al. 2023).
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.label.recovery import read_labels
-from ppbench.attacks.reconstruction.rows import FirstLayer, direction, first_layer, mean_image, recurring_rows
+from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer, leading_direction, mean_image, recurring_rows
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
 EXPLAINED = 1e-6
 """Relative mismatch below which a guess explains the observation: no other label is tried."""
-FLAT = 1e-12
-"""Relative mismatch that the rounding of a float32 observation leaves: what is below cannot be told from 0."""
-GRID = 16
-"""Scales looked at before the search between two of them."""
-STEPS = 60
+ROUNDED_MISMATCH = 1e-12
+"""Relative mismatch that the rounding of a float32 observation leaves: smaller ones count as 0."""
+GRID_SCALES = 16
+"""Scales evaluated before the search between two of them."""
+SCALE_STEPS = 60
 """Evaluations of that search, at most."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A guess of one example: image [D] float64, label, and its relative mismatch (inf where it is not finite)."""
+    """A guess of one example: image [D] float64, label, and its relative mismatch (inf if it is not finite)."""
 
     image: Tensor
     label: int
@@ -46,7 +46,7 @@ class Match:
 
 
 class Mismatch:
-    """The discrepancy of one example relative to that of an all-zero simulation, with a limit on the evaluations."""
+    """The discrepancy of one example, relative to that of an all-zero simulation, with a limit on evaluations."""
 
     def __init__(self, evidence: Evidence, plan: Plan, budget: int) -> None:
         self.evidence = evidence
@@ -63,7 +63,7 @@ class Mismatch:
         return self.budget - self.spent
 
     def __call__(self, image: Tensor, label: int) -> float:
-        """Return the mismatch of image [D] with a label, or the best target; inf: not finite, or no budget."""
+        """Return the mismatch of image [D] with a label, or with the best target; inf: not finite, or no budget."""
         classes = self.plan.spec.classes
         if self.left < self.price:
             return math.inf
@@ -87,7 +87,7 @@ class Mismatch:
         return float(self.evidence.discrepancy(simulated)) / self.scale if self.scale > 0 else math.inf
 
     def _best_target(self, at0: Params, at1: Params) -> Params:
-        """Return at0 + t (at1 - at0) with the t that brings it nearest to the observation."""
+        """Return at0 + t (at1 - at0) for the t that is nearest to the observation."""
         over = under = torch.zeros((), dtype=torch.float64)
         for name, value in at0.items():
             step = at1[name] - value
@@ -99,7 +99,7 @@ class Mismatch:
 
 
 def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> Match:
-    """Return the match of a known image with `label`, or if that is not `granted` with the class that explains best."""
+    """Return the match of a known image with `label`, or with the class that explains best if that is not `granted`."""
     best = Match(image, label, mismatch(image, label))
     if granted or best.mismatch <= EXPLAINED:
         return best
@@ -108,33 +108,33 @@ def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> 
 
 
 def best_scale(mismatch: Mismatch, image: Tensor, labels: Sequence[int]) -> Match:
-    """Return the multiple of `image` [D] in the range, and the label, of least mismatch: by a grid, then a search."""
+    """Return the match with the least mismatch over multiples of `image` [D] and labels: by a grid, then a search."""
     low, high = mismatch.plan.data_range
     unit = image / image.abs().max()
     end = max(abs(low), abs(high)) or 1.0
-    best, step = Match(unit * 0, labels[0], math.inf), end / GRID
+    best, step = Match(unit * 0, labels[0], math.inf), end / GRID_SCALES
     place = 0.0
     for label in labels:
         for sign in _signs(unit, low, high):
-            for k in range(GRID, 0, -1):
+            for k in range(GRID_SCALES, 0, -1):
                 value = mismatch(sign * k * step * unit, label)
-                if value < best.mismatch and best.mismatch > FLAT:
+                if value < best.mismatch and best.mismatch > ROUNDED_MISMATCH:
                     place, best = sign * k * step, Match(sign * k * step * unit, label, value)
-    if not FLAT < best.mismatch < math.inf or mismatch.left < mismatch.price:
+    if not ROUNDED_MISMATCH < best.mismatch < math.inf or mismatch.left < mismatch.price:
         return best
-    found = minimize_scalar(
-        lambda scale: min(mismatch(scale * unit, best.label), 1e300),  # past the budget: no reason to go there
+    result = minimize_scalar(
+        lambda scale: min(mismatch(scale * unit, best.label), 1e300),  # beyond the budget: a large finite value
         bounds=(place - step, place + step),
         method="bounded",
-        options={"xatol": 1e-12 * end, "maxiter": min(STEPS, mismatch.left // mismatch.price)},
+        options={"xatol": 1e-12 * end, "maxiter": min(SCALE_STEPS, mismatch.left // mismatch.price)},
     )
-    if found.fun < best.mismatch:
-        return Match(float(found.x) * unit, best.label, float(found.fun))
+    if result.fun < best.mismatch:
+        return Match(float(result.x) * unit, best.label, float(result.fun))
     return best
 
 
 def _signs(unit: Tensor, low: float, high: float) -> tuple[float, ...]:
-    """Return the signs that a direction may have: one where all data are on one side of 0."""
+    """Return the signs that a direction may have: one if all data are on one side of 0."""
     up = 1.0 if float(unit.sum()) >= 0 else -1.0
     if low >= 0:
         return (up,)
@@ -145,14 +145,14 @@ def _signs(unit: Tensor, low: float, high: float) -> tuple[float, ...]:
 class AnalyticInversion(Attack):
     """Analytic inversion of a first `nn.Linear` on the flattened input.
 
-    From an observation that is the gradient of some scalar of the network it finds:
+    From an observation that is the gradient of some scalar of the network it recovers:
     - one example, layer with biases: x by weighted least squares over all units, exact up to rounding; hidden entries
-      (`Evidence.weight` 0) and those not finite are left out.
-    - one example, no biases: x up to its scale is the leading right singular vector; sign from the data range, scale by
-      a search for the smallest mismatch of the evidence, label by trying; `budget` limits these evaluations.
+      (`Evidence.weight` 0) and those not finite are ignored.
+    - one example, no biases: x up to its scale is the leading right singular vector; the sign comes from the data
+      range, scale and label from a search for the smallest mismatch; `budget` limits these evaluations.
     - a batch, biases and ReLU: exactly each example that fires at least two units alone (their rows over the bias
       gradient are copies); the rest of the batch gets the mean of the remaining rows.
-    Else, and where rows agree on an image no better than noise would, the answer is a start image.
+    Otherwise, or if rows agree on an image no better than noise would, the answer is a start image.
     """
 
     name: ClassVar[str] = "analytic"
@@ -162,23 +162,23 @@ class AnalyticInversion(Attack):
         "Boenisch et al., When the Curious Abandon Honesty: Federated Learning Is Not Private, EuroS&P 2023"
     )
 
-    budget: Count = 2000
+    budget: PositiveInt = 2000
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the network of `plan` begins with a linear layer on the flattened input."""
         return first_layer(plan) is not None
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; where the evidence tells no image, a grey start image and confidence None."""
+        """Return one guess per challenge; a grey start image and confidence None if the evidence shows no image."""
         return self.answer(self.evidence(view), view.plan, challenges, generator)
 
     def answer(
-        self, found: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
     ) -> list[Guess]:
-        """Return the guesses of `run` from given evidence, such as another attack has made of a view."""
+        """Return the guesses of `run` from given evidence, for instance that of another attack."""
         self.check()
         layer = first_layer(plan)
-        return [self._answer(victim, layer) for victim in posed(found, plan, challenges, generator)]
+        return [self._answer(victim, layer) for victim in posed(evidence, plan, challenges, generator)]
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)
@@ -193,31 +193,31 @@ class AnalyticInversion(Attack):
             return Guess(x=images.view(victim.size).float(), y=labels, evaluations=1)
         mismatch = Mismatch(victim.evidence, victim.plan, self.budget)
         image = mean_image(rows)
-        found: Match | None
+        match: Match | None
         if image is not None:
-            found = best_label(mismatch, image, int(labels), victim.challenge.y is not None)
+            match = best_label(mismatch, image, int(labels), victim.challenge.y is not None)
         else:
-            found = self._scaled(victim, mismatch, direction(rows), int(labels))
+            match = self._scaled(victim, mismatch, leading_direction(rows), int(labels))
         spent = max(1, mismatch.spent)  # reading the gradient counts as one
-        if found is None:
+        if match is None:
             return Guess(x=start, y=labels, evaluations=spent)
-        confidence = found.mismatch if math.isfinite(found.mismatch) else None
-        x, y = found.image.view(victim.size).float(), torch.tensor([found.label])
+        confidence = match.mismatch if math.isfinite(match.mismatch) else None
+        x, y = match.image.view(victim.size).float(), torch.tensor([match.label])
         return Guess(x=x, y=y, confidence=confidence, evaluations=spent)
 
     def _scaled(self, victim: Victim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
-        """Return the best multiple of a direction: with the guessed label, with others where that explains little."""
+        """Return the best multiple of a direction: with the guessed label, or with others if that explains little."""
         if image is None:
             return None
-        found = best_scale(mismatch, image, [label])
-        if victim.challenge.y is None and found.mismatch > EXPLAINED and victim.plan.spec.classes > 1:
+        best = best_scale(mismatch, image, [label])
+        if victim.challenge.y is None and best.mismatch > EXPLAINED and victim.plan.spec.classes > 1:
             others = [c for c in range(victim.plan.spec.classes) if c != label]
-            found = min(found, best_scale(mismatch, image, others), key=lambda match: match.mismatch)
-        return found if math.isfinite(found.mismatch) else None
+            best = min(best, best_scale(mismatch, image, others), key=lambda match: match.mismatch)
+        return best if math.isfinite(best.mismatch) else None
 
 
 def guessed_labels(victim: Victim) -> Tensor:
-    """Return labels [N] int64: granted, or read off the head's gradient, or drawn where that tells none."""
+    """Return labels [N] int64: granted, or read off the head's gradient, or drawn if there is none."""
     if victim.challenge.y is not None:
         return victim.challenge.y.flatten(0, 1).argmax(-1)
     return read_labels(victim.evidence, victim.plan, victim.size[0], victim.generator)

@@ -1,6 +1,6 @@
 """Directions in the column space of a gradient that vanish on many of its rows: candidates for one example each.
 
-The words are those of `separation`, which says what the directions are good for.
+`separation` defines the terms and says what the directions are for.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-GAP = 30.0
+RANK_GAP = 30.0
 """Ratio of neighboring singular values that counts as the end of the rank."""
 ROUNDED = 1e-15
 """Singular values below this share of the largest one are rounding in float64."""
-DEAD = 1e-5
+DEAD_ROW = 1e-5
 """Rows of U below this share of the largest one belong to units that no example fires."""
 LOOSE = 1e-3
-"""Cosine below which a row drawn at random may be orthogonal to a direction that few rows have fixed."""
+"""Cosine below which a row may be orthogonal to a direction computed from few rows."""
 TIGHT, LEAST = 30.0, 1e-7
-"""The same of a direction that all its rows have fixed: in units of the rounding, and at least."""
+"""The same for a direction computed from all its rows: in units of the rounding, and at least."""
 MORE = 3
-"""Rows that a direction must vanish on beyond the k - 1 that it was made from."""
+"""Rows that a direction must vanish on beyond the k - 1 that it was computed from."""
 INDEPENDENT = 1e-3
 """Part of a unit vector outside the span of others that makes it independent of them."""
-SAME = 1e-6
-"""Least singular value of a basis that is one."""
+LEAST_SINGULAR = 1e-6
+"""Smallest singular value that a basis may have."""
 CORNER_DRAWS, CORNERS, SHARP = 300, 10, 2.0
-"""Subsets drawn for a corner, corners a round, and how much rather rows are drawn that are far from firing."""
+"""Subsets drawn per corner, corners per round, and how strongly rows far from firing are preferred."""
 SIDES = 256
-"""Inequalities of the data range that a corner heeds, at most."""
+"""Inequalities of the data range that a corner satisfies, at most."""
 NEWTON = 20
 """Steps of the regression that separates units that fire from those that do not."""
 SHUFFLES, FEW = 4, 40
-"""Bases made of the candidates a round, and candidates looked at for one, in units of the rank."""
-PLAIN = 8000
-"""Subsets drawn before corners are looked for, which takes longer and is not needed of small batches."""
+"""Bases built from the candidates per round, and candidates considered for one, in units of the rank."""
+PLAIN_DRAWS = 8000
+"""Subsets drawn before corners are used, which take longer and are not needed for small batches."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What everybody knows of a layer: weight [m, D] and bias [m], float64, and the range of its inputs (inf: none)."""
+class PublicLayer:
+    """A layer's public values: weight [m, D] and bias [m], float64, and the range of its inputs (inf: none)."""
 
     weight: Tensor
     bias: Tensor
@@ -52,11 +52,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Span:
-    """The gradient's spaces: rows [l, k] of U of the l live units, of unit length, and all that is asked of them.
+class GradientSpan:
+    """The gradient's singular spaces. rows: [l, k] of U, of unit length, of the l live units.
 
     live: [m] bool.  left: U [m, k].  right: S V^T [k, D + 1].  values: S [k].  rounding: [l], of a row, relative to it.
-    firing: [k, m], what basis vectors of the row space give before the ReLU.
+    firing: [k, m], the layer's outputs before the ReLU for basis vectors of the row space.
     """
 
     rows: Tensor
@@ -69,7 +69,7 @@ class Span:
 
     @property
     def rank(self) -> int:
-        """Number k of examples that can be told apart."""
+        """Number k of examples that can be separated."""
         return len(self.values)
 
     def tolerance(self, q: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ class Span:
         return (q @ self.rows.T).abs() < self.tolerance(q)
 
     def orthogonal(self, zeros: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit vectors [n, k] that come nearest to vanish on rows `zeros` [n, l] bool; whether only they do."""
-        found = torch.linalg.eigh((self.rows.T * zeros[:, None].to(self.rows)) @ self.rows)
-        q, size = found.eigenvectors[:, :, 0], found.eigenvalues.clamp(min=0).sqrt()
+        """Return unit vectors [n, k] that come nearest to vanishing on rows `zeros` [n, l] bool; whether unique [n]."""
+        eigen = torch.linalg.eigh((self.rows.T * zeros[:, None].to(self.rows)) @ self.rows)
+        q, size = eigen.eigenvectors[:, :, 0], eigen.eigenvalues.clamp(min=0).sqrt()
         slack = self.tolerance(q).amax(1) * zeros.sum(1).clamp(min=1).sqrt()
         return q, (size[:, 0] <= slack) & (size[:, 1] > slack)
 
@@ -95,8 +95,8 @@ class Span:
         return mix / (mix @ self.right[:, -1:])
 
 
-def span_of(a: Tensor, layer: Layer, count: int) -> Span | None:
-    """Return the spaces of a = [dW, db] where a gap in its singular values shows a rank of at most `count`."""
+def span_of(a: Tensor, layer: PublicLayer, count: int) -> GradientSpan | None:
+    """Return the spaces of a = [dW, db]; None unless a gap in its singular values shows a rank of at most `count`."""
     size = a.abs().max()
     if not 0 < float(size) < math.inf or min(a.shape) < 2:
         return None
@@ -105,24 +105,24 @@ def span_of(a: Tensor, layer: Layer, count: int) -> Span | None:
     ratios = floor[:-1] / floor[1:]
     rank = int(ratios[:count].argmax()) + 1
     rows, live = u[:, :rank], u[:, :rank].norm(dim=1)
-    live_units = live > DEAD * live.max()
-    if float(ratios[rank - 1]) < GAP or rank < 2 or int(live_units.sum()) < rank + MORE:
+    live_units = live > DEAD_ROW * live.max()
+    if float(ratios[rank - 1]) < RANK_GAP or rank < 2 or int(live_units.sum()) < rank + MORE:
         return None
     rest = a / size - (rows * s[:rank]) @ vh[:rank]
     rounding = rest[live_units].norm(dim=1) / math.sqrt(max(1, a.shape[1] - rank)) / live[live_units]
     right = s[:rank, None] * vh[:rank] * size
     firing = right[:, :-1] @ layer.weight.T + right[:, -1:] * layer.bias
     unit = rows[live_units] / live[live_units][:, None]
-    return Span(unit, live_units, rows, right, s[:rank], rounding.clamp(min=float(rounding.median())), firing)
+    return GradientSpan(unit, live_units, rows, right, s[:rank], rounding.clamp(min=float(rounding.median())), firing)
 
 
-class Candidates:
-    """Candidates for the columns of Q, from ever more draws."""
+class DirectionCandidates:
+    """Candidates for the columns of Q, collected over draws."""
 
-    def __init__(self, span: Span, layer: Layer, generator: torch.Generator) -> None:
+    def __init__(self, span: GradientSpan, layer: PublicLayer, generator: torch.Generator) -> None:
         self.span, self.layer, self.generator = span, layer, generator
         self.draws = 0
-        self.found = span.rows.new_zeros(0, span.rank)
+        self.directions = span.rows.new_zeros(0, span.rank)
         self.zeros = torch.zeros(0, len(span.rows), dtype=torch.bool)
         self.seen: set[bytes] = set()
         scale = span.values[:, None]
@@ -134,22 +134,22 @@ class Candidates:
         self.one = right[:, -1][None]
 
     def more(self) -> None:
-        """Draw once more: at first any rows, then those that corners do not fire."""
+        """Draw again: at first any rows, later those that corners do not fire."""
         units = len(self.span.rows)
-        if self.draws < PLAIN:
+        if self.draws < PLAIN_DRAWS:
             odds = torch.zeros(max(1, 2**18 // units), units, dtype=torch.float64)
         else:
             odds = torch.cat([self._odds() for _ in range(CORNERS)])
         self.take(odds)
 
     def _odds(self) -> Tensor:
-        """Return log odds [CORNER_DRAWS, l] of rows by a corner: an input that is least in a random direction."""
+        """Return log odds [CORNER_DRAWS, l] of rows from a corner: the input with the least entry in a direction."""
         span, rank = self.span, self.span.rank
         direction = torch.randn(rank, generator=self.generator, dtype=torch.float64)
-        others = independent(self.found[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
+        others = independent(self.directions[self.zeros.sum(1).argsort(descending=True, stable=True)[: FEW * rank]])
         others = others / span.values
-        some = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
-        one = torch.cat([self.one, others[some] / others[some].norm(dim=1, keepdim=True)])
+        chosen = torch.rand(len(others), generator=self.generator) < torch.rand(1, generator=self.generator)
+        one = torch.cat([self.one, others[chosen] / others[chosen].norm(dim=1, keepdim=True)])
         corner = linprog(
             direction.numpy(),
             A_ub=self.sides,
@@ -177,7 +177,7 @@ class Candidates:
         self.add(q)
 
     def add(self, q: Tensor) -> None:
-        """Add those of the directions q [n, k] that vanish on `MORE` rows beyond k - 1, brought to vanish there."""
+        """Add, refined, those of the directions q [n, k] that vanish on `MORE` rows beyond k - 1."""
         span, rank = self.span, self.span.rank
         q = q / q.norm(dim=1, keepdim=True)
         zeros = (q @ span.rows.T).abs() < LOOSE
@@ -194,30 +194,30 @@ class Candidates:
         if new:
             q, zeros = q[new], zeros[new]
             right = self.possible(zeros)
-            self.found, self.zeros = torch.cat([self.found, q[right]]), torch.cat([self.zeros, zeros[right]])
+            self.directions, self.zeros = torch.cat([self.directions, q[right]]), torch.cat([self.zeros, zeros[right]])
 
     def possible(self, zeros: Tensor) -> Tensor:
-        """Return [n] bool: which of `zeros` [n, l] may be one example's. Default: where some input fires just so."""
+        """Return [n] bool: which of `zeros` [n, l] may be one example's. Default: if some input fires like this."""
         return _possible(self.span, zeros)
 
     def bases(self) -> list[Tensor]:
-        """Return bases [k, k] of the candidates that vanish most, and of some shuffled ones; none of too few."""
-        count, made = self.zeros.sum(1).double(), []
+        """Return bases [k, k] of the candidates with most zeros, and of shuffled ones; none from too few."""
+        count, bases = self.zeros.sum(1).double(), []
         for i in range(SHUFFLES if len(count) else 0):
             jitter = i * torch.rand(len(count), generator=self.generator, dtype=torch.float64)
             basis = independent(
-                self.found[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
+                self.directions[(count + jitter).argsort(descending=True, stable=True)[: FEW * self.span.rank]]
             )
             if len(basis) < self.span.rank - 1:
                 break
-            made.append(basis if len(basis) == self.span.rank else completed(basis))
-        return made
+            bases.append(basis if len(basis) == self.span.rank else completed(basis))
+        return bases
 
 
-def _possible(span: Span, zeros: Tensor) -> Tensor:
+def _possible(span: GradientSpan, zeros: Tensor) -> Tensor:
     """Return [n] bool: whether some input of the row space fires all live units but `zeros` [n, l], and no dead one.
 
-    By logistic regression without a penalty to speak of, which separates what can be separated.
+    By logistic regression with a tiny penalty, which separates all separable units.
     """
     sign = torch.full((len(zeros), len(span.live) + 1), -1.0, dtype=torch.float64)
     sign[:, :-1][:, span.live] = torch.where(zeros, -1.0, 1.0).double()
@@ -237,7 +237,7 @@ def _possible(span: Span, zeros: Tensor) -> Tensor:
 
 
 def independent(q: Tensor) -> Tensor:
-    """Return the rows of q [n, k], in their order, that are independent of those before."""
+    """Return the rows of q [n, k], in order, that are independent of the rows before."""
     span, kept = q.new_zeros(0, q.shape[1]), []
     for i in range(len(q)):
         rest = q[i] - (q[i] @ span.T) @ span
@@ -251,5 +251,5 @@ def independent(q: Tensor) -> Tensor:
 
 
 def completed(basis: Tensor) -> Tensor:
-    """Return k - 1 directions and what is orthogonal to them: the input of the last one depends on no more."""
+    """Return k - 1 directions and one orthogonal to them, so that the last input depends on the k - 1 alone."""
     return torch.cat([basis, torch.linalg.svd(basis).Vh[-1:]])

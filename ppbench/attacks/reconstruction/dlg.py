@@ -1,8 +1,8 @@
 """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019) and iDLG (Zhao, Mopuri and Bilen, 2020).
 
 Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The plain loop is
-`dlg_reference`, the oracle of this module's tests; the paper's start and label are "normal" and "joint". Read on in
-`search.starts` (what is drawn), `search.problem` (what is minimized) and `search.lbfgs` (how).
+`dlg_reference`, the oracle of this module's tests; the paper's start and label are "normal" and "joint". See also
+`search.starts` (random starts), `search.problem` (the minimized function) and `search.lbfgs` (the optimizer).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
-from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, groups
-from ppbench.federation.bounds import Count, Held, NonNegative, OpenShare, Positive, Whole
+from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, simulation_groups
+from ppbench.federation.bounds import InMemoryCount, NonNegative, NonNegativeInt, OpenShare, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 
-EXACT = 1e-4
-"""Mismatch below which evidence is taken for exact: a float32 search that ends there was stopped by rounding."""
-NEAR = 10.0
+EXACT_MISMATCH = 1e-4
+"""Mismatch below which evidence counts as exact: a float32 search that ends there was stopped by rounding."""
+NEAR_STOP = 10.0
 """A search that ends within this factor of its stopping mismatch counts as done."""
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Where the searches for V victims ended: images (not clipped), labels and nuisance unknowns.
+    """The ends of the searches for V victims: images (not clipped), labels and nuisance unknowns.
 
     mismatch: [V] float64, the minimized function: by default the discrepancy relative to that of an all-zero
     simulation, plus the prior, if any.  evaluations: [V] int64 gradient evaluations.
@@ -44,7 +44,7 @@ class Matches:
     evaluations: Tensor
 
     def merged(self, rows: Sequence[int], other: Matches, take: Tensor | None = None) -> Matches:
-        """Return these with the victims `rows` of `other`, all or where `take` holds; evaluations add up."""
+        """Return these with the victims `rows` replaced by `other`, all or where `take`; evaluations add up."""
         index = torch.tensor(rows)
         take = torch.ones(len(rows), dtype=torch.bool) if take is None else take
 
@@ -67,23 +67,24 @@ def match_gradients(
     stop: Tensor,
     unit: Tensor | None = None,
     prior: Penalty | None = None,
-    settings: Settings | None = None,
+    settings: LBFGSSettings | None = None,
 ) -> Matches:
     """Minimize D / unit + prior for V victims with L-BFGS.
 
     Args:
         evidences: V usable pieces of evidence (see `usable`); those that share `simulate` run in one batch.
-        starts: where to begin, and whether labels are unknown.
+        starts: the start points, and whether labels are unknown.
         plan: the public plan.
         budget, stop: [V] gradient evaluations allowed, and the value at which a victim is done.
-        unit: [V] what D is divided by; None for `Evidence.scale()`: the function is then the relative mismatch.
-        prior, settings: penalty on the images, added as it is; of the optimizer.
+        unit: [V] divisors of D; None for `Evidence.scale()`: the function is then the relative mismatch.
+        prior: penalty on the images, added as it is.
+        settings: of the optimizer.
     """
     if unit is None:
         unit = torch.stack([e.scale().double() for e in evidences])
     z, space = starts.rows(starts.x.flatten(1)), Pixels(tuple(starts.x.shape[1:]), *plan.data_range)
     loss, counts = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.int64)
-    for rows in groups(evidences):
+    for rows in simulation_groups(evidences):
         matching = objective([evidences[i] for i in rows], plan, starts.x.shape[1], z.dtype)
         problem = Problem(space, matching, unit[rows].to(z), starts.at(rows), penalty=prior)
         minima = minimize(problem, z[rows], budget=budget[rows], stop=stop[rows].double(), settings=settings)
@@ -96,19 +97,19 @@ def match_gradients(
 class DLG(ImageSearch):
     """Deep leakage from gradients: match the gradient over images and soft labels with L-BFGS.
 
-    Attributes (and those of `ImageSearch`; a budget below 1800 says nothing of a defense where it fails):
+    Attributes (and those of `ImageSearch`; a failure with a budget below 1800 says nothing about a defense):
         stop: mismatch at which a victim is done: relative to that of an all-zero simulation, or, with `absolute`,
-            the plain squared distance of the gradients (what the DLG papers print as loss).
+            the plain squared distance of the gradients (the loss in the DLG papers).
         restarts: fresh starts for a victim whose search ended with a mismatch above `hopeless` and evaluations left;
-            the smallest mismatch counts. At .9 noise, which no start explains, costs no restarts; 0 tries all again.
+            the smallest mismatch counts. With `hopeless` 0.9, noise, which no start explains, costs no restarts; with 0
+            all unfinished victims get restarts.
         patience: evaluations within which the mismatch must fall by the share `progress`, else the search has stalled.
-            On trained models joint searches crawl before they succeed.
-        dtype: of the search. A float32 search that rounding stops short of `stop` goes on in float64.
+            On trained models joint searches are slow before they succeed.
+        dtype: of the search. A float32 search that rounding stops short of `stop` continues in float64.
         history: pairs that L-BFGS keeps.
-        slots: victims evaluated together, at most (see `lbfgs.Settings`).
+        slots: victims evaluated together, at most (see `LBFGSSettings`).
 
-    No part of the quick portfolio: of the rows that fall it made none worse (`docs/benchmarks.md`), at a fifth of the
-    time.
+    Not in the quick portfolio: it made none of the rows that fall worse (`docs/benchmarks.md`), at a fifth of the time.
     """
 
     name: ClassVar[str] = "dlg"
@@ -117,28 +118,28 @@ class DLG(ImageSearch):
     reference: ClassVar[str] = "Zhu, Liu and Han, Deep Leakage from Gradients, NeurIPS 2019"
 
     label: Label = "joint"
-    budget: Count = 1800
+    budget: PositiveInt = 1800
     stop: Positive = 1e-10
     absolute: bool = False
-    restarts: Whole = 2
+    restarts: NonNegativeInt = 2
     hopeless: NonNegative = 0.9
-    patience: Whole = 100
+    patience: NonNegativeInt = 100
     progress: OpenShare = 0.01
     dtype: Literal["float32", "float64"] = "float32"
-    history: Held = 150
-    slots: Held = 32
+    history: InMemoryCount = 150
+    slots: InMemoryCount = 32
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> LBFGSSettings:
         """The optimizer's settings."""
-        return Settings(self.history, self.slots, self.patience, self.progress)
+        return LBFGSSettings(self.history, self.slots, self.patience, self.progress)
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
-        """Return the penalty on the images of a search for what explains `evidence`. Default: none."""
+        """Return the penalty on images in a search that explains `evidence`. Default: none."""
         return None
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `batches` put together."""
+        """Return the guesses for victims from one of `search_batches`."""
         scale = torch.stack([victim.evidence.scale() for victim in victims if victim.evidence is not None])
         best = self.matched(victims, self.stop / scale if self.absolute else torch.full_like(scale, self.stop))
         return [
@@ -155,17 +156,17 @@ class DLG(ImageSearch):
     def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
         """Return the best match of each of V victims over all starts, by the minimized function, never by the truth.
 
-        `stop` [V] is where a victim is done. Starts are drawn for ALL victims each time, so that one's draws do not
-        depend on another's fate.
+        A victim is done at a mismatch of `stop` [V]. Starts are drawn for ALL victims each time, so that the draws of
+        one do not depend on the others' results.
         """
         dtype, rows = torch.float64 if self.dtype == "float64" else torch.float32, list(range(len(victims)))
         best: Matches | None = None
         for _ in range(1 + self.restarts):
             starts = draw(victims, self.start, self.label, dtype).at(rows)
             budget = torch.full((len(rows),), self.budget) - (0 if best is None else best.evaluations[rows])
-            found = self.precise([victims[i] for i in rows], starts, budget, stop[rows])
-            best = found if best is None else best.merged(rows, found, found.mismatch < best.mismatch[rows])
-            again = (best.mismatch > (NEAR * stop).clamp(min=self.hopeless)) & (best.evaluations < self.budget)
+            matches = self.precise([victims[i] for i in rows], starts, budget, stop[rows])
+            best = matches if best is None else best.merged(rows, matches, matches.mismatch < best.mismatch[rows])
+            again = (best.mismatch > (NEAR_STOP * stop).clamp(min=self.hopeless)) & (best.evaluations < self.budget)
             rows = [i for i, unfinished in enumerate(again.tolist()) if unfinished]
             if not rows:
                 break
@@ -173,23 +174,25 @@ class DLG(ImageSearch):
         return best
 
     def precise(self, victims: Sequence[Victim], starts: Starts, budget: Tensor, stop: Tensor) -> Matches:
-        """Return the matches from given starts, gone on with in float64 where rounding stopped them short of `stop`."""
+        """Return the matches from given starts, continued in float64 where rounding stopped them short of `stop`."""
         evidences, plan = [victim.evidence for victim in victims if victim.evidence is not None], victims[0].plan
         match = partial(match_gradients, plan=plan, prior=self.prior(evidences[0], plan), settings=self.settings)
-        found = match(evidences, starts, budget=budget, stop=stop)
-        short = (found.mismatch > NEAR * stop) & (found.mismatch < EXACT) & (found.evaluations < budget)
+        matches = match(evidences, starts, budget=budget, stop=stop)
+        short = (
+            (matches.mismatch > NEAR_STOP * stop) & (matches.mismatch < EXACT_MISMATCH) & (matches.evaluations < budget)
+        )
         rows = [i for i, again in enumerate(short.tolist()) if again]
         if starts.x.dtype == torch.float64 or not rows:
-            return found
-        ends, left = found.ends.at(rows).to(torch.float64), budget[rows] - found.evaluations[rows]
-        return found.merged(rows, match([evidences[i] for i in rows], ends, budget=left, stop=stop[rows]))
+            return matches
+        ends, left = matches.ends.at(rows).to(torch.float64), budget[rows] - matches.evaluations[rows]
+        return matches.merged(rows, match([evidences[i] for i in rows], ends, budget=left, stop=stop[rows]))
 
 
 @dataclass(frozen=True)
 class IDLG(DLG):
     """Improved DLG: labels are read off the head's gradient first, then the images are searched.
 
-    No part of the quick portfolio: `adaptive_server` is it there, on what the server itself reads.
+    Not in the quick portfolio, where `adaptive_server` does the same on what the server itself reads.
     """
 
     name: ClassVar[str] = "idlg"

@@ -1,7 +1,7 @@
-"""The plain loop of deep leakage from gradients: what `dlg` is tested and timed against.
+"""The plain loop of deep leakage from gradients: the reference for tests and timings of `dlg`.
 
-torch.optim.LBFGS with learning rate 1 and its defaults (20 evaluations a step at most, history 100, no line search), an
-N(0, 1) start for image and label logits, autograd's double backward, float32 (Zhu, Liu and Han, NeurIPS 2019).
+torch.optim.LBFGS with learning rate 1 and its defaults (at most 20 evaluations per step, history 100, no line search),
+an N(0, 1) start for image and label logits, autograd's double backward, float32 (Zhu, Liu and Han, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTER = 300
 def reference_dlg(plan: Plan, params: Params, observed: Params, stop: float, generator: torch.Generator) -> Tensor:
     """Return the reconstruction [1, *shape] of one image from its gradient `observed` at public weights `params`.
 
-    The loop ends at a squared distance of gradients `stop`, looked at after each outer step, or one that is not finite.
+    The loop ends if, after an outer step, the squared distance of gradients is at most `stop` or not finite.
     """
     x = torch.randn(1, *plan.spec.shape, generator=generator).requires_grad_()
     q = torch.randn(1, plan.spec.classes, generator=generator).requires_grad_()

@@ -1,7 +1,7 @@
-"""FedAvg inversion: images from what local training made of them, by simulating that training (Geiping et al. 2020).
+"""FedAvg inversion: images from the result of local training, by simulating that training (Geiping et al. 2020).
 
-Where a client's images fill several local batches, their order is unknown (Dimitrov et al. 2022): it is relaxed to
-weights of the images in each step, searched with them, rounded to the nearest order, and fixed for a last search.
+If a client's images fill several local batches, their order is unknown (Dimitrov et al. 2022): it is relaxed to weights
+of the images in each step, searched with them, rounded to the nearest order, and fixed for a last search.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ppbench.attacks.reconstruction.search.starts import Label, Victim
 from ppbench.attacks.reconstruction.steps import by_rank
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.metrics.modalities import modality_from
 
-CERTAIN = 30.0
+STEP_LOGIT = 30.0
 """Logit of an image in its step: the others' weights, and all slopes, vanish in float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining(Mappable):
-    """What clients upload after local training on guessed images, differentiable in these.
+    """The simulated upload after local training on guessed images, differentiable in these.
 
-    plan.local says how clients train from `params`, by SGD with or without momentum, at `rate`; once: the simulation of
-    one gradient at `params`; divisor: what the weight change is divided by, so that it is of the size of a gradient.
+    Clients train from `params` by plan.local, SGD with or without momentum, at `rate`; once: the simulation of one
+    gradient at `params`; divisor: of the weight change, which brings it to the size of a gradient.
     """
 
     plan: Plan
@@ -46,13 +46,13 @@ class LocalTraining(Mappable):
     divisor: float
 
     def family(self) -> Hashable:
-        """Return what determines the training beside its start."""
+        """Return what determines the training, apart from its start."""
         return LocalTraining, self.plan, self.rate, self.divisor
 
     def __call__(self, x: Tensor, y: Tensor, order: Tensor | None = None) -> Params:
         """Return the mean over clients of start minus end, over `divisor`, for x [U, B, *shape] and labels y [U, B, C].
 
-        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches as they come.
+        order [U, T, B]: logits of the images' weights in each step; None: they fill the local batches in order.
         """
         layout = Layout.of(self.params)
         start = layout.pack(self.params).to(x.dtype)
@@ -78,12 +78,12 @@ class LocalTraining(Mappable):
         return flat
 
     def steps(self, count: int) -> list[slice]:
-        """Return the places of the images of each local step, for a client of `count` images in order."""
+        """Return the places of the images of each local step, for a client with `count` images in order."""
         size, epochs = min(self.plan.local.batch, count), self.plan.local.epochs
         return [slice(i, min(i + size, count)) for _ in range(epochs) for i in range(0, count, size)]
 
     def as_gradient(self, evidence: Evidence, count: int) -> Evidence:
-        """Return `evidence` about `count` images as if its change were a multiple of one gradient (`reach`)."""
+        """Return `evidence` about `count` images with its change taken for a multiple of one gradient (`reach`)."""
         gain = self.rate * reach(self.plan.local.opt.momentum, len(self.steps(count))) / self.divisor
         observed = {name: value / gain for name, value in evidence.observed.items()}
         return replace(evidence, observed=observed, simulate=self.once, params=self.params)
@@ -95,17 +95,17 @@ def reach(momentum: float, steps: int) -> float:
 
 
 def trained_evidence(view: View) -> list[Evidence]:
-    """Return the plain evidence of weight changes with local training as its simulation; under Adam see `signed`."""
-    local, found = view.plan.local, view.defense.evidence(view)
+    """Return the plain evidence of weight changes with local training as its simulation; under Adam by `signed`."""
+    local, evidence = view.plan.local, view.defense.evidence(view)
     if local.upload == "gradient":
-        return found
+        return evidence
     round_ = min((e.round for e in view.exchanges()), default=1)
     rate, divisor = local.opt.rate(round_), as_gradient(view.plan, round_)
     if local.opt.name == "adam":
-        return signed(found, view.plan)
-    known: dict[int, LocalTraining] = {}  # one a model, not one a probe: attacks batch by identity
+        return signed(evidence, view.plan)
+    known: dict[int, LocalTraining] = {}  # one per model, not per probe: attacks batch by identity
     changed = []
-    for e in found:
+    for e in evidence:
         if e.params is not None and e.channel != "examples":
             simulate = known.setdefault(id(e.params), LocalTraining(e.params, view.plan, e.simulate, rate, divisor))
             e = replace(e, simulate=simulate, params=None)
@@ -113,11 +113,11 @@ def trained_evidence(view: View) -> list[Evidence]:
     return changed
 
 
-def signed(found: Sequence[Evidence], plan: Plan) -> list[Evidence]:
-    """Return evidence of the signs of what was observed, compared with one gradient's: all that Adam leaves, nearly."""
+def signed(evidence: Sequence[Evidence], plan: Plan) -> list[Evidence]:
+    """Return evidence of the observation's signs, compared with one gradient's: nearly all that Adam leaves."""
     known: dict[int, Simulate] = {}
     changed = []
-    for e in found:
+    for e in evidence:
         if e.params is not None:
             simulate = known.setdefault(id(e.params), one_gradient(plan, e.params))
             e = replace(e, observed=tree_map(torch.sign, e.observed), simulate=simulate, params=None, measure="hinge")
@@ -126,24 +126,24 @@ def signed(found: Sequence[Evidence], plan: Plan) -> list[Evidence]:
 
 
 def one_gradient(plan: Plan, params: Params) -> LocalTraining:
-    """Return the simulation of one gradient of all of a client's images at `params`, in a form that runs under vmap."""
+    """Return the simulation of one gradient of all images of a client at `params`, in a form that runs under vmap."""
     local = Local("delta", epochs=1, batch=2**31, opt=Opt("sgd", lr=1.0))
     return LocalTraining(params, replace(plan, local=local), simulation(plan, params), 1.0, 1.0)
 
 
-def rounded(training: LocalTraining, order: Tensor) -> Tensor:
-    """Return logits like `order` [..., T, B] that put each image into one step of each epoch: the likeliest one."""
+def rounded_order(training: LocalTraining, order: Tensor) -> Tensor:
+    """Return logits like `order` [..., T, B] that put each image into its likeliest step of each epoch."""
     steps = training.steps(order.shape[-1])
     epochs = training.plan.local.epochs
     sizes = [rows.stop - rows.start for rows in steps[: len(steps) // epochs]]
     seats = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    found = torch.zeros_like(order)
-    for one, logits in zip(found.view(-1, *order.shape[-2:]), order.reshape(-1, *order.shape[-2:]), strict=True):
+    fixed = torch.zeros_like(order)
+    for row, logits in zip(fixed.view(-1, *order.shape[-2:]), order.reshape(-1, *order.shape[-2:]), strict=True):
         for t in range(0, len(steps), len(sizes)):
             score = logits.log_softmax(-1)[t : t + len(sizes)][seats].double().nan_to_num().cpu()
             places, images = linear_sum_assignment(score.numpy(), maximize=True)
-            one[t + seats[places], images] = CERTAIN
-    return found
+            row[t + seats[places], images] = STEP_LOGIT
+    return fixed
 
 
 RELAXED = 0.7
@@ -154,9 +154,9 @@ RELAXED = 0.7
 class FedAvgInversion(DLG):
     """Images from an update of several local steps, by differentiating through a simulation of these steps.
 
-    On gradients, and a single local step, it is iDLG. Under Adam it looks for images whose gradient has the signs seen,
-    with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps. Batches that
-    go into a linear layer with a ReLU behind it are first looked for by algebra (`steps`).
+    On gradients, and on a single local step, it is iDLG. Under Adam it searches images whose gradient has the observed
+    signs, with a total variation of weight `tv`. An evaluation costs as many gradients as there are local steps.
+    Batches that enter a linear layer followed by a ReLU are first solved by algebra (`steps`).
     """
 
     name: ClassVar[str] = "fedavg_inversion"
@@ -165,7 +165,7 @@ class FedAvgInversion(DLG):
     reference: ClassVar[str] = "Geiping et al., Inverting Gradients, NeurIPS 2020; Dimitrov et al., TMLR 2022"
 
     label: Label = "inferred"
-    budget: Count = 600
+    budget: PositiveInt = 600
     restarts: int = 1
     tv: NonNegative = 0.001
 
@@ -174,22 +174,22 @@ class FedAvgInversion(DLG):
         return trained_evidence(view)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `batches` put together: by algebra where that tells, else by search."""
+        """Return the guesses for victims from one of `search_batches`: by algebra where possible, else by search."""
         ready = [prepared(victim) for victim in victims]
-        told = [by_rank(victim, victim.gradient) for victim in ready]
-        rest = [victim for victim, guess in zip(ready, told, strict=True) if guess is None]
-        searched = iter(super().attack(rest) if rest else [])
-        return [next(searched) if guess is None else guess for guess in told]
+        by_algebra = [by_rank(victim, victim.gradient) for victim in ready]
+        rest = [victim for victim, guess in zip(ready, by_algebra, strict=True) if guess is None]
+        by_search = iter(super().attack(rest) if rest else [])
+        return [next(by_search) if guess is None else guess for guess in by_algebra]
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
-        """Return a smooth image in the data range where only signs are observed."""
+        """Return a prior on smooth images in the data range if only signs are observed, else None."""
         if evidence.measure != "hinge" or not modality_from(plan.spec.shape, plan.loss).smooth:
             return None
         low, high = plan.data_range
         return ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)
 
     def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
-        """Return the best match of each victim; of images in an unknown order, the better of relaxed and rounded."""
+        """Return the best match of each victim; for an unknown order the better of relaxed and rounded."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         training = evidences[0].simulate
         if not evidences[0].nuisance or not isinstance(training, LocalTraining):
@@ -199,7 +199,7 @@ class FedAvgInversion(DLG):
         if not rows:
             return best
         start = best.ends.at(rows)
-        order = rounded(training, start.extra.view(-1, *evidences[0].nuisance["order"])).flatten(1)
+        order = rounded_order(training, start.extra.view(-1, *evidences[0].nuisance["order"])).flatten(1)
         again = match_gradients(
             [evidences[i] for i in rows],
             replace(start, nuisance=order),
@@ -212,7 +212,7 @@ class FedAvgInversion(DLG):
 
 
 def prepared(victim: Victim) -> Victim:
-    """Return the victim with its evidence: one gradient for one step, else labels as of one, and an unknown order."""
+    """Return the victim with one gradient as evidence for one step, else with `gradient` and an unknown order."""
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):
         return victim

@@ -1,7 +1,7 @@
 """GradInversion (Yin, Mallya, Vahdat, Alvarez, Kautz and Molchanov, CVPR 2021), without its batch-norm statistics.
 
-Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds of a victim by Adam; each is drawn to their
-mean after registration, small shifts that lay them over one another.
+Minimize ||grad - g*||^2 + TV + norm + group consistency over several seeds of a victim by Adam. Each seed is drawn to
+their mean after registration: small shifts that align them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.inversion import Inversion
-from ppbench.attacks.reconstruction.search.priors import Norm, Penalty, Sum, TotalVariation
-from ppbench.federation.bounds import Count, Held, NonNegative, Positive
+from ppbench.attacks.reconstruction.search.priors import GreyNorm, Penalty, Sum, TotalVariation
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.plan import Plan
 from ppbench.metrics.modalities import modality_from
 
-REACH = 2
+LARGEST_SHIFT = 2
 """Pixels that seeds are shifted by, at most."""
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """Weight times the mean squared distance of a victim's `tries` seeds to their registered mean, held fixed."""
+    """Weight times the mean squared distance of a victim's `tries` seeds to their registered mean, taken as fixed."""
 
     weight: float
     tries: int
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return penalties [S] and slopes [S, N, *shape]; a seed whose others have stopped is drawn nowhere."""
+        """Return penalties [S] and slopes [S, N, *shape]; 0 for a seed whose others have stopped."""
         away = torch.zeros_like(x)
         for victim in (index // self.tries).unique().tolist():
             rows = index // self.tries == victim
@@ -42,12 +42,13 @@ class Consistency:
 
 
 def registered_mean(seeds: Tensor) -> Tensor:
-    """Return the mean [N, *shape] of images [R, N, *shape], each shifted by whole pixels onto the plain mean first."""
+    """Return the mean [N, *shape] of images [R, N, *shape], each first shifted by whole pixels onto the plain mean."""
     mean = seeds.mean(0)
     if not modality_from(seeds.shape[2:]).smooth:
         return mean
     centered = mean - mean.mean((-2, -1), keepdim=True)
-    shifts = [(a, b) for a in range(-REACH, REACH + 1) for b in range(-REACH, REACH + 1)]
+    steps = range(-LARGEST_SHIFT, LARGEST_SHIFT + 1)
+    shifts = [(a, b) for a in steps for b in steps]
     shifts.sort(key=lambda s: abs(s[0]) + abs(s[1]))  # of equals the smallest
     spectrum = torch.fft.rfft2(centered) * torch.fft.rfft2(seeds).conj()
     match = torch.fft.irfft2(spectrum.sum(2), s=seeds.shape[-2:])  # [R, N, H, W]: shift a seed by so much
@@ -64,8 +65,8 @@ def registered_mean(seeds: Tensor) -> Tensor:
 class GradInversion(Inversion):
     """Squared distance of gradients, total variation, norm and consistency of several seeds, by Adam.
 
-    norm: weight of the mean squared distance of pixels to grey, in units of the data's range; group: of that of a
-    victim's seeds to their registered mean.
+    norm: weight of the mean squared distance of pixels to grey, in units of the data's range; group: weight of that of
+    a victim's seeds to their registered mean.
     """
 
     name: ClassVar[str] = "gradinversion"
@@ -73,8 +74,8 @@ class GradInversion(Inversion):
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Yin et al., See through Gradients: Image Batch Recovery via GradInversion, CVPR 2021"
 
-    budget: Count = 1200
-    tries: Held = 4
+    budget: PositiveInt = 1200
+    tries: InMemoryCount = 4
     lr: Positive = 0.05
     tv: NonNegative = 1.0
     fading: bool = True
@@ -84,7 +85,7 @@ class GradInversion(Inversion):
     def penalty(self, plan: Plan) -> Penalty | None:
         """Return all priors together."""
         (low, high), width = plan.data_range, plan.data_range[1] - plan.data_range[0]
-        middle = Norm(self.norm / width**2, (low + high) / 2)
+        middle = GreyNorm(self.norm / width**2, (low + high) / 2)
         return Sum([TotalVariation(self.tv / width), middle, Consistency(self.group / width**2, self.share)])
 
     def variants(self) -> Sequence[Attack]:

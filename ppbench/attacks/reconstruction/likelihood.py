@@ -2,7 +2,7 @@
 
 Minimize -log p(observed | simulated) - log p(x) by Adam: sum (o - g)^2 / 2 s^2 under Gaussian noise of deviation s,
 sum sqrt(2) |o - g| / s under Laplace noise, and a Laplace prior on the image's gradient. Entries that a message visibly
-lacks carry no weight. Without a noise law it is plain gradient matching.
+lacks have weight 0. Without a noise law it is plain gradient matching.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.attacks.reconstruction.inversion import Inversion, Story, descended, known
+from ppbench.attacks.reconstruction.inversion import Inversion, SearchHistory, descent_of, evidence_of
 from ppbench.attacks.reconstruction.masked import tried_labels
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
-from ppbench.federation.bounds import Count, NonNegative, Positive
+from ppbench.federation.bounds import NonNegative, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence, as_gradient
 from ppbench.federation.plan import Noise
 from ppbench.federation.view import View
 
-CERTAIN = 1e-3
-"""Deviation given to tensors without noise, relative to the root mean square of what was observed in them."""
+NOISELESS_SHARE = 1e-3
+"""Deviation assumed for tensors without noise, relative to the root mean square of their observed entries."""
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Supports(Protocol):
     """A defense whose messages show which entries they hold."""
 
     def support(self, upload: Tree, like: Params) -> Params:
-        """Return 1.0 where an entry was sent and 0.0 elsewhere."""
+        """Return 1.0 for entries that were sent and 0.0 for others."""
         ...
 
 
@@ -51,7 +51,7 @@ class Likelihood(Inversion):
     standard: ClassVar[bool] = False
     reference: ClassVar[str] = "Balunovic et al., Bayesian Framework for Gradient Leakage, ICLR 2022"
 
-    budget: Count = 600
+    budget: PositiveInt = 600
     lr: Positive = 0.05
     tv: NonNegative = 0.1
     fading: bool = True
@@ -61,16 +61,16 @@ class Likelihood(Inversion):
         return [self, *(replace(self, tv=factor * self.tv) for factor in (0.3, 3.0, 10.0))]
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the plain evidence with its noise law (a mean of U has 1 / sqrt(U) of it), weighted by support."""
-        law, found = view.defense.noise(view.plan), []
+        """Return the plain evidence with its noise law (1 / sqrt(U) of it for a mean of U), weighted by support."""
+        law, weighted = view.defense.noise(view.plan), []
         divisor = as_gradient(view.plan, min((e.round for e in view.exchanges()), default=1))
         sent = {e.slot: e.answer for e in view.exchanges()} if isinstance(view.defense, Supports) else {}
         for e in view.defense.evidence(view):
-            noise = e.noise or (None if law is None else scaled(law, 1 / (divisor * math.sqrt(len(e.unit)))))
+            noise = e.noise or (None if law is None else scaled_law(law, 1 / (divisor * math.sqrt(len(e.unit)))))
             if isinstance(view.defense, Supports) and len(e.unit) == 1 and e.unit[0] in sent and e.weight is None:
                 e = replace(e, weight=view.defense.support(sent[e.unit[0]], e.observed))
-            found.append(replace(e, noise=noise))
-        return found
+            weighted.append(replace(e, noise=noise))
+        return weighted
 
     def matched(self, evidence: Evidence) -> Evidence:
         """Return `evidence` compared by its negative log-likelihood; without a law, or a scale, as it is."""
@@ -88,27 +88,27 @@ class Likelihood(Inversion):
         if evidences[0].noise is None or evidences[0].measure != "squares":
             return super().unit(evidences)
         share = 1.0 if evidences[0].noise.law == "laplace" else 0.5
-        return share * torch.tensor([entries(e) for e in evidences], device=evidences[0].device)
+        return share * torch.tensor([visible_entries(e) for e in evidences], device=evidences[0].device)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together; under noise labels are tried out."""
-        evidences, labels, spent = [known(v) for v in victims], None, 0
+        """Return the guesses for victims from one of `blocks`; under noise all labels are tried."""
+        evidences, labels, spent = [evidence_of(v) for v in victims], None, 0
         if evidences[0].noise is not None and self.budget > victims[0].plan.spec.classes:
             labels, spent = tried_labels(victims, [self.matched(e) for e in evidences], self.start)
         left = self.budget - spent
         tries = min(self.tries, left)
         problem = self.problem(victims, evidences, tries, labels)
         schedule = self.schedule(left // tries, victims[0].plan)
-        return Story(tries, spent).add(problem, descended(problem, problem.start, schedule)).guesses()
+        return SearchHistory(tries, spent).add(problem, descent_of(problem, problem.start, schedule)).guesses()
 
 
-def scaled(law: Noise, factor: float) -> Noise:
+def scaled_law(law: Noise, factor: float) -> Noise:
     """Return the law of `factor` times the noise."""
     return replace(law, std=factor * law.std, tensors=tuple((name, factor * std) for name, std in law.tensors))
 
 
-def entries(evidence: Evidence) -> float:
-    """Return the number of visible entries, 1 at least."""
+def visible_entries(evidence: Evidence) -> float:
+    """Return the number of visible entries, at least 1."""
     if evidence.weight is None:
         return float(sum(value.numel() for value in evidence.observed.values()))
     visible = (float((evidence.weight[n] * torch.ones_like(v) > 0).sum()) for n, v in evidence.observed.items())
@@ -116,8 +116,8 @@ def entries(evidence: Evidence) -> float:
 
 
 def deviations(evidence: Evidence, noise: Noise) -> dict[str, float]:
-    """Return the noise's standard deviation in each tensor; where there is none, a small share of its size."""
+    """Return the noise's standard deviation in each tensor; without noise, a small share of its size."""
     stds = {name: noise.of(name) for name in evidence.observed}
     exact = [value.double().flatten() for name, value in evidence.observed.items() if stds[name] <= 0]
-    least = CERTAIN * float(torch.cat(exact).square().mean().sqrt()) if exact else 0.0
+    least = NOISELESS_SHARE * float(torch.cat(exact).square().mean().sqrt()) if exact else 0.0
     return {name: max(std, least, 1e-20) for name, std in stds.items()}

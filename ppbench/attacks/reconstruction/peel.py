@@ -1,8 +1,8 @@
-"""Layer by layer from the first linear layer down: what networks of convolutions, ReLU and max pooling hide least.
+"""Inversion layer by layer, from the first linear layer down, of networks of convolutions, ReLU and max pooling.
 
-Searches of the image by the whole gradient stop at once in such networks: which units fire, and which pixel of a tile
-is the largest, jump. Here each layer's input is found alone, from its exact output, its weights' gradient, and what
-reaches it from above, which is exact too once the layer above is solved.
+Searches of the image by the whole gradient stop at once in such networks, as the firing units and the largest pixel of
+a tile change abruptly. Here each layer's input is searched alone, from its exact output, its weights' gradient, and the
+cotangent from above, which is exact too once the layer above is solved.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.peeling.image import images_of
-from ppbench.attacks.reconstruction.peeling.layer import Known, Layer, cut, inner
-from ppbench.attacks.reconstruction.peeling.traced import Block, Chain, chain_of
+from ppbench.attacks.reconstruction.peeling.image import first_images
+from ppbench.attacks.reconstruction.peeling.layer import KnownOutput, PeeledLayer, cut_small, inner_inputs
+from ppbench.attacks.reconstruction.peeling.traced import Chain, ConvBlock, chain_of
 from ppbench.attacks.reconstruction.search.starts import posed, usable
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.base.tree import Params
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial
 
-RANGE = 1e-5
-"""Share of the largest feature up to which one counts as 0: what float32 weights leave of it."""
+ZERO_SHARE = 1e-5
+"""Features up to this share of the largest one count as 0: the rounding of float32 weights."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Peel(Attack):
     """Networks of convolutions, ReLU and max pooling inverted layer by layer, at falling temperatures; single images.
 
     Attributes:
-        budget: gradient evaluations a victim; half of them for the image, the rest for the layers behind.
+        budget: gradient evaluations per victim; half of them for the image, the rest for the layers behind.
     """
 
-    budget: Count = 2000
+    budget: PositiveInt = 2000
 
     name: ClassVar[str] = "peel"
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = "this project; the first linear layer as in Phong et al. 2018"
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the network begins with convolutions, each with a ReLU, and a linear layer behind them."""
+        """Return whether the network begins with convolutions, each with a ReLU, followed by a linear layer."""
         return super().suits(plan) and _begins_with_blocks(plan)
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge; of more than one example, or of nothing, a grey image with its labels."""
+        """Return one guess per challenge; grey images with labels for batches or without usable evidence."""
         victims = posed(view.defense.evidence(view), view.plan, challenges, generator)
         guesses = [Guess(x=victim.image("grey"), y=guessed_labels(victim).cpu(), evaluations=1) for victim in victims]
         groups: dict[int, list[tuple[int, Evidence]]] = {}
@@ -71,50 +71,50 @@ class Peel(Attack):
     def _images(
         self, group: Sequence[Evidence], plan: Plan, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, int]]:
-        """Yield an image [1, *shape] on the CPU for each evidence, which share weights, and the evaluations spent.
+        """Yield an image [1, *shape] on the CPU, and evaluations spent, for each evidence; the group shares weights.
 
-        Nothing where the layers are not all observed.
+        Yields nothing if not all layers are observed.
         """
         params = {name: value.detach().double() for name, value in (group[0].params or {}).items()}
-        observed = [{name: value.detach().double() for name, value in one.observed.items()} for one in group]
+        observed = [{name: value.detach().double() for name, value in evidence.observed.items()} for evidence in group]
         chain = chain_of(plan, params)
         if chain is None or not all(_holds(chain, seen) for seen in observed):
             return
         known, spent = _features(chain, params, observed), torch.zeros(len(group), dtype=torch.int64)
         for block in reversed(chain.blocks[1:]):
             layer = _layer(block, params, observed, known)
-            inputs, seen, used = inner(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
+            inputs, seen, used = inner_inputs(layer, generator, self.budget // 2 // (len(chain.blocks) - 1))
             known, spent = layer.below(inputs, seen), spent + used
         layer = _layer(chain.blocks[0], params, observed, known)
-        images, used = images_of(layer, plan.data_range, generator, self.budget // 2)
+        images, used = first_images(layer, plan.data_range, generator, self.budget // 2)
         for image, count in zip(images, spent + used, strict=True):
             yield image[None].float().cpu(), int(count)
 
 
 @lru_cache(maxsize=64)
 def _begins_with_blocks(plan: Plan) -> bool:
-    """Return whether a plan's network is such a chain; kept, since it is asked for each cell, and runs the network."""
+    """Return whether a plan's network is such a chain; cached, since every cell needs it and it runs the network."""
     return chain_of(plan, initial(plan.spec, 0)) is not None
 
 
 def _holds(chain: Chain, seen: Params) -> bool:
-    """Return whether all that layers are read from was observed."""
+    """Return whether all tensors that layers are read from were observed."""
     return {chain.weight, chain.bias, *(block.name for block in chain.blocks)} <= seen.keys()
 
 
-def _features(chain: Chain, params: Params, observed: Sequence[Params]) -> Known:
-    """Return what is known of the last block's output: row i of dL/dW is the features times entry i of dL/db."""
+def _features(chain: Chain, params: Params, observed: Sequence[Params]) -> KnownOutput:
+    """Return the last block's output: row i of dL/dW is the features times entry i of dL/db."""
     weights = torch.stack([seen[chain.weight] for seen in observed])
     biases = torch.stack([seen[chain.bias] for seen in observed])
     flat = torch.einsum("vhd,vh->vd", weights, biases) / biases.square().sum(1, keepdim=True).clamp(min=1e-300)
-    flat = cut(flat, flat.new_full((len(flat),), RANGE))
+    flat = cut_small(flat, flat.new_full((len(flat),), ZERO_SHARE))
     shape = (len(observed), *chain.blocks[-1].outputs)
     values = flat.view(shape)
-    return Known(values, (biases @ params[chain.weight]).view(shape), torch.ones_like(values, dtype=torch.bool))
+    return KnownOutput(values, (biases @ params[chain.weight]).view(shape), torch.ones_like(values, dtype=torch.bool))
 
 
-def _layer(block: Block, params: Params, observed: Sequence[Params], known: Known) -> Layer:
+def _layer(block: ConvBlock, params: Params, observed: Sequence[Params], known: KnownOutput) -> PeeledLayer:
     weight = params[block.name]
     bias = params[block.bias] if block.bias is not None else weight.new_zeros(len(weight))
     slope = torch.stack([seen[block.name].flatten(1) for seen in observed])
-    return Layer(block, weight, bias, known, slope)
+    return PeeledLayer(block, weight, bias, known, slope)

@@ -9,10 +9,10 @@ directions that vanish on more rows than that are candidates. Three things here 
 - Rows are also drawn by corners: inputs of the row space, in the data range, that are least in a random direction.
   Real inputs lie near such corners, and rows of units that a corner does not fire are right far more often.
 - A candidate counts only if some input of the row space fires exactly the units that it is not zero on.
-- Of a basis that is wrong in part, some inputs are right. Their firing gives their own columns, so a basis is mended
-  by turns until each input fires the units of its column: then it explains all that is known.
+- A partly wrong basis has some right inputs. Their firing gives their own columns, so a basis is mended in turns until
+  each input fires the units of its column: then it explains all observations.
 
-Tolerances are those of the rounding that the observation shows: what its rank leaves over.
+Tolerances are those of the rounding in the observation: its residual beyond the rank.
 """
 
 from __future__ import annotations
@@ -22,22 +22,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.directions import SAME, Candidates, Layer, Span, span_of
+from ppbench.attacks.reconstruction.directions import (
+    LEAST_SINGULAR,
+    DirectionCandidates,
+    GradientSpan,
+    PublicLayer,
+    span_of,
+)
 
 MENDS = 20
 """Turns of mending a basis, at most."""
 VAIN = 20_000
 """Draws without any candidate after which the search ends."""
 STALE, NEARLY = 3, 0.97
-"""Rounds without progress after which the search ends where inputs agree with so many units on average."""
+"""Rounds without progress after which the search ends, if inputs agree with so many units on average."""
 
 
 @dataclass(frozen=True)
 class Separation:
-    """The examples of a batch: inputs [k, D] and cotangents [m, k] float64, of the observation's own scale.
+    """The examples of a batch: inputs [k, D] and cotangents [m, k] float64, on the observation's scale.
 
-    agreement: [k] shares of units that each input fires just where its cotangent is not zero; 1 of a right one.
-    draws: subsets of rows that were looked at.
+    agreement: [k] shares of units where firing agrees with a nonzero cotangent; 1 for a right input.
+    draws: number of subsets of rows that were tried.
     """
 
     inputs: Tensor
@@ -47,26 +53,26 @@ class Separation:
 
 
 def separate(
-    weight_grad: Tensor, bias_grad: Tensor, layer: Layer, count: int, generator: torch.Generator, draws: int
+    weight_grad: Tensor, bias_grad: Tensor, layer: PublicLayer, count: int, generator: torch.Generator, draws: int
 ) -> Separation | None:
-    """Return the examples that gradients [m, D] and [m] are the sum of, or None where nothing tells them apart.
+    """Return the examples whose gradients sum to [m, D] and [m], or None if they cannot be separated.
 
-    Equal inputs are one example. `count` is how many examples there are at most, `draws` how many subsets of rows may
-    be looked at; the answer's `agreement` tells whether they sufficed. None: no gap in the singular values up to
+    Equal inputs are one example. `count` is the largest number of examples, `draws` the largest number of subsets of
+    rows to try; `agreement` of the result shows whether they sufficed. None: no gap in the singular values up to
     `count` (noise), too few units that fire, or fewer than `rank - 1` candidates among all draws.
     """
     span = span_of(torch.cat([weight_grad, bias_grad[:, None]], 1).double(), layer, count)
     if span is None:
         return None
-    search, best, stale = Candidates(span, layer, generator), None, 0
+    search, best, stale = DirectionCandidates(span, layer, generator), None, 0
     while search.draws < draws:
         search.more()
         stale += 1
         for basis in search.bases():
-            found = _mended(span, basis)
-            if best is None or found[1].sum() > best[1].sum():
-                best, stale = found, 0
-        if best is None and search.draws >= VAIN and not len(search.found):
+            mended = _mended(span, basis)
+            if best is None or mended[1].sum() > best[1].sum():
+                best, stale = mended, 0
+        if best is None and search.draws >= VAIN and not len(search.directions):
             break
         if best is not None and bool((best[1] == 1).all() or (stale >= STALE and best[1].mean() >= NEARLY)):
             break
@@ -78,8 +84,8 @@ def separate(
     return Separation(full[:, :-1] / full[:, -1:], cotangents, agreement, search.draws)
 
 
-def _mended(span: Span, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best basis [k, k] met while columns are replaced by those of the units that inputs fire; agreement."""
+def _mended(span: GradientSpan, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best basis [k, k] and its agreement [k], replacing columns by those of the units that inputs fire."""
     best: tuple[Tensor, Tensor] | None = None
     for _ in range(MENDS):
         silent = (span.inputs(basis) @ span.firing <= 0)[:, span.live]
@@ -91,7 +97,7 @@ def _mended(span: Span, basis: Tensor) -> tuple[Tensor, Tensor]:
         for i in (only & (agreement < 1)).nonzero()[:, 0].tolist():
             changed = basis.clone()
             changed[i] = q[i]
-            if float(torch.linalg.svdvals(changed)[-1]) > SAME:
+            if float(torch.linalg.svdvals(changed)[-1]) > LEAST_SINGULAR:
                 basis = changed
         if torch.equal(basis, before):
             break

@@ -12,22 +12,22 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, guessed_labels
-from ppbench.attacks.reconstruction.directions import Layer
+from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer, trained_layer
 from ppbench.attacks.reconstruction.search.problem import discrepancy
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.attacks.reconstruction.separation import Separation, separate
 from ppbench.base.tree import Params, finite
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Plan
 
 IN_SPAN = 1e-4
-"""Share of a vector outside a space that counts as rounding: float32 leaves 1e-6, a wrong image 1e-2."""
+"""Share of a vector outside a space that counts as rounding: 1e-6 in float32; 1e-2 for a wrong image."""
 
 
 def tapped(plan: Plan) -> FirstLayer | None:
-    """Return the linear layer right behind the first Flatten, if a ReLU is right behind it; None for any other."""
+    """Return the linear layer directly behind the first Flatten if a ReLU directly follows it, else None."""
     layers = list(plan.net.module.layers or ())
     for flat, layer, behind in zip(layers, layers[1:], layers[2:], strict=False):
         if isinstance(flat, nn.Flatten):
@@ -37,11 +37,11 @@ def tapped(plan: Plan) -> FirstLayer | None:
     return None
 
 
-def told_labels(plan: Plan, params: Params, observed: Params, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def labels_of_inputs(plan: Plan, params: Params, observed: Params, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return labels [k] int64 of known inputs [k, F] of the layer, and how often each is in the batch, at least once.
 
     The head's gradient is dW = (1/N) sum_i n_i a_i f_i^T with known features f_i and a_i = output - onehot(y_i), where
-    the output is softmax'ed for cross-entropy: solved for n_i a_i, its least entry is the label, and tells n_i.
+    the output is softmax'ed for cross-entropy. Solved for n_i a_i, the least entry is at the label and gives n_i.
     """
     with torch.no_grad():
         wide = {name: value.double() for name, value in params.items()}
@@ -51,24 +51,24 @@ def told_labels(plan: Plan, params: Params, observed: Params, inputs: Tensor, co
     if "head.bias" in observed:
         gradient = torch.cat([gradient, observed["head.bias"].double()[:, None]], 1)
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
-    found = count * torch.linalg.lstsq(features.T, gradient.T).solution
+    weighted = count * torch.linalg.lstsq(features.T, gradient.T).solution
     output = output.softmax(-1) if plan.loss == "cross_entropy" else output
-    labels = (found - output).argmin(1)
+    labels = (weighted - output).argmin(1)
     least = (output - one_hot(labels, output.shape[1])).gather(1, labels[:, None])[:, 0]
-    often = found.gather(1, labels[:, None])[:, 0] / least
-    return labels, often.nan_to_num(nan=1.0, posinf=1.0, neginf=1.0).round().clamp(1, count).long()
+    counts = weighted.gather(1, labels[:, None])[:, 0] / least
+    return labels, counts.nan_to_num(nan=1.0, posinf=1.0, neginf=1.0).round().clamp(1, count).long()
 
 
 @dataclass(frozen=True)
 class Spear(AnalyticInversion):
-    """Exact inversion of batches: the cotangents of a ReLU layer are sparse, which tells the batch's examples apart.
+    """Exact inversion of batches: the cotangents of a ReLU layer are sparse, which separates the batch's examples.
 
-    Where `separation.separate` tells them, each input is exact up to the rounding of the upload. Inputs that it leaves
-    in doubt (one fires all units that another does) are found from what the gradients of the others leave unexplained.
-    Else, for single examples and for layers without biases, the answer is that of `analytic`.
+    If `separation.separate` succeeds, each input is exact up to the rounding of the upload. Uncertain inputs (one fires
+    all units that another does) are computed from what the gradients of the others leave unexplained. Otherwise, for
+    single examples and for layers without biases, the answer is that of `analytic`.
 
     Attributes:
-        draws: subsets of rows that are looked at, at most: 100,000 take some 6 s, batches of 8 need 5,000 to 20,000.
+        draws: subsets of rows that are tried, at most: 100,000 take some 6 s, batches of 8 need 5,000 to 20,000.
     """
 
     name: ClassVar[str] = "spear"
@@ -76,34 +76,36 @@ class Spear(AnalyticInversion):
         "Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS 2024"
     )
 
-    draws: Count = 100_000
+    draws: PositiveInt = 100_000
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether the network of `plan` begins with a linear layer, on the flattened input, and a ReLU."""
+        """Return whether the network of `plan` begins with a linear layer on the flattened input, and a ReLU."""
         return first_layer(plan) is not None and tapped(plan) is not None
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
         if victim.evidence is None or layer is None or victim.size[0] < 2:
             return super()._answer(victim, layer)
-        found = separated(victim, layer, victim.plan.data_range, self.draws)
-        if found is None:
+        separation = separated_examples(victim, layer, victim.plan.data_range, self.draws)
+        if separation is None:
             return super()._answer(victim, layer)
-        guess = self._batch(victim, victim.evidence, found)
-        return guess if bool((found.agreement == 1).all()) else self._peeled(victim, layer, guess, found.cotangents)
+        guess = self._batch(victim, victim.evidence, separation)
+        if bool((separation.agreement == 1).all()):
+            return guess
+        return self._peeled(victim, layer, guess, separation.cotangents)
 
-    def _batch(self, victim: Victim, evidence: Evidence, found: Separation) -> Guess:
+    def _batch(self, victim: Victim, evidence: Evidence, separation: Separation) -> Guess:
         """Return the guess that a separation gives."""
         count, (low, high) = victim.size[0], victim.plan.data_range
-        images = found.inputs.nan_to_num().clamp(low, high)
+        images = separation.inputs.nan_to_num().clamp(low, high)
         order, y = arranged(victim, evidence, images, count)
         x = images[order].view(victim.size)
         mismatch = batch_mismatch(evidence, victim.plan, x, y)
         return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
 
     def _peeled(self, victim: Victim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
-        """Return the guess with the images in doubt found from what the sure ones leave unexplained.
+        """Return the guess with uncertain images computed from what the certain ones leave unexplained.
 
-        Sure is an image whose own gradient lies in the span of the `cotangents` [m, k]: those of wrong ones do not.
+        An image is certain if its own gradient lies in the span of the `cotangents` [m, k]; wrong ones do not.
         """
         evidence, plan = victim.evidence, victim.plan
         if evidence is None or evidence.params is None or layer.bias is None or guess.x is None or guess.y is None:
@@ -111,21 +113,21 @@ class Spear(AnalyticInversion):
         x, y = (t.to(evidence.device) for t in (guess.x.double(), one_hot(guess.y, plan.spec.classes).double()))
         alone = simulation(plan, evidence.params)
         own = [{n: v.detach().cpu() for n, v in alone(x[None, [i]], y[None, [i]]).items()} for i in range(len(x))]
-        sure = in_span(torch.stack([one[layer.bias] for one in own], 1), cotangents)
-        rest = int((~sure).sum())
-        if not 0 < rest < len(sure):
+        certain = in_span(torch.stack([one[layer.bias] for one in own], 1), cotangents)
+        rest = int((~certain).sum())
+        if not 0 < rest < len(certain):
             return replace(guess, evaluations=2)
         left = {n: len(x) * v.double().cpu() for n, v in evidence.observed.items()}
-        for i in sure.nonzero()[:, 0].tolist():
+        for i in certain.nonzero()[:, 0].tolist():
             left = {n: v - own[i][n] for n, v in left.items()}
         unexplained = {n: (v / rest).to(evidence.device) for n, v in left.items()}
-        told = Evidence(evidence.unit[:1], unexplained, alone, evidence.params, evidence.weight)
-        asked = replace(victim.challenge, unit=evidence.unit[:1], batch=rest, y=None)
-        inner = self._answer(replace(victim, evidence=told, challenge=asked), layer)
+        remainder = Evidence(evidence.unit[:1], unexplained, alone, evidence.params, evidence.weight)
+        challenge = replace(victim.challenge, unit=evidence.unit[:1], batch=rest, y=None)
+        inner = self._answer(replace(victim, evidence=remainder, challenge=challenge), layer)
         if inner.x is None or inner.y is None:
             return guess
         images, labels = guess.x.clone(), guess.y.clone()
-        images[~sure], labels[~sure] = inner.x, inner.y
+        images[~certain], labels[~certain] = inner.x, inner.y
         mismatch, spent = batch_mismatch(evidence, plan, images, labels), 2 + inner.evaluations
         if mismatch is None or (guess.confidence is not None and guess.confidence <= mismatch):
             return replace(guess, evaluations=spent)
@@ -133,15 +135,15 @@ class Spear(AnalyticInversion):
 
 
 def in_span(vectors: Tensor, span: Tensor) -> Tensor:
-    """Return [n] bool: which of the vectors [m, n] lie in the span of the columns of `span` [m, k], up to rounding."""
+    """Return [n] bool: vectors [m, n] that lie in the span of the columns of `span` [m, k], up to rounding."""
     basis = torch.linalg.qr(span / span.norm(dim=0).clamp(min=1e-300)).Q
     outside: Tensor = (vectors - basis @ (basis.T @ vectors)).norm(dim=0)
     inside: Tensor = outside <= IN_SPAN * vectors.norm(dim=0)
     return inside
 
 
-def separated(victim: Victim, layer: FirstLayer, bounds: tuple[float, float], draws: int) -> Separation | None:
-    """Return the inputs of `layer`, within `bounds`, that a victim's upload holds; None where it tells none apart."""
+def separated_examples(victim: Victim, layer: FirstLayer, bounds: tuple[float, float], draws: int) -> Separation | None:
+    """Return the inputs of `layer`, within `bounds`, in a victim's upload; None if they cannot be separated."""
     evidence = victim.evidence
     rows = None if evidence is None else layer.rows(evidence)
     if evidence is None or evidence.params is None or rows is None or layer.bias is None:
@@ -150,24 +152,24 @@ def separated(victim: Victim, layer: FirstLayer, bounds: tuple[float, float], dr
     whole = (rows.seen > 0).all() and (rows.seen_bias > 0).all() and weight.isfinite().all() and bias.isfinite().all()
     if not bool(whole):
         return None
-    known = Layer(weight, bias, *bounds)
+    known = PublicLayer(weight, bias, *bounds)
     return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
 
 
 def arranged(victim: Victim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return which of the layer's inputs [k, F] each of `count` examples has, and their labels, both [count] int64."""
-    labels, often = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
+    """Return the row of the layer's inputs [k, F] of each of `count` examples, and their labels, both [count] int64."""
+    labels, counts = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
     params, head = evidence.params, [v for n, v in evidence.observed.items() if n.startswith("head.")]
     needed = [inputs, *head, *({} if params is None else params).values()]
     if params is not None and "head.weight" in evidence.observed and victim.plan.spec.classes > 1 and finite(needed):
-        labels, often = told_labels(victim.plan, _home(params), _home(evidence.observed), inputs, count)
-    order = torch.cat([torch.arange(len(often)), torch.arange(len(often)).repeat_interleave(often - 1)])
+        labels, counts = labels_of_inputs(victim.plan, _home(params), _home(evidence.observed), inputs, count)
+    order = torch.cat([torch.arange(len(counts)), torch.arange(len(counts)).repeat_interleave(counts - 1)])
     order = order[torch.arange(count) % len(order)]
     return order, labels[order] if len(labels) else guessed_labels(victim)
 
 
 def batch_mismatch(evidence: Evidence, plan: Plan, x: Tensor, y: Tensor) -> float | None:
-    """Return the discrepancy of images x [N, *shape], labels y [N] relative to that of nothing; None: not finite."""
+    """Return the mismatch of images x [N, *shape] and labels y [N] relative to an all-zero update; None: not finite."""
     targets = one_hot(y, plan.spec.classes).double().to(evidence.device)
     scale = float(evidence.scale())
     with torch.no_grad():

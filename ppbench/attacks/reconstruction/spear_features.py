@@ -1,4 +1,4 @@
-"""Exact features of a batch from the first linear layer behind convolutions, then images that have them."""
+"""Exact features of a batch from the first linear layer behind convolutions, then images with these features."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ppbench.attacks.reconstruction.dlg import match_gradients
 from ppbench.attacks.reconstruction.rows import FirstLayer, first_layer, mean_image
 from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.attacks.reconstruction.search.starts import Starts, Victim
-from ppbench.attacks.reconstruction.spear import Spear, arranged, batch_mismatch, separated, tapped
+from ppbench.attacks.reconstruction.spear import Spear, arranged, batch_mismatch, separated_examples, tapped
 from ppbench.base.tree import Params, tree_map
-from ppbench.federation.bounds import Count, NonNegative
+from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
 
 STOP = 1e-12
-"""Relative mismatch at which features, or the gradient, are explained."""
-FLAT = "features"
+"""Relative mismatch at which features, or the gradient, count as explained."""
+FEATURES = "features"
 
 
 @dataclass(frozen=True, eq=False)
 class FlatFeatures(Mappable):
-    """What the linear layer is given: the flat features of a batch, under its own name."""
+    """The input of the linear layer: the flat features of a batch, named "features"."""
 
     plan: Plan
 
@@ -38,13 +38,13 @@ class FlatFeatures(Mappable):
         return FlatFeatures, self.plan
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
-        """Return the flat features [U * B, F] of a batch x [U, B, *shape], in the dtype of x; labels do not matter."""
+        """Return the flat features [U * B, F] of a batch x [U, B, *shape], in the dtype of x; labels are ignored."""
         params = {name: value.to(x.dtype) for name, value in self.params.items()}
-        return {FLAT: self.plan.net.flat_features(params, x.flatten(0, 1))}
+        return {FEATURES: self.plan.net.flat_features(params, x.flatten(0, 1))}
 
 
-def bounds(plan: Plan) -> tuple[float, float]:
-    """Return the range of the flat features: from 0 behind a ReLU that pools alone follow, else unlimited."""
+def feature_bounds(plan: Plan) -> tuple[float, float]:
+    """Return the range of the flat features: from 0 if the last layer, except for pools, is a ReLU; else unlimited."""
     pools = nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d | nn.Dropout | nn.Identity
     layers = list(plan.net.module.layers or ())[: plan.net.flat_at]
     last = next((layer for layer in reversed(layers) if not isinstance(layer, pools)), None)
@@ -53,24 +53,24 @@ def bounds(plan: Plan) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class SpearFeatures(Spear):
-    """SPEAR behind convolutions: the features of each example, exact, then images that have them and the gradient.
+    """SPEAR behind convolutions: the exact features of each example, then images with these features and the gradient.
 
-    The examples' features are told apart at the first linear layer, if a ReLU follows. Each image is searched alone by
-    its features with a total variation, then all together by the whole gradient, from there.
+    The examples' features are separated at the first linear layer, if a ReLU follows. Each image is first searched
+    alone by its features with a total variation, then all together by the whole gradient.
 
     Attributes:
-        budget: gradient evaluations a victim: half of it for the features, the rest for the gradient.
+        budget: gradient evaluations per victim: half of them for the features, the rest for the gradient.
         tv: weight of the total variation while features are matched (relative mismatch is 1 at first).
     """
 
     name: ClassVar[str] = "spear_features"
     standard: ClassVar[bool] = False
 
-    budget: Count = 1000
+    budget: PositiveInt = 1000
     tv: NonNegative = 1e-4
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether convolutions come before a linear layer and a ReLU behind it."""
+        """Return whether convolutions come before a linear layer with a ReLU."""
         return plan.spec.classes > 1 and first_layer(plan) is None and tapped(plan) is not None
 
     def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
@@ -85,31 +85,31 @@ class SpearFeatures(Spear):
         if mismatch is not None and mismatch > STOP and self.budget > spent:
             starts = Starts(x[None].to(evidence.device), y.to(evidence.device), False)
             limit, stop = torch.tensor([self.budget - spent]), torch.tensor([STOP])
-            found = match_gradients([evidence], starts, victim.plan, budget=limit, stop=stop)
-            spent += int(found.evaluations)
-            if float(found.mismatch) < mismatch:
-                x, mismatch = found.ends.x[0].cpu(), float(found.mismatch)
+            matches = match_gradients([evidence], starts, victim.plan, budget=limit, stop=stop)
+            spent += int(matches.evaluations)
+            if float(matches.mismatch) < mismatch:
+                x, mismatch = matches.ends.x[0].cpu(), float(matches.mismatch)
         return Guess(x=x.float(), y=labels, confidence=mismatch, evaluations=spent + 1)
 
     def _inputs(self, victim: Victim, layer: FirstLayer) -> Tensor | None:
-        """Return the flat features [k, F] float64 of the batch's examples, None where they cannot be told apart."""
+        """Return the flat features [k, F] float64 of the batch's examples, None if they cannot be separated."""
         if victim.size[0] > 1:
-            found = separated(victim, layer, bounds(victim.plan), self.draws)
-            return None if found is None else found.inputs
+            separation = separated_examples(victim, layer, feature_bounds(victim.plan), self.draws)
+            return None if separation is None else separation.inputs
         rows = None if victim.evidence is None else layer.rows(victim.evidence)
         image = None if rows is None else mean_image(rows)
         return None if image is None else image[None]
 
     def _by_features(self, victim: Victim, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return images [N, *shape] float32 with the features `inputs` [N, F], and the evaluations of the longest."""
-        plan, here = victim.plan, next(iter(params.values())).device
+        """Return images [N, *shape] float32 with the features `inputs` [N, F], and the most evaluations of any."""
+        plan, device = victim.plan, next(iter(params.values())).device
         simulate = FlatFeatures(tree_map(lambda t: t.detach(), params), plan)
         unit = victim.challenge.unit[:1]
-        wanted = [Evidence(unit, {FLAT: one[None].to(here)}, simulate) for one in inputs.nan_to_num()]
-        x = victim.image("grey").to(here)[:, None]
+        targets = [Evidence(unit, {FEATURES: features[None].to(device)}, simulate) for features in inputs.nan_to_num()]
+        x = victim.image("grey").to(device)[:, None]
         starts = Starts(x, x.new_zeros(len(x), 1, plan.spec.classes), False)
         limit, stop = torch.full((len(x),), max(1, self.budget // 2)), torch.full((len(x),), STOP)
-        found = match_gradients(
-            wanted, starts, plan, budget=limit, stop=stop, prior=TotalVariation(self.tv) if self.tv else None
+        matches = match_gradients(
+            targets, starts, plan, budget=limit, stop=stop, prior=TotalVariation(self.tv) if self.tv else None
         )
-        return found.ends.x[:, 0].cpu(), int(found.evaluations.max())
+        return matches.ends.x[:, 0].cpu(), int(matches.evaluations.max())

@@ -1,9 +1,9 @@
 """TabLeak: rows of tables from gradients, numbers and categories together (Vero et al., ICML 2023).
 
-Categories are searched as softmaxes over their one-hot groups, from many starts whose ends, put in one order, are
-pooled: the mean of categories, the median of numbers. How far the pool disagrees tells the attacker what to believe.
-With its categories made valid, numbers alone are then searched again. Unlike the paper, the squared distance is
-minimized, not the cosine, and L-BFGS follows Adam: sigmoid networks at batch 4 then come out whole.
+Categories are searched as softmaxes over their one-hot groups, from many starts. Their ends, sorted alike, are pooled:
+the mean of categories, the median of numbers. The disagreement in the pool shows the attacker how reliable it is. With
+valid categories fixed, numbers alone are then searched again. Unlike in the paper, the squared distance is minimized,
+not the cosine, and L-BFGS follows Adam: then sigmoid networks at batch 4 are inverted completely.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.inversion import Inversion, known
-from ppbench.attacks.reconstruction.search.descent import Schedule, descend
-from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.inversion import Inversion, evidence_of
+from ppbench.attacks.reconstruction.search.descent import DescentSchedule, descend
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
-from ppbench.federation.bounds import Count, Held, NonNegative, Positive, Share
+from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt, UnitInterval
 from ppbench.federation.plan import Columns, Plan
 
-EXACT = 1e-10
-"""Mismatch at which numbers count as found."""
-PATIENT = Settings(patience=0)
-"""Of L-BFGS: a softmax that begins to decide stalls for long."""
+NUMBERS_EXACT = 1e-10
+"""Mismatch at which numbers count as exact."""
+PATIENT = LBFGSSettings(patience=0)
+"""For L-BFGS: a softmax that begins to decide stalls for long."""
 LABEL = 1e6
-"""Squared distance that a differing label counts as, where the rows of two ends are paired."""
+"""Squared distance for different labels when the rows of two ends are paired."""
 
 
-def columns_of(plan: Plan) -> Columns:
-    """Return how rows are encoded; where the plan does not say, all features are numbers."""
+def row_columns(plan: Plan) -> Columns:
+    """Return the encoding of rows; without one in the plan, all features are numbers."""
     return plan.columns or Columns(math.prod(plan.spec.shape))
 
 
 @dataclass(frozen=True)
 class SoftRows:
-    """Rows of tables by numbers, in their box, and logits of each category: n of N rows `shape` (N, *shape)."""
+    """Rows of tables as numbers, in their box, and logits of each category. shape: (N, *shape) of N rows."""
 
     shape: tuple[int, ...]
     columns: Columns
@@ -55,7 +55,7 @@ class SoftRows:
         return math.prod(self.shape)
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the rows [S, N, *shape] of z [S, n], and how slopes come back: through each group's softmax."""
+        """Return the rows [S, N, *shape] of z [S, n], and the pull-back of slopes: through each group's softmax."""
         numbers, groups = self.columns.split(z.view(len(z), self.shape[0], -1))
         soft = [group.softmax(-1) for group in groups]
 
@@ -75,7 +75,7 @@ class SoftRows:
 
 @dataclass(frozen=True)
 class NumberRows:
-    """Rows whose categories are settled: of rows [S, N, *shape] only numbers are searched."""
+    """Rows [S, N, *shape] with fixed categories: only numbers are searched."""
 
     rows: Tensor
     columns: Columns
@@ -84,11 +84,11 @@ class NumberRows:
 
     @property
     def size(self) -> int:
-        """Return how many numbers all rows have."""
+        """Return the count of numbers in all rows."""
         return self.rows.shape[1] * self.columns.numbers
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the rows [S, N, *shape] of z [S, n], and how slopes come back."""
+        """Return the rows [S, N, *shape] of z [S, n], and the pull-back of slopes."""
         k, rows = self.columns.numbers, self.rows[index]
         cells = rows.view(len(z), rows.shape[1], -1)
         x = torch.cat([z.view(len(z), rows.shape[1], k), cells[..., k:]], -1)
@@ -101,12 +101,12 @@ class NumberRows:
 
 @dataclass(frozen=True)
 class TabLeak(Inversion):
-    """Rows of tables: categories by softmax, an ensemble that is pooled, then numbers once more.
+    """Rows of tables: categories by softmax, an ensemble that is pooled, then numbers again.
 
-    The pool and the ensemble's best end are both rounded and searched again; the smaller mismatch is the answer. Its
-    confidence is the pool's disagreement, 0 to 1: the mean of the entropies of categories, of the uniform one's, and of
-    the standard deviations of numbers (whose columns have 1), at most 1.
-    Of single rows it says nothing: there is one best explanation even of noise, which all starts find.
+    The pool and the ensemble's best end are both rounded and searched again; the one with the smaller mismatch is the
+    answer. Its confidence is the pool's disagreement, 0 to 1: the mean of the entropies of categories, relative to the
+    uniform one's, and of the standard deviations of numbers (whose columns have 1), at most 1. For single rows it is
+    meaningless: even noise has one best explanation, to which all starts lead.
 
     Attributes (and those of `Inversion`):
         settle: share of the budget for searching numbers with the categories fixed.
@@ -117,28 +117,28 @@ class TabLeak(Inversion):
     reference: ClassVar[str] = "Vero et al., TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023"
 
     start: Start = "normal"
-    budget: Count = 6000
-    tries: Held = 8
+    budget: PositiveInt = 6000
+    tries: InMemoryCount = 8
     lr: Positive = 0.06
     tv: NonNegative = 0.0
-    slots: Held = 32
-    settle: Share = 0.2
+    slots: InMemoryCount = 32
+    settle: UnitInterval = 0.2
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether inputs are table rows of which it is public how they are encoded."""
+        """Return whether inputs are table rows with a public encoding."""
         return super().suits(plan) and plan.columns is not None
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together: their evidence has one simulation."""
+        """Return the guesses for victims from one of `blocks`: their evidence has one simulation."""
         plan, tries = victims[0].plan, self.share
         rest = int(self.settle * self.budget)
         rest = rest if rest >= 2 and self.budget - rest >= tries else 0
-        pixels = self.problem(victims, [known(v) for v in victims], tries)
-        problem = replace(pixels, space=SoftRows(victims[0].size, columns_of(plan), *plan.data_range))
+        pixels = self.problem(victims, [evidence_of(v) for v in victims], tries)
+        problem = replace(pixels, space=SoftRows(victims[0].size, row_columns(plan), *plan.data_range))
         z, loss, spent = self.searched(problem, (self.budget - rest) // tries)
         ends, pools = problem.at(z), []
         for rows in torch.arange(len(ends.x)).view(-1, tries).tolist():
-            pools.append(pooled(ends.at(rows), loss[rows], columns_of(plan)))
+            pools.append(pooled_ends(ends.at(rows), loss[rows], row_columns(plan)))
         spent = spent.view(-1, tries).sum(1)
         x, more = self.settled(victims, ends, pools, rest)
         return [
@@ -154,28 +154,28 @@ class TabLeak(Inversion):
 
     def searched(self, problem: Problem, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return soft rows z [S, n], their mismatches and evaluations [S]: Adam in the box, L-BFGS from its best."""
-        near = descend(problem, problem.start, Schedule(-(-steps // 2), self.lr), project=problem.project)
-        limit = torch.full((len(near.z),), steps // 2)
+        descent = descend(problem, problem.start, DescentSchedule(-(-steps // 2), self.lr), project=problem.project)
+        limit = torch.full((len(descent.z),), steps // 2)
         if steps < 2:
-            return near.z, near.score.cpu(), near.evaluations.cpu()
-        ends = minimize(problem, near.z, budget=limit, stop=torch.full(limit.shape, EXACT), settings=PATIENT)
-        return ends.z, ends.loss, ends.evaluations + near.evaluations.cpu()
+            return descent.z, descent.score.cpu(), descent.evaluations.cpu()
+        ends = minimize(problem, descent.z, budget=limit, stop=torch.full(limit.shape, NUMBERS_EXACT), settings=PATIENT)
+        return ends.z, ends.loss, ends.evaluations + descent.evaluations.cpu()
 
     def settled(
-        self, victims: Sequence[Victim], ends: Starts, pools: Sequence[Pool], budget: int
+        self, victims: Sequence[Victim], ends: Starts, pools: Sequence[EnsemblePool], budget: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows [V, N, *shape] of each victim's better candidate, and the evaluations [V] that it took.
+        """Return the rows [V, N, *shape] of each victim's better candidate, and the evaluations [V] spent.
 
         The candidates are the pool and the best end, made valid; without a `budget` the pool is the answer.
         """
-        plan, columns = victims[0].plan, columns_of(victims[0].plan)
+        plan, columns = victims[0].plan, row_columns(victims[0].plan)
         tries = len(ends.x) // len(pools)
         best = [v * tries + pool.best for v, pool in enumerate(pools)]
         pool, own = torch.stack([pool.x for pool in pools]), columns.rounded(ends.x[best].flatten(2))
         if not budget:
             return pool, torch.zeros(len(pools), dtype=torch.int64)
         x = torch.stack([pool.flatten(2), own], 1).flatten(0, 1).view(-1, *victims[0].size)
-        evidences, fixed = [known(v) for v in victims], ends.at([row for row in best for _ in range(2)])
+        evidences, fixed = [evidence_of(v) for v in victims], ends.at([row for row in best for _ in range(2)])
         y = fixed.labels
         y = one_hot(y.argmax(-1), y.shape[-1]).to(y) if y.shape[-1] > 1 else y
         unit = torch.stack([e.scale() for e in evidences]).to(x)
@@ -185,33 +185,33 @@ class TabLeak(Inversion):
         z = problem.starts.rows(columns.split(x.flatten(2))[0].flatten(1))
         if not z.shape[1]:  # nothing is left to search
             value = problem(z, torch.arange(len(z), device=z.device)).score.double().cpu()
-            return chosen(x, value), torch.full((len(pools),), 2)
-        limits = torch.full((len(z),), budget // 2), torch.full((len(z),), EXACT)
+            return better_rows(x, value), torch.full((len(pools),), 2)
+        limits = torch.full((len(z),), budget // 2), torch.full((len(z),), NUMBERS_EXACT)
         minima = minimize(problem, z, budget=limits[0], stop=limits[1])
         rows = problem.at(problem.project(minima.z, torch.arange(len(z), device=z.device))).x
-        return chosen(rows, minima.loss), minima.evaluations.view(-1, 2).sum(1)
+        return better_rows(rows, minima.loss), minima.evaluations.view(-1, 2).sum(1)
 
 
-def chosen(x: Tensor, mismatch: Tensor) -> Tensor:
-    """Return of x [2 * V, N, *shape] the one of each two whose `mismatch` [2 * V] is smaller, [V, N, *shape]."""
+def better_rows(x: Tensor, mismatch: Tensor) -> Tensor:
+    """Return the one of each two in x [2 * V, N, *shape] whose `mismatch` [2 * V] is smaller, [V, N, *shape]."""
     take = mismatch.nan_to_num(nan=math.inf).view(-1, 2).argmin(1)
     return x[torch.arange(len(take)) * 2 + take]
 
 
 @dataclass(frozen=True)
-class Pool:
-    """What an ensemble agrees on: valid rows x [N, *shape], which of its ends is `best`, how far it disagrees."""
+class EnsemblePool:
+    """The consensus of an ensemble: valid rows x [N, *shape], the index of its best end, its disagreement."""
 
     x: Tensor
     best: int
     disagreement: float | None
 
 
-def pooled(ends: Starts, score: Tensor, columns: Columns) -> Pool:
-    """Return the pool of an ensemble's `ends` with their scores [M]; those without a finite one have no say."""
+def pooled_ends(ends: Starts, score: Tensor, columns: Columns) -> EnsemblePool:
+    """Return the pool of an ensemble's `ends` with their scores [M]; those without a finite score are ignored."""
     best, rows = int(score.argmin()), ends.x.flatten(2)
     voters = [m for m in range(len(rows)) if m == best or bool(score[m].isfinite())]
-    aligned = torch.stack([rows[m][paired(rows[best], rows[m], ends.y[best], ends.y[m])] for m in voters])
+    aligned = torch.stack([rows[m][paired_rows(rows[best], rows[m], ends.y[best], ends.y[m])] for m in voters])
     numbers, groups = columns.split(aligned)
     x = torch.cat([numbers.median(0).values, *(group.mean(0) for group in groups)], -1)
     doubt = [numbers.std(0, correction=0).clamp(max=1.0)] if columns.numbers else []
@@ -219,11 +219,11 @@ def pooled(ends: Starts, score: Tensor, columns: Columns) -> Pool:
         mean = group.mean(0)
         doubt.append((torch.special.entr(mean).sum(-1) / math.log(max(2, mean.shape[-1])))[:, None])
     value = float(torch.cat(doubt, 1).mean())
-    return Pool(columns.rounded(x).view(ends.x.shape[1:]), best, value if math.isfinite(value) else None)
+    return EnsemblePool(columns.rounded(x).view(ends.x.shape[1:]), best, value if math.isfinite(value) else None)
 
 
-def paired(one: Tensor, other: Tensor, labels: Tensor, others: Tensor) -> Tensor:
-    """Return which row [N] of `other` [N, D] belongs to each of `one`, by least squared distance; labels keep apart."""
+def paired_rows(one: Tensor, other: Tensor, labels: Tensor, others: Tensor) -> Tensor:
+    """Return the row [N] of `other` [N, D] that belongs to each of `one`, by least squared distance and equal label."""
     differ = labels.argmax(-1)[:, None] != others.argmax(-1)[None]
     cost = torch.cdist(one.double(), other.double()).square() + LABEL * differ
     return torch.from_numpy(linear_sum_assignment(cost.nan_to_num(nan=LABEL).cpu().numpy())[1])

@@ -1,4 +1,4 @@
-"""Tracing by updates: a record belongs to the client whose uploads its gradient explains best, over all rounds."""
+"""Tracing by updates: a record belongs to the client whose uploads its gradient explains best over all rounds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
 
-def owners(means: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the client [Q] int64 of the largest of means [N, Q], by lot among equals; of NaN alone -1."""
+def likeliest_owners(means: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the client [Q] int64 with the largest of means [N, Q], at random among equals; -1 if all are NaN."""
     known = means.nan_to_num(nan=-torch.inf)
     best = known.max(0).values
     lots = torch.rand(known.shape, generator=generator, dtype=torch.float64)
-    found = torch.where(known == best, lots, -1.0).argmax(0)
-    return torch.where(best > -torch.inf, found, NOBODY)
+    winner = torch.where(known == best, lots, -1.0).argmax(0)
+    return torch.where(best > -torch.inf, winner, NOBODY)
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class TracingCosine(Attack):
         return not plan.net.pixelwise
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return, for each challenge, the owner [Q] int64 of every candidate; UsageError for one without labels."""
+        """Return the owners [Q] int64 of the candidates of each challenge; UsageError for one without labels."""
         guesses = []
         for challenge in challenges:
             if challenge.x is None or challenge.labels is None:
                 raise UsageError(
-                    f"Attack {self.name!r} was given a challenge without records or their labels; it must be asked in "
-                    "an audit, about labeled records."
+                    f"Attack {self.name!r} was given a challenge without records or their labels; it must run in an "
+                    "audit on labeled records."
                 )
             ridge = None if self.alone else self.ridge
             means = update_coefficients(view, challenge.x, challenge.labels, ridge).nanmean(0)
-            guesses.append(Guess(owner=owners(means, generator)))
+            guesses.append(Guess(owner=likeliest_owners(means, generator)))
         return guesses

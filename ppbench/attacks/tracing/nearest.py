@@ -19,8 +19,8 @@ NOBODY = -1
 def nearest(queries: Tensor, reconstructions: Tensor) -> Tensor:
     """Return the index [Q] int64 of the reconstruction nearest to each query by Euclidean distance.
 
-    Of images [Q, *shape] and [X, *shape]. A reconstruction that is not finite, or so large that its squared norm
-    overflows float64, is nearest to nothing; where none is left the index is -1. Of equally near ones the first counts.
+    Takes images [Q, *shape] and [X, *shape]. A reconstruction that is not finite, or whose squared norm overflows
+    float64, does not count; without any other the index is -1. Of equally near ones the first is returned.
     """
     q, r = queries.flatten(1).double(), reconstructions.flatten(1).double()
     norms = (r * r).sum(1)
@@ -42,7 +42,7 @@ class NearestReconstruction(Attack):
     reference: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020, Algorithm 6"
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return, for each challenge, the owner [Q] int64 of every candidate image; -1: no finite reconstruction.
+        """Return the owners [Q] int64 of the candidate images of each challenge; -1: no finite reconstruction.
 
         Reconstruction j belongs to client `unit[j // batch].client`. UsageError for a challenge without images, or with
         another number of reconstructions.
@@ -53,7 +53,7 @@ class NearestReconstruction(Attack):
         if challenge.x is None or challenge.reconstructions is None:
             raise UsageError(
                 "Attack 'tracing' was given a challenge without images or reconstructions; it must follow a "
-                "reconstruction attack and be asked about images."
+                "reconstruction attack on images."
             )
         expected = len(challenge.unit) * challenge.batch
         if len(challenge.reconstructions) != expected:

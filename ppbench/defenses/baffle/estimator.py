@@ -1,8 +1,8 @@
-"""Stein's estimate of a gradient from loss differences: what BAFFLE's clients compute, and its server makes of it.
+"""Stein's estimate of a gradient from loss differences: the computations of BAFFLE's clients and server.
 
-Directions are drawn one after another on the CPU, however many are stacked, so that all parties hold the same bits, and
-none is kept: memory stays proportional to the model. Losses of examples are taken in the model's precision, their mean
-and differences in float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss.
+Directions are drawn one after another on the CPU, however many are stacked, so that all parties have the same bits.
+None is stored: memory stays proportional to the model. Losses of examples have the model's precision, their mean and
+differences float64: at sigma = 1e-4 a difference is a ten-thousandth of the loss.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from ppbench.federation.plan import Batch, Plan
 from ppbench.nets.net import build
 
 Scheme = Literal["central", "twice"]
-STACK, STACK_BYTES, SLICE, SMALL_BATCH = 64, 2**20, 8, 2048
-"""Models in a stack at most, bytes of their weights; examples of a slice; entries up to which a batch is small.
+STACK, STACK_BYTES, SLICE_EXAMPLES, SMALL_BATCH = 64, 2**20, 8, 2048
+"""Most models in a stack, and bytes of their weights; examples per slice; most entries of a small batch.
 
-On images stacks of models pay nothing on a CPU, and slices of 8 examples keep a client's peak memory at .04 (WRN-10-2)
-to .08 (LeNet) of backpropagation's at batches of 128, for 1.25 and 1.5 times the time; whole batches take .35 and .58.
+On images stacks of models save no time on a CPU, and slices of 8 examples keep a client's peak memory at 0.04
+(WRN-10-2) to 0.08 (LeNet) of backpropagation's at batches of 128, for 1.25 and 1.5 times the time; whole batches take
+0.35 and 0.58.
 """
-FAR = 2**22
-"""Entries of all models' batches in a stack at most on another device, which 8 images leave idle (not measured)."""
+OTHER_DEVICE_ENTRIES = 2**22
+"""Most entries of all models' batches in a stack on another device, which 8 images would leave idle (not measured)."""
 
 
-def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
+def stein_directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
     """Yield z_1, ..., z_count, each [entries] float32, standard normal; the first ones do not depend on `count`."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -41,9 +42,9 @@ def directions(seed: int, entries: int, count: int) -> Iterator[Tensor]:
 
 def chunks(seed: int, entries: int, count: int, size: int) -> Iterator[Tensor]:
     """Yield the same directions stacked, [size, entries] float32 at a time; the last stack may be smaller."""
-    stream = directions(seed, entries, count)
-    while some := list(islice(stream, size)):
-        yield torch.stack(some)
+    stream = stein_directions(seed, entries, count)
+    while chunk := list(islice(stream, size)):
+        yield torch.stack(chunk)
 
 
 def step_seeds(seed: int, steps: int) -> Tensor:
@@ -61,21 +62,23 @@ def mean_loss(plan: Plan, params: Params, batch: Batch, examples: int = 0) -> Te
 
 
 def stack_size(chunk: int, batch: Batch, entries: int) -> int:
-    """Return how many perturbed models go at once: `chunk`; 0: what `STACK_BYTES` hold, on a CPU one on images."""
+    """Return the number of perturbed models evaluated at once: `chunk`; if 0, by memory, and 1 for images on a CPU."""
     if chunk:
         return chunk
-    near, fitting = batch.x.device.type == "cpu", min(STACK, STACK_BYTES // (4 * entries))
-    if near and batch.x.numel() > SMALL_BATCH:
+    on_cpu, fitting = batch.x.device.type == "cpu", min(STACK, STACK_BYTES // (4 * entries))
+    if on_cpu and batch.x.numel() > SMALL_BATCH:
         return 1
-    return max(1, fitting if near else min(fitting, FAR // batch.x.numel()))
+    return max(1, fitting if on_cpu else min(fitting, OTHER_DEVICE_ENTRIES // batch.x.numel()))
 
 
 def slice_size(examples: int, batch: Batch) -> int:
-    """Return how many examples a forward pass takes: `examples`; where 0, on a CPU `SLICE` images, else all."""
-    return examples or (SLICE if batch.x.device.type == "cpu" and batch.x.numel() > SMALL_BATCH else len(batch.x))
+    """Return the examples per forward pass: `examples`; if 0, `SLICE_EXAMPLES` for images on a CPU, else all."""
+    return examples or (
+        SLICE_EXAMPLES if batch.x.device.type == "cpu" and batch.x.numel() > SMALL_BATCH else len(batch.x)
+    )
 
 
-def differences(
+def loss_differences(
     plan: Plan,
     params: Params,
     batch: Batch,
@@ -88,9 +91,9 @@ def differences(
 ) -> Tensor:
     """Return the loss differences [count] float64 of a batch (no axis T) along the seed's directions z_k (Eq. 1 and 2).
 
-    "central": L(W + sigma z_k) - L(W - sigma z_k), two forward passes each. "twice" (forward differences, of which the
-    same effort pays for twice as many): L(W + sigma z_k) - L(W). chunk: perturbed models evaluated at once; 1 for a
-    loop. examples: that a forward pass takes at a time. 0 sizes both to memory, see `STACK` and `SLICE`.
+    "central": L(W + sigma z_k) - L(W - sigma z_k), two forward passes each. "twice": forward differences L(W + sigma
+    z_k) - L(W), twice as many for the same cost. chunk: perturbed models evaluated at once; 1 for a loop. examples: per
+    forward pass. 0 chooses by memory, see `stack_size` and `slice_size`.
     """
     build(plan.spec)  # here, because a constructor draws, which vmap forbids
     layout = Layout.of(params)
@@ -116,13 +119,13 @@ def _losses(loss: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
 
 
 def slope(difference: Tensor, sigma: float, scheme: Scheme) -> Tensor:
-    """Return s_k = z_k . gradient, up to O(sigma^2) ("central") or O(sigma) ("twice"), of differences [count]."""
+    """Return s_k = z_k . gradient, up to O(sigma^2) ("central") or O(sigma) ("twice"), from differences [count]."""
     return difference.double() / (2 * sigma if scheme == "central" else sigma)
 
 
 def stein(seed: int, slopes: Tensor, entries: int) -> Tensor:
     """Return the unbiased estimate (1 / count) sum_k z_k s_k of a gradient [entries], float64 (Eq. 6)."""
     total = torch.zeros(entries, dtype=torch.float64, device=slopes.device)
-    for z, s in zip(directions(seed, entries, len(slopes)), slopes.tolist(), strict=True):
+    for z, s in zip(stein_directions(seed, entries, len(slopes)), slopes.tolist(), strict=True):
         total.add_(z.to(total.device), alpha=s)
     return total / len(slopes)

@@ -1,7 +1,7 @@
-"""What BAFFLE's parties send, what its server keeps, which answers it refuses or a view has; and masks.
+"""BAFFLE's messages, the server's state, checks of answers, and masks.
 
-Masked numbers are fixed point in a ring, where masks cancel exactly: floats would eat a difference of 1e-4 by rounding.
-Every entry has a mask of its own: one scalar for all would bare every difference of two entries.
+Masked numbers are fixed point in a ring, where masks cancel exactly: rounding of floats would destroy a difference of
+1e-4. Every entry has its own mask: a common scalar would reveal every difference of two entries.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.messages import Model, Update
 from ppbench.federation.optim import Layout
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 
 
 @node
 class Evaluate(Model):
-    """Server to client: evaluate the model around `params` (float32). seed: int32 scalar, of the directions; 4n + 4."""
+    """Server to client (4n + 4 bytes): evaluate the model around `params`. seed: int32 scalar, of the directions."""
 
     seed: Tensor
 
 
 @node
 class Differences:
-    """Client to server. value: [K] or, of forward differences, [2K]; float32, or of masked ones int64 or int32."""
+    """Client to server. value: [K], of forward differences [2K]; float32, or masked int64 or int32."""
 
     value: Tensor
 
 
 @node
 class Own:
-    """The server's own state. seed: int32 scalar, of the round; average: Params, or () without; steps: int64 scalar."""
+    """The server's own state. seed: int32 scalar, of the round; average: Params or (); steps: int64 scalar."""
 
     seed: Tensor
     average: Tree
@@ -49,18 +50,17 @@ class Own:
 
 
 def numbers_of(client: int, upload: Tree, params: Params, count: int | None, ring: torch.dtype | None) -> Tensor:
-    """Return the numbers of a client's answer, flat (ProtocolError: of another kind, length or dtype, or not finite).
+    """Return the numbers of a client's answer, flat (ProtocolError: wrong kind, length or dtype, or not finite).
 
-    count: of loss differences, or None where an update like `params` is due. ring: dtype of masked numbers, None for
-    floats.
+    count: of loss differences; None for an update like `params`. ring: dtype of masked numbers, None for floats.
     """
-    right = Update if count is None else Differences
-    if not isinstance(upload, right):
-        raise ProtocolError(f"Client {client} answered with {type(upload).__name__}, not {right.__name__}.")
+    expected = Update if count is None else Differences
+    if not isinstance(upload, expected):
+        raise ProtocolError(f"Client {client} answered with {type(upload).__name__}, not {expected.__name__}.")
     layout = Layout.of(params)
     if isinstance(upload, Update) and Layout.of(upload.params) != layout:
         raise ProtocolError(f"Client {client} sent an update whose names or shapes are not the model's.")
-    numbers = flat(upload)
+    numbers = flat_answer(upload)
     if count is not None and numbers.shape != (count,):
         raise ProtocolError(f"Client {client} sent numbers of shape {tuple(numbers.shape)}; ({count},) is right.")
     dtype = ring or (torch.float32 if count is not None else layout.pack(params).dtype)
@@ -71,19 +71,19 @@ def numbers_of(client: int, upload: Tree, params: Params, count: int | None, rin
     return numbers
 
 
-def flat(upload: Tree) -> Tensor:
+def flat_answer(upload: Tree) -> Tensor:
     """Return the numbers of an answer as one vector: differences, or an update's entries in the model's order."""
     return upload.value if isinstance(upload, Differences) else Layout.of(upload.params).pack(upload.params)
 
 
-def answers(view: View) -> dict[Slot, list[Exchange]]:
-    """Return all clients' answers by slot, oldest first; of colluders' views the target's, of one client's none."""
-    found: dict[Slot, list[Exchange]] = defaultdict(list)
-    for exchange in () if view.threat.startswith("client/") else view.exchanges():
-        asked_about = exchange.slot.client == TARGET or not colludes(view.threat)
-        if asked_about and isinstance(exchange.asked, Evaluate):
-            found[exchange.slot].append(exchange)
-    return dict(found)
+def answers_by_slot(view: View) -> dict[Slot, list[Exchange]]:
+    """Return the clients' answers in a view by slot, oldest first: colluders' of the target only, a client's none."""
+    answers: dict[Slot, list[Exchange]] = defaultdict(list)
+    for exchange in view.exchanges() if view.threat.sees_uploads else ():
+        is_target = exchange.slot.client == TARGET or not view.threat.colludes
+        if is_target and isinstance(exchange.request, Evaluate):
+            answers[exchange.slot].append(exchange)
+    return dict(answers)
 
 
 Masks = Literal["none", "ring64", "ring32"]
@@ -91,7 +91,7 @@ Masks = Literal["none", "ring64", "ring32"]
 
 @dataclass(frozen=True)
 class Ring:
-    """Fixed-point numbers that wrap. dtype: fixes the modulus. limit: magnitudes from which on a number is refused."""
+    """Fixed-point numbers modulo the range of `dtype`. limit: larger magnitudes are refused."""
 
     dtype: torch.dtype
     fraction_bits: int
@@ -100,10 +100,10 @@ class Ring:
 
 # Weighted means must stay in the ring: below 2^23 and 2. `to_ring` itself refuses from 2^22.
 RINGS: Mapping[str, Ring] = {"ring64": Ring(torch.int64, 40, 2.0**22), "ring32": Ring(torch.int32, 30, 1.0)}
-PURPOSE = "answer"  # of the masks' derivation: colluders derive theirs again under the same name
+ANSWER_MASKS = "answer"  # of the masks' derivation: colluders derive theirs again under the same name
 
 
-def masked(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -> Tensor:
+def mask_numbers(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -> Tensor:
     """Return N_c / N times `numbers` [k] in fixed point plus this client's mask, int64 or int32 [k] (Overflow)."""
     ring, flat = RINGS[masks], numbers.cpu()
     if not bool((flat.abs() < ring.limit).all()):
@@ -112,20 +112,20 @@ def masked(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -> Tens
             f"numbers below {ring.limit:g}."
         )
     share = int(me.counts[ctx.party]) / int(me.counts.sum())
-    fixed = secagg.to_ring(flat, ring.fraction_bits, share) + secagg.zero_sum(me, ctx, PURPOSE, len(flat))
+    fixed = secagg.to_ring(flat, ring.fraction_bits, share) + secagg.zero_sum(me, ctx, ANSWER_MASKS, len(flat))
     return fixed.to(ring.dtype)  # drops the upper half for 2^32: what is 0 modulo 2^64 is 0 modulo 2^32 too
 
 
-def unmasked(answers: Sequence[Tensor], masks: Masks) -> Tensor:
-    """Return the N_c / N-weighted mean [k] float64 of what all clients masked; sums wrap as the ring does."""
+def unmasked_mean(answers_by_slot: Sequence[Tensor], masks: Masks) -> Tensor:
+    """Return the N_c / N-weighted mean [k] float64 of all clients' masked numbers."""
     ring = RINGS[masks]
-    return secagg.from_ring(torch.stack(list(answers)).sum(0, dtype=ring.dtype), ring.fraction_bits)
+    return secagg.from_ring(torch.stack(list(answers_by_slot)).sum(0, dtype=ring.dtype), ring.fraction_bits)
 
 
-def peeled(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tensor | None:
-    """Return what one client masked, [k] float64, as all others tell who pool their keys; None where they do not."""
+def unmasked_answer(view: View, exchange: Exchange, answer: Tensor, masks: Masks) -> Tensor | None:
+    """Return one client's unmasked numbers [k] float64, from all others' keys; None if the view lacks some."""
     server, client = view.state_at(exchange), exchange.slot.client
-    missing = others_masks(view, exchange, range(view.plan.clients), lambda keys: keys, PURPOSE, len(answer))
+    missing = others_masks(view, exchange, range(view.plan.clients), lambda keys: keys, ANSWER_MASKS, len(answer))
     if missing is None or server is None:
         return None
     ring, counts = RINGS[masks], server.counts

@@ -1,4 +1,4 @@
-"""What papers print about their defenses, one TOML file a paper; `ppbench/federation/claim.py` says how it is read."""
+"""Papers' claims about their defenses, one TOML file per paper; `ppbench/federation/claim.py` describes the format."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ppbench.federation.claim import Paper, read_paper
 
 @lru_cache
 def paper(name: str) -> Paper:
-    """Return what the paper prints that is kept in `name`.toml, read once a process."""
+    """Return the paper in `name`.toml, read once per process."""
     return read_paper(Path(__file__).with_name(f"{name}.toml"))

@@ -1,4 +1,4 @@
-"""Clipping, and Gaussian noise whose parts add up to a budget's: what TP-SMC and HybridAlpha do before they encrypt."""
+"""Clipping, and Gaussian noise in shares that add up to the budget's, before TP-SMC and HybridAlpha encrypt."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 
 from ppbench.base.tree import Params
 from ppbench.defenses.encrypted.sums import EncryptedSums
-from ppbench.defenses.mpdp.accounting import gaussian_epsilon, theta_max
-from ppbench.defenses.mpdp.model_perturbation import PAPER, QUICK
+from ppbench.defenses.mpdp.accounting import composed_epsilon, theta_max
+from ppbench.defenses.mpdp.model_perturbation import MPDP_PAPER_SETTING, MPDP_QUICK_SETTING
 from ppbench.federation import secagg
 from ppbench.federation.bounds import OpenFraction, between
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.optim import Layout
-from ppbench.federation.plain import seen_by_client
+from ppbench.federation.plain import client_observations
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import Exchange, View
 
 
 @dataclass(frozen=True)
 class ReducedNoise(EncryptedSums):
-    """Clients clip their update and add a part of the noise: t - 1 honest parts are as much as the budget asks for.
+    """Clients clip their update and add a share of the noise: t - 1 honest shares suffice for the budget.
 
-    sigma of a sum in which one client's part has norm `bound` at most is that of MP-DP's Eq. [23], so that budgets
-    compare; each client adds N(0, sigma^2 / (t - 1)) (Truex et al. 2019, Section 3.3). All count equally, 1/N.
+    sigma, for a sum in which one client's part has norm at most `bound`, is that of MP-DP's Eq. [23], so that budgets
+    are comparable; each client adds N(0, sigma^2 / (t - 1)) (Truex et al. 2019, Section 3.3). Weights are equal, 1/N.
 
-    epsilon, delta: privacy budget of ONE round. bound: L2 norm that an update is clipped to.
+    epsilon, delta: privacy budget of ONE round. bound: L2 norm to which an update is clipped.
     """
 
     epsilon: Annotated[float, between(1e-6, 1e6)] = 3.0
@@ -40,12 +40,12 @@ class ReducedNoise(EncryptedSums):
 
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": PAPER}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": MPDP_QUICK_SETTING, "paper": MPDP_PAPER_SETTING}
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why there is no guarantee against everybody, and what there is as long as t clients are honest."""
+        """Return why there is no general guarantee, and the epsilon that holds while t clients are honest."""
         rounds, honest = max(1, rounds), f"{self.trusted(plan)} of {plan.clients} clients"
-        total = gaussian_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, rounds)
+        total = composed_epsilon(4 * theta_max(self.epsilon, self.delta), self.delta, rounds)
         return (
             f"only while {honest} are honest is there one (then epsilon {total:.3g} an example over {rounds} rounds, "
             f"delta {self.delta:g}); more colluders know too much of the noise"
@@ -60,7 +60,7 @@ class ReducedNoise(EncryptedSums):
         return Noise("gaussian", self.sigma(plan)) if plan.local.upload == "gradient" else None
 
     def weights(self, server: Server, clients: Sequence[int]) -> list[float]:
-        """Return equal weights 1/N: a client's part in the sum is bounded then."""
+        """Return equal weights 1/N, so that a client's part in the sum is bounded."""
         return [1 / len(clients)] * len(clients)
 
     def encoded(self, ctx: Context, keys: secagg.Keys, result: Params) -> Tensor:
@@ -78,35 +78,35 @@ class ReducedNoise(EncryptedSums):
 
     def evidence(self, view: View) -> list[Evidence]:
         """Return, to a client, the others' mean from two models in a row less what it sent; as its base to others."""
-        if view.threat.startswith("client/"):
+        if not view.threat.sees_uploads:
             return self._others(view)
         return super().evidence(view)
 
     def piece(
-        self, view: View, shared: Shared, unit: Sequence[Exchange], seen: Sequence[Exchange], words: Tensor
+        self, view: View, shared: Shared, unit: Sequence[Exchange], summed: Sequence[Exchange], words: Tensor
     ) -> Evidence | None:
-        """As its base; to a listener, who has what the server decrypts by, the same at the broadcast's weights."""
+        """As the base class; an eavesdropper, which can decrypt like the server, gets it at the broadcast's weights."""
         if view.state_at(unit[0]) is not None:
-            return super().piece(view, shared, unit, seen, words)
-        params = unit[0].asked.params
+            return super().piece(view, shared, unit, summed, words)
+        params = unit[0].request.params
         server = Server(params, (), torch.zeros(0, dtype=torch.int64), ())
-        observed = self.read(view.plan, server, words, len(seen) / len(unit) * as_gradient(view.plan, unit[0].round))
-        return Evidence(tuple(e.slot for e in seen), observed, shared.at(params), params, channel="sum")
+        observed = self.read(view.plan, server, words, len(summed) / len(unit) * as_gradient(view.plan, unit[0].round))
+        return Evidence(tuple(e.slot for e in summed), observed, shared.at(params), params, channel="sum")
 
     def _others(self, view: View) -> list[Evidence]:
-        """Return the others' mean gradient by the delivered models and one's own upload, which one's keys open."""
-        opt, shared, found = view.plan.server_opt, Shared(view.plan), []
+        """Return the others' mean gradient from two models and the client's own upload, decrypted by its keys."""
+        opt, shared, pieces = view.plan.server_opt, Shared(view.plan), []
         if opt.name != "sgd" or opt.momentum:
             return []
-        for others, mine, first, second in seen_by_client(view):
-            me = mine.slot.client
-            words = self._bare(view, mine, {me: view.state_at(mine, me)})
-            if words is None:
+        for others, own_uploads, first, second in client_observations(view):
+            states = {e.slot.client: view.state_at(e, e.slot.client) for e in own_uploads}
+            words = [w for e in own_uploads if (w := self._bare(view, e, states)) is not None]
+            if len(words) < len(own_uploads):
                 continue
             layout, size = Layout.of(first), view.plan.clients
-            own = secagg.from_ring(words, self.fraction_bits)
+            own = secagg.from_ring(torch.stack(words).sum(0), self.fraction_bits)
             moved = (layout.pack(first).double() - layout.pack(second).double()) / opt.lr
-            mean = (moved - own.to(moved.device)) * size / (size - 1) / as_gradient(view.plan, mine.round)
+            mean = (moved - own.to(moved.device)) * size / len(others) / as_gradient(view.plan, own_uploads[0].round)
             observed = layout.unpack(mean)
-            found.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
-        return found
+            pieces.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
+        return pieces

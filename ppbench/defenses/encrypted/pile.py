@@ -1,9 +1,9 @@
-"""PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as the MP-DP paper has it.
+"""PILE: a perturbed model, and uploads under threshold Paillier (Tang et al. 2023), as in the MP-DP paper.
 
-The MP-DP paper says of it: clients train on a perturbed model, the server recovers the exact aggregate, homomorphic
+According to the MP-DP paper, clients train on a perturbed model, the server recovers the exact aggregate, homomorphic
 encryption hides the uploads, there is no noise (its accuracy is FedAvg's), and it is slow, mostly in decryption. So it
-is PBPFL whose three surrogates are encrypted, like those of extended PBPFL but by another scheme. Its zero-knowledge
-proofs, by which a server rejects wrong gradients, change no view of honest parties and are neither run nor timed.
+is PBPFL with encrypted surrogates, like extended PBPFL but by another scheme. Its zero-knowledge proofs, by which a
+server rejects wrong gradients, change no view of honest parties and are neither run nor timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from ppbench.base.tree import Params
 from ppbench.defenses.claims import paper
 from ppbench.defenses.encrypted.threshold import ThresholdDefense
-from ppbench.defenses.mpdp.model_perturbation import PAPER, QUICK
+from ppbench.defenses.mpdp.model_perturbation import MPDP_PAPER_SETTING, MPDP_QUICK_SETTING
 from ppbench.defenses.pbpfl.extended import ORDERS, family_bits
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
@@ -35,10 +35,10 @@ YANG2024 = paper("yang2024")
 
 @dataclass(frozen=True)
 class PILE(ThresholdDefense, PBPFL):
-    """PBPFL whose clients encrypt the surrogates under threshold Paillier: the server reads the exact sum alone.
+    """PBPFL whose clients encrypt the surrogates under threshold Paillier: the server reads only the exact sum.
 
-    N - t + 1 colluding clients, t being trusted in, open every upload; the server then recovers that client's exact
-    gradient. Clients see a perturbed model. fraction_bits: as `pbpfl_ext` has them.
+    N - t + 1 colluding clients (t are trusted) can decrypt every upload; the server then recovers that client's exact
+    gradient. Clients see a perturbed model. fraction_bits: as in `pbpfl_ext`.
     """
 
     fraction_bits: Bits = 48
@@ -48,12 +48,12 @@ class PILE(ThresholdDefense, PBPFL):
         "Tang et al., PILE: Robust Privacy-Preserving Federated Learning via Verifiable Perturbations, TDSC 2023"
     )
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (1.0, 10.0, 100.0), "paper": (10.0,)}
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": PAPER}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": MPDP_QUICK_SETTING, "paper": MPDP_PAPER_SETTING}
     claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("pile")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     def values(self, plan: Plan) -> int:
-        """Return how many numbers a client encrypts: three surrogates."""
+        """Return the count of numbers that a client encrypts: three surrogates."""
         return len(ORDERS) * plan.net.parameter_count
 
     def bits(self, family: str, width: int) -> int:
@@ -70,23 +70,23 @@ class PILE(ThresholdDefense, PBPFL):
         return torch.cat(parts)
 
     def surrogates(self, words: Tensor, share: float, like: Params) -> Surrogates:
-        """Return what words [3 P] int64 are `share` times, float64."""
-        layout, width, found = Layout.of(like), like[HEAD_WEIGHT].shape[1], []
+        """Return the surrogates, float64, of words [3 P] int64 that are `share` times them."""
+        layout, width, trees = Layout.of(like), like[HEAD_WEIGHT].shape[1], []
         for family, part in zip(ORDERS, words.chunk(len(ORDERS)), strict=True):
             tree = layout.unpack(secagg.from_ring(part, self.bits(family, width)) / share)
-            found.append({n: v[None] for n, v in tree.items()} if family == "sigma" else tree)
-        return Surrogates(*found)
+            trees.append({n: v[None] for n, v in tree.items()} if family == "sigma" else tree)
+        return Surrogates(*trees)
 
     def read(self, plan: Plan, server: Server, words: Tensor, share: float) -> Params:
-        """Return the exact gradient at the true weights that the surrogates' words are `share` times, float64."""
+        """Return the exact gradient at the true weights, float64, from words that are `share` times the surrogates."""
         return self.recover(plan, server, self.surrogates(words, share, server.params))
 
     def piece(
-        self, view: View, shared: Shared, unit: Sequence[Exchange], seen: Sequence[Exchange], words: Tensor
+        self, view: View, shared: Shared, unit: Sequence[Exchange], summed: Sequence[Exchange], words: Tensor
     ) -> Evidence | None:
-        """As its base; to a listener, who decrypts the sum as well, the mean of the first surrogates where they are."""
+        """As the base class; an eavesdropper, which can decrypt the sum, gets the mean first surrogate."""
         if view.state_at(unit[0]) is not None:
-            return super().piece(view, shared, unit, seen, words)
-        params = unit[0].asked.params
+            return super().piece(view, shared, unit, summed, words)
+        params = unit[0].request.params
         observed = self.surrogates(words.to(params[HEAD_WEIGHT].device), 1.0, params).g
-        return Evidence(tuple(e.slot for e in seen), observed, shared.at(params), params, channel="g")
+        return Evidence(tuple(e.slot for e in summed), observed, shared.at(params), params, channel="g")

@@ -1,7 +1,7 @@
-"""Shamir's secret sharing of clients' private keys, by which as many clients as the threshold decrypt anything.
+"""Shamir's secret sharing of clients' private keys: a threshold of clients can decrypt everything.
 
 A key of 32 bytes is 16 numbers below 2^16, each the value at 0 of a random polynomial modulo 2^16 + 1 of degree
-threshold - 1; client c holds its value at c + 1 (Shamir 1979). Fewer shares than the threshold say nothing at all.
+threshold - 1; client c gets its value at c + 1 (Shamir 1979). Fewer shares than the threshold reveal nothing.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ PRIME = 2**16 + 1
 LIMBS = 16
 
 
-def shared_out(private: Tensor, clients: int, threshold: int, generator: torch.Generator) -> Tensor:
-    """Return the shares [N, 16] int64 of a key [32] uint8 for `clients` clients, of which `threshold` give it back."""
+def split_key(private: Tensor, clients: int, threshold: int, generator: torch.Generator) -> Tensor:
+    """Return the shares [N, 16] int64 of a key [32] uint8 for `clients` clients; `threshold` of them restore it."""
     limbs = private.cpu().contiguous().view(torch.int16).to(torch.int64) % 2**16
     higher = torch.randint(0, PRIME, (threshold - 1, LIMBS), generator=generator)
-    found = torch.zeros(clients, LIMBS, dtype=torch.int64)
+    values = torch.zeros(clients, LIMBS, dtype=torch.int64)
     points = torch.arange(1, clients + 1)[:, None]
     for coefficient in (*higher.flip(0), limbs):  # Horner's rule
-        found = (found * points + coefficient) % PRIME
-    return found
+        values = (values * points + coefficient) % PRIME
+    return values
 
 
-def joined(shares: Mapping[int, Tensor]) -> Tensor:
-    """Return the key [32] uint8 from as many clients' shares [16] as the threshold, or more: the value at 0."""
+def joined_key(shares: Mapping[int, Tensor]) -> Tensor:
+    """Return the key [32] uint8 from at least `threshold` clients' shares [16]."""
     total = torch.zeros(LIMBS, dtype=torch.int64)
     for client, share in shares.items():
         weight = 1

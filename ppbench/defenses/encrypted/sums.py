@@ -1,6 +1,6 @@
-"""What TP-SMC, HybridAlpha and PILE share: clients encrypt numbers, and their sum is all that the server decrypts.
+"""The common base of TP-SMC, HybridAlpha and PILE: clients encrypt numbers, and the server decrypts only their sum.
 
-A scheme says how a number is padded and who can take the pad off; a defense what is encrypted and what a sum means.
+A scheme defines the pads and who can remove them; a defense what is encrypted and what a sum means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.encrypted.ciphertexts import Ciphertext, words_of
+from ppbench.defenses.encrypted.ciphertexts import Ciphertext, ciphertext_words
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, between
 from ppbench.federation.ciphering import Ciphering
@@ -22,15 +22,16 @@ from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Plan
-from ppbench.federation.view import TARGET, Exchange, View, colludes
+from ppbench.federation.threats import TARGET
+from ppbench.federation.view import Exchange, View
 
 
 @dataclass(frozen=True)
 class EncryptedSums(secagg.PairedDefense):
-    """Clients encrypt their share of the mean, and the server reads the sum of the cohort and no upload.
+    """Clients encrypt their share of the mean; the server reads the cohort's sum, but no upload.
 
-    honest: share of the clients that the scheme trusts in, t = ceil(honest N) of them, at least 2. fraction_bits: of
-    fixed-point numbers; 40 hold values below 4e6 to 5e-13.
+    honest: trusted share of the clients, t = ceil(honest N) of them, at least 2. fraction_bits: of fixed-point numbers;
+    40 represent values below 4e6 to 5e-13.
     """
 
     honest: Annotated[float, between(1e-3, 1)] = 0.5
@@ -42,33 +43,33 @@ class EncryptedSums(secagg.PairedDefense):
         return True
 
     def trusted(self, plan: Plan) -> int:
-        """Return t, how many clients at least are honest."""
+        """Return t, the least number of honest clients."""
         return max(2, math.ceil(self.honest * plan.clients))
 
     def values(self, plan: Plan) -> int:
-        """Return how many numbers a client encrypts. Default: one a parameter."""
+        """Return the count of numbers that a client encrypts. Default: one per parameter."""
         return plan.net.parameter_count
 
     # -- the scheme ----------------------------------------------------------------------------------------------
     def ciphering(self, plan: Plan) -> Ciphering:
-        """Return what is encrypted in a round, and how many must decrypt."""
+        """Return the encryption of a round."""
         raise NotImplementedError
 
     def total(self, view: View, unit: Sequence[Exchange]) -> Tensor | None:
-        """Return the sum [values] int64 of a cohort's uploads as who has `view` decrypts it; None: he cannot."""
+        """Return the decrypted sum [values] int64 of a cohort's uploads; None: the adversary cannot decrypt it."""
         raise NotImplementedError
 
     def pad(self, ctx: Context, states: Mapping[int, Tree], words: int) -> Tensor | None:
-        """Return what hides the upload of `ctx.party`, [words] int64, from clients with `states`; None: they cannot."""
+        """Return the pad [words] int64 of `ctx.party`'s upload from clients' `states`; None: they do not suffice."""
         raise NotImplementedError
 
     # -- what is encrypted ---------------------------------------------------------------------------------------
     def encoded(self, ctx: Context, keys: secagg.Keys, result: Tree) -> Tensor:
-        """Return what a client encrypts of what it computed: its share of the mean in fixed point, [values] int64."""
+        """Return what a client encrypts: its share of the mean in fixed point, [values] int64."""
         raise NotImplementedError
 
     def read(self, plan: Plan, server: Server, words: Tensor, share: float) -> Params:
-        """Return the update, float64, that `words` [values] int64 are `share` times, as the server makes it."""
+        """Return the update, float64, from `words` [values] int64 that are `share` times it."""
         raise NotImplementedError
 
     def applied(self, ctx: Context, server: Server, total: Tensor) -> Server:
@@ -79,7 +80,7 @@ class EncryptedSums(secagg.PairedDefense):
 
     # -- what a view opens ---------------------------------------------------------------------------------------
     def uploads(self, view: View) -> list[list[Exchange]]:
-        """Return the encrypted uploads of each whole cohort, of several rounds the first, in the order of clients."""
+        """Return the first encrypted uploads of each whole cohort, in the order of clients."""
         first: dict[object, Exchange] = {}
         for exchange in view.exchanges():
             if isinstance(exchange.answer, Ciphertext):
@@ -88,62 +89,65 @@ class EncryptedSums(secagg.PairedDefense):
         return [sorted(unit, key=lambda e: e.slot.client) for unit in whole]
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the mean of each whole cohort, to colluders what they open, to a client nothing of its own making."""
-        if colludes(view.threat):
+        """Return evidence of each whole cohort's mean; for colluders see `opened`."""
+        if view.threat.colludes:
             return self.opened(view)
-        shared, found = Shared(view.plan), []
+        shared, pieces = Shared(view.plan), []
         for unit in self.uploads(view):
             total = self.total(view, unit)
-            one = None if total is None else self.piece(view, shared, unit, unit, total)
-            found += [] if one is None else [one]
-        return found
+            piece = None if total is None else self.piece(view, shared, unit, unit, total)
+            pieces += [] if piece is None else [piece]
+        return pieces
 
     def opened(self, view: View, members: Sequence[int] | None = None) -> list[Evidence]:
-        """Return what the server and `members` (default: all whose states it has) decrypt of client 0's uploads.
+        """Return what the server and `members` (default: all whose states it has) can decrypt of client 0's uploads.
 
-        As many as the scheme needs open the upload itself. Fewer know the sum of the others, who are in it with client
-        0, as the sum less what they sent themselves; then the unit has all of these.
+        Enough members decrypt the upload itself. Fewer know the sum of all other clients, client 0 among them: the
+        total less their own uploads; then the unit has all of these clients.
         """
-        shared, found = Shared(view.plan), []
+        shared, pieces = Shared(view.plan), []
         for unit in self.uploads(view):
             everybody = {e.slot.client: view.state_at(e, e.slot.client) for e in unit}
-            inside = {c: s for c, s in everybody.items() if s is not None and (members is None or c in members)}
-            target, words = unit[TARGET], self._bare(view, unit[TARGET], inside)
-            seen: Sequence[Exchange] = [target]
+            states = {c: s for c, s in everybody.items() if s is not None and (members is None or c in members)}
+            target, words = unit[TARGET], self._bare(view, unit[TARGET], states)
+            summed: Sequence[Exchange] = [target]
             if words is None:
-                seen = [e for e in unit if e.slot.client not in inside]
-                words = self._rest(view, unit, inside)
-            one = None if words is None else self.piece(view, shared, unit, seen, words)
-            found += [] if one is None else [one]
-        return found
+                summed = [e for e in unit if e.slot.client not in states]
+                words = self._rest(view, unit, states)
+            piece = None if words is None else self.piece(view, shared, unit, summed, words)
+            pieces += [] if piece is None else [piece]
+        return pieces
 
     def piece(
-        self, view: View, shared: Shared, unit: Sequence[Exchange], seen: Sequence[Exchange], words: Tensor
+        self, view: View, shared: Shared, unit: Sequence[Exchange], summed: Sequence[Exchange], words: Tensor
     ) -> Evidence | None:
-        """Return evidence of the summed words [values] int64 of `seen`, exchanges of the cohort `unit`."""
+        """Return evidence from the words [values] int64 of the sum over `summed`, exchanges of the cohort `unit`."""
         server = view.state_at(unit[0])
         if server is None:
             return None
-        every = self.weights(server, [e.slot.client for e in unit])
-        mine = [w for e, w in zip(unit, every, strict=True) if e in seen]
-        shares = tuple(w / sum(mine) for w in mine)
+        all_weights = self.weights(server, [e.slot.client for e in unit])
+        weights = [w for e, w in zip(unit, all_weights, strict=True) if e in summed]
+        shares = tuple(w / sum(weights) for w in weights)
         equal = max(shares) - min(shares) < 1e-12
         device = next(iter(server.params.values())).device
-        scale = sum(mine) * as_gradient(view.plan, unit[0].round)
+        scale = sum(weights) * as_gradient(view.plan, unit[0].round)
         observed = self.read(view.plan, server, words.to(device), scale)
-        slots = tuple(e.slot for e in seen)
+        slots = tuple(e.slot for e in summed)
         simulate = shared.at(server.params, () if equal else shares)
         return Evidence(slots, observed, simulate, server.params if equal else None, channel="sum")
 
     def _bare(self, view: View, exchange: Exchange, states: Mapping[int, Tree]) -> Tensor | None:
-        """Return the words [values] int64 of one upload, or None: it is hidden from those with `states`."""
-        client, words = exchange.slot.client, words_of(exchange.slot.client, exchange.answer, self.values(view.plan))
+        """Return the words [values] int64 of one upload; None: clients with `states` cannot decrypt it."""
+        client, words = (
+            exchange.slot.client,
+            ciphertext_words(exchange.slot.client, exchange.answer, self.values(view.plan)),
+        )
         ctx = Context(view.plan, exchange.round, view.session(exchange), client, torch.Generator())
         pad = self.pad(ctx, states, len(words))
         return None if pad is None else words - pad
 
     def _rest(self, view: View, unit: Sequence[Exchange], states: Mapping[int, Tree]) -> Tensor | None:
-        """Return the sum of a cohort less what those with `states` sent, [values] int64."""
+        """Return the sum of a cohort less the uploads of clients with `states`, [values] int64."""
         total = self.total(view, unit)
         for exchange in unit:
             if total is not None and exchange.slot.client in states:

@@ -1,10 +1,10 @@
-"""Threshold Paillier between clients: the server adds ciphertexts up, and a threshold of clients decrypts the sum.
+"""Threshold Paillier between clients: the server adds ciphertexts, and a threshold of clients decrypts the sum.
 
-What each party can read is what it could of the real scheme's messages, by other means. A client pads its numbers with
-one stream for each decryptor, from the key that both agree on; a partial decryption is the decryptor's streams of all
-clients, which only the sum of all ciphertexts is bared by. Private keys are Shamir-shared between clients, so that any
-coalition of `threshold` of them opens every single ciphertext, as the holders of so many key shares of Paillier do; a
-smaller one lacks an honest decryptor's streams, and learns the honest clients' sum, which is the total less its own.
+Each party can read exactly what it could in the real scheme. A client pads its numbers with one stream per decryptor,
+from their common key; a partial decryption is the sum of the decryptor's streams of all clients, which decrypts only
+the sum of all ciphertexts. Private keys are Shamir-shared between clients, so that any `threshold` of them can decrypt
+every ciphertext, like the holders of as many key shares of Paillier; a smaller coalition lacks an honest decryptor's
+streams, and learns only the honest clients' sum, the total less its own uploads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Tree, node
 from ppbench.defenses.encrypted import shares
-from ppbench.defenses.encrypted.ciphertexts import Ciphertext, sealed, words_of
+from ppbench.defenses.encrypted.ciphertexts import Ciphertext, ciphertext_of, ciphertext_words
 from ppbench.defenses.encrypted.sums import EncryptedSums
 from ppbench.federation import secagg
 from ppbench.federation.ciphering import Ciphering, paillier
@@ -27,13 +27,13 @@ from ppbench.federation.contract import Context, Round, Server, Step
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import Exchange, View
 
-PURPOSE = "threshold"
-DEALT = "shares"
+THRESHOLD_PADS = "threshold"
+SHARE_PADS = "shares"
 
 
 @node
 class Member:
-    """A client's state. keys: its own and those agreed on; shares: [N, 16] int64, its shares of every client's key."""
+    """A client's state. keys: its own and the shared ones; shares: [N, 16] int64, its shares of every client's key."""
 
     keys: secagg.Keys
     shares: Tensor
@@ -41,7 +41,7 @@ class Member:
 
 @node
 class Deal:
-    """Shares on their way, encrypted for who they are for. shares: [N, 16] int64, by receiver up and by sender down."""
+    """Shares encrypted for their receivers. shares: [N, 16] int64, by receiver (upwards) or by sender (downwards)."""
 
     shares: Tensor
 
@@ -55,14 +55,14 @@ class Decrypt:
 
 @node
 class Partial:
-    """Decryptor to server: its part of the decryption, in the form of ciphertexts."""
+    """Decryptor to server: its partial decryption, as ciphertexts."""
 
     part: Ciphertext
 
 
 @dataclass(frozen=True)
 class ThresholdDefense(EncryptedSums):
-    """Clients encrypt under threshold Paillier: N - t + 1 of them decrypt, one more than may be dishonest.
+    """Clients encrypt under threshold Paillier; N - t + 1 of them decrypt, one more than may be dishonest.
 
     key_bits: of Paillier's modulus.
     """
@@ -70,11 +70,11 @@ class ThresholdDefense(EncryptedSums):
     key_bits: Literal[2048, 3072] = 2048
 
     def threshold(self, plan: Plan) -> int:
-        """Return how many clients decrypt: N - t + 1, so that those who are not honest are one too few."""
+        """Return the number of decryptors: N - t + 1, one more than may be dishonest."""
         return plan.clients - self.trusted(plan) + 1
 
     def ciphering(self, plan: Plan) -> Ciphering:
-        """Return what is encrypted in a round."""
+        """Return the encryption of a round."""
         return paillier(self.key_bits, plan.clients, self.threshold(plan), self.values(plan))
 
     # -- set-up --------------------------------------------------------------------------------------------------
@@ -83,9 +83,9 @@ class ThresholdDefense(EncryptedSums):
         return Member(secagg.new_keys(ctx), torch.zeros(0, shares.LIMBS, dtype=torch.int64))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Exchange keys, everybody with everybody and itself, then pass on the shares of keys that clients deal."""
+        """Exchange public keys between all clients (each also with itself), then relay the shares of private keys."""
         everybody = torch.ones(len(cohort), len(cohort), dtype=torch.bool)
-        server = yield from secagg.setup(ctx, server, cohort, everybody)
+        server = yield from secagg.exchange_keys(ctx, server, cohort, everybody)
         dealt = yield Step(server, dict.fromkeys(cohort, Deal(torch.zeros(0, shares.LIMBS, dtype=torch.int64))))
         for client, answer in dealt.items():
             if not isinstance(answer, Deal) or answer.shares.shape != (len(cohort), shares.LIMBS):
@@ -95,8 +95,8 @@ class ThresholdDefense(EncryptedSums):
         return server
 
     def reply(self, ctx: Context, me: Member, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Answer at set-up; encrypt what was computed; decrypt in part what the server added up."""
-        if answer := secagg.answered(ctx, me.keys, message, data):
+        """Answer set-up messages, upload the encrypted result, or partially decrypt the server's sum."""
+        if answer := secagg.setup_answer(ctx, me.keys, message, data):
             return replace(me, keys=answer[0]), answer[1]
         if isinstance(message, Deal):
             if not len(message.shares):
@@ -104,39 +104,41 @@ class ThresholdDefense(EncryptedSums):
             pads = _pads(me.keys, ctx)
             return replace(me, shares=(message.shares - pads) % shares.PRIME), None
         if isinstance(message, Decrypt):
-            return me, Partial(sealed(self._partial(ctx, me, message.total), self.ciphering(ctx.plan)))
+            return me, Partial(ciphertext_of(self._partial(ctx, me, message.total), self.ciphering(ctx.plan)))
         return me, self.upload(ctx, me, result)
 
     def _dealt(self, ctx: Context, me: Member) -> Tensor:
-        """Return the shares of one's private key, each encrypted for who gets it: [N, 16] int64."""
+        """Return the shares of the client's private key, each encrypted for its receiver: [N, 16] int64."""
         threshold = self.threshold(ctx.plan)
-        own = shares.shared_out(me.keys.private, ctx.plan.clients, threshold, ctx.generator)
+        own = shares.split_key(me.keys.private, ctx.plan.clients, threshold, ctx.generator)
         return (own + _pads(me.keys, ctx, sent=True)) % shares.PRIME
 
     # -- a round -------------------------------------------------------------------------------------------------
     def upload(self, ctx: Context, me: Member, result: Tree) -> Ciphertext:
-        """Return the encrypted share of what was computed (Overflow)."""
+        """Return the client's encrypted share of the mean (Overflow)."""
         own = self.encoded(ctx, me.keys, result)
-        return sealed(own + _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own)), self.ciphering(ctx.plan))
+        return ciphertext_of(
+            own + _streams(me.keys, ctx, range(self.threshold(ctx.plan)), len(own)), self.ciphering(ctx.plan)
+        )
 
     def _partial(self, ctx: Context, me: Member, total: Ciphertext) -> Tensor:
-        """Return one decryptor's streams of all clients [values] int64: what the sum is bared by, and nothing else."""
+        """Return the sum of one decryptor's streams of all clients, [values] int64."""
         return _streams(me.keys, ctx, range(ctx.plan.clients), len(total.words))
 
     def round(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
-        """Broadcast, add the ciphertexts up, have the first clients decrypt the sum, and step on it."""
+        """Broadcast, add the ciphertexts, let the first clients decrypt the sum, and step on it."""
         server, message = self.broadcast(ctx, server)
         uploads = yield Step(server, dict.fromkeys(cohort, message))
         secagg.need_everybody(server, uploads)
         count = self.values(ctx.plan)
-        total = torch.stack([words_of(client, upload, count) for client, upload in uploads.items()]).sum(0)
-        request = Decrypt(sealed(total, self.ciphering(ctx.plan)))
+        total = torch.stack([ciphertext_words(client, upload, count) for client, upload in uploads.items()]).sum(0)
+        request = Decrypt(ciphertext_of(total, self.ciphering(ctx.plan)))
         parts = yield Step(server, dict.fromkeys(range(self.threshold(ctx.plan)), request))
-        return self.applied(ctx, server, bared(total, parts, self.threshold(ctx.plan)))
+        return self.applied(ctx, server, decrypted_sum(total, parts, self.threshold(ctx.plan)))
 
     # -- what a view opens ---------------------------------------------------------------------------------------
     def total(self, view: View, unit: Sequence[Exchange]) -> Tensor | None:
-        """Return the sum from all ciphertexts and partial decryptions, which who hears everything has as well."""
+        """Return the sum from all ciphertexts and partial decryptions, which an eavesdropper has too."""
         count, first = self.values(view.plan), unit[0]
         parts = {
             e.slot.client: e.answer
@@ -145,13 +147,13 @@ class ThresholdDefense(EncryptedSums):
         }
         if len(parts) < self.threshold(view.plan):
             return None
-        words = torch.stack([words_of(e.slot.client, e.answer, count) for e in unit]).sum(0)
-        return bared(words, parts, self.threshold(view.plan))
+        words = torch.stack([ciphertext_words(e.slot.client, e.answer, count) for e in unit]).sum(0)
+        return decrypted_sum(words, parts, self.threshold(view.plan))
 
     def pad(self, ctx: Context, states: Mapping[int, Member], words: int) -> Tensor | None:
-        """Return what a client padded its ciphertexts with: its own is known to it, every one to enough members.
+        """Return the pad of `ctx.party`: known to itself, and to at least `threshold` members.
 
-        As many as the threshold join their shares of every private key, and derive all streams.
+        The latter join their shares of every private key, and derive all streams.
         """
         threshold = self.threshold(ctx.plan)
         if ctx.party in states:
@@ -160,17 +162,17 @@ class ThresholdDefense(EncryptedSums):
             return None
         own = _private(states, ctx.party)
         deciders = [secagg.public_of(_private(states, decider)) for decider in range(threshold)]
-        keys = torch.stack([secagg.agreed(own, public, "A decryptor") for public in deciders])
+        keys = torch.stack([secagg.shared_secret(own, public, "A decryptor") for public in deciders])
         return _streams(replace(next(iter(states.values())).keys, shared=keys), ctx, range(threshold), words)
 
 
 def _private(states: Mapping[int, Member], client: int) -> Tensor:
-    """Return a client's private key [32] uint8 from the shares of as many members as the threshold."""
-    return shares.joined({member: state.shares[client] for member, state in states.items()})
+    """Return a client's private key [32] uint8 from the shares of at least `threshold` members."""
+    return shares.joined_key({member: state.shares[client] for member, state in states.items()})
 
 
-def bared(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
-    """Return the sum [values] int64 from that of the ciphertexts and all partial decryptions (ProtocolError)."""
+def decrypted_sum(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
+    """Return the sum [values] int64 from the ciphertexts' sum and all partial decryptions (ProtocolError)."""
     if len(parts) < threshold:
         raise ProtocolError(f"{len(parts)} of {threshold} clients decrypted; the sum cannot be read.")
     for client, part in parts.items():
@@ -178,22 +180,22 @@ def bared(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> Tensor:
             raise ProtocolError(
                 f"Client {client} answered with {type(part).__name__}, not with its part of a decryption."
             )
-        total = total - words_of(client, part.part, len(total))
+        total = total - ciphertext_words(client, part.part, len(total))
     return total
 
 
 def _streams(keys: secagg.Keys, ctx: Context, others: Sequence[int], words: int) -> Tensor:
-    """Return the sum [words] int64 of what `ctx.party` derives with each of `others`."""
+    """Return the sum [words] int64 of the streams that `ctx.party` shares with each of `others`."""
     total = torch.zeros(words, dtype=torch.int64)
     for other in others:
-        total = total + secagg.stream(keys, ctx, other, PURPOSE, words)
+        total = total + secagg.stream(keys, ctx, other, THRESHOLD_PADS, words)
     return total
 
 
 def _pads(keys: secagg.Keys, ctx: Context, sent: bool = False) -> Tensor:
-    """Return what encrypts shares [N, 16] int64 between `ctx.party` and every client, other ones each way."""
-    found = []
+    """Return the pads of shares [N, 16] int64 between `ctx.party` and every client, different for each direction."""
+    streams = []
     for other in range(ctx.plan.clients):
         sender, receiver = (ctx.party, other) if sent else (other, ctx.party)
-        found.append(secagg.stream(keys, ctx, other, f"{DEALT}-{sender}-{receiver}", shares.LIMBS))
-    return torch.stack(found) % shares.PRIME
+        streams.append(secagg.stream(keys, ctx, other, f"{SHARE_PADS}-{sender}-{receiver}", shares.LIMBS))
+    return torch.stack(streams) % shares.PRIME

@@ -1,4 +1,4 @@
-"""TP-SMC: parts of noise under threshold Paillier (Truex et al. 2019), as the MP-DP paper compares with it."""
+"""TP-SMC: shares of noise under threshold Paillier (Truex et al. 2019), as compared in the MP-DP paper."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ YANG2024 = paper("yang2024")
 
 @dataclass(frozen=True)
 class TPSMC(ReducedNoise, ThresholdDefense):
-    """Clients clip, add parts of the noise and encrypt; N - t + 1 of them decrypt the sum, t being honest.
+    """Clients clip, add shares of the noise and encrypt; N - t + 1 of them decrypt the sum (t are honest).
 
-    The server and fewer colluders read the noisy sum of the honest clients; as many open every upload, with its part of
-    the noise alone. All clients see each model. Nobody drops out.
+    The server and fewer colluders read the noisy sum of the honest clients; with N - t + 1 colluders it reads every
+    upload, which has only its share of the noise. All clients see each model. No client drops out.
     """
 
     name: ClassVar[str] = "tp_smc"

@@ -1,4 +1,4 @@
-"""What FedPC's parties send each other and keep, which answers its server refuses, and masks on ternaries.
+"""FedPC's messages and states, the server's checks of answers, and masks on ternaries.
 
 Masked ternaries are whole numbers modulo 2^16 or more, with masks among the round's senders.
 """
@@ -32,7 +32,7 @@ class Cost:
 class Command:
     """Server to client: how to answer the round, SEND_MODEL or SEND_TERNARY (uint8 scalar).
 
-    senders: [N] bool, the clients whose masks cancel in the sum; empty (no byte) where nothing is masked.
+    senders: [N] bool, the clients whose masks cancel in the sum; empty (no byte) without masks.
     """
 
     code: Tensor
@@ -48,21 +48,21 @@ class Weights:
 
 @node
 class Ternary:
-    """Any other client to server. packed: uint8, its ternary vector, with zeros behind where messages are padded."""
+    """Any other client to server. packed: uint8, its ternary vector, followed by zeros if messages are padded."""
 
     packed: Tensor
 
 
 @node
 class Masked:
-    """Any other client to server, in secure aggregation. words: [M] int16, int32 or int64, N_k T_k plus a mask."""
+    """Any other client to server, with masks. words: [M] int16, int32 or int64, N_k T_k plus a mask."""
 
     words: Tensor
 
 
 @node
 class Trained:
-    """What a client computes. params: its trained model Q; cost: float32 scalar."""
+    """A client's result. params: its trained model Q; cost: float32 scalar."""
 
     params: Params
     cost: Tensor
@@ -72,7 +72,7 @@ class Trained:
 class Worker:
     """A client's state: its secrets batch and epochs (int64 scalars) and rate (float32, a factor on the plan's).
 
-    last, before: P^{t-1} and P^{t-2}, trained: its Q^t; each `{}` until there is one. keys: `secagg.Keys`, or `()`.
+    last, before: P^{t-1} and P^{t-2}; trained: its Q^t; `{}` if there is none yet. keys: `secagg.Keys`, or `()`.
     """
 
     batch: Tensor
@@ -86,14 +86,14 @@ class Worker:
 
 @node
 class Ledger:
-    """The server's own. before: P^{t-2}, `{}` in round 1; costs: [N] float32 of the last round; pilots: [t-1] int64."""
+    """The server's own state. before: P^{t-2}, `{}` in round 1; costs: [N] float32, last round; pilots: [t-1] int64."""
 
     before: Params
     costs: Tensor
     pilots: Tensor
 
 
-# -- answers, as the server reads them: a malformed one is a ProtocolError that names its client -----------------------
+# -- the server's checks of answers: a malformed one is a ProtocolError that names its client --------------------------
 def cost_of(client: int, answer: Tree | None) -> Tensor:
     """Return the client's cost, a float32 scalar: finite and >= 0."""
     value: Tensor = _expected(client, answer, Cost).value
@@ -102,11 +102,11 @@ def cost_of(client: int, answer: Tree | None) -> Tensor:
     return value
 
 
-def model_of(client: int, upload: Tree | None, like: Params) -> Params:
+def pilot_model(client: int, upload: Tree | None, like: Params) -> Params:
     """Return the pilot's model: names, shapes and dtypes of `like`, all values finite."""
     params: Params = _expected(client, upload, Weights).params
-    found, right = ({n: (p.shape, p.dtype) for n, p in tree.items()} for tree in (params, like))
-    if found != right:
+    forms, expected = ({n: (p.shape, p.dtype) for n, p in tree.items()} for tree in (params, like))
+    if forms != expected:
         raise ProtocolError(f"Client {client} sent a model whose names, shapes or dtypes are not the global model's.")
     for name, value in params.items():
         if not bool(value.isfinite().all()):
@@ -126,8 +126,8 @@ def masked_of(client: int, upload: Tree | None, count: int, words: torch.dtype) 
     """Return the client's masked ternary vector, [count] of the dtype `words`."""
     sent: Tensor = _expected(client, upload, Masked).words
     if (sent.dtype, sent.shape) != (words, (count,)):
-        found = f"{sent.dtype} of shape {tuple(sent.shape)}"
-        raise ProtocolError(f"Client {client} sent masked ternaries as {found}, not {words} of shape ({count},).")
+        actual = f"{sent.dtype} of shape {tuple(sent.shape)}"
+        raise ProtocolError(f"Client {client} sent masked ternaries as {actual}, not {words} of shape ({count},).")
     return sent
 
 
@@ -138,37 +138,37 @@ def _expected(client: int, upload: Tree | None, kind: type) -> Tree:
     return upload
 
 
-PURPOSE = "ternary"  # of the masks' derivation: colluders derive theirs again under the same name
+TERNARY_MASKS = "ternary"  # of the masks' derivation: colluders derive theirs again under the same name
 
 
-def word(counts: Tensor) -> torch.dtype:
+def word_dtype(counts: Tensor) -> torch.dtype:
     """Return the smallest of int16, int32, int64 that holds sum_k N_k T_k, which lies within +-sum(counts)."""
     total = int(counts.sum())
     return next(dtype for dtype in (torch.int16, torch.int32, torch.int64) if total <= torch.iinfo(dtype).max)
 
 
-def masked(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> Tensor:
+def mask_ternary(ctx: Context, keys: secagg.Keys, senders: Tensor, trits: Tensor) -> Tensor:
     """Return a client's N_k T_k plus its mask, words [M]; over all `senders` [N] bool masks sum to 0 modulo the word.
 
-    Raises ProtocolError where the server names a set that is no protection: without this client, or nobody else in it.
+    ProtocolError: `senders` protects nothing, because this client is not in it, or nobody else is.
     """
     if senders.shape != keys.counts.shape or not bool(senders[ctx.party]) or int(senders.sum()) < 2:
         raise ProtocolError(f"The server asks client {ctx.party} to mask a ternary vector for itself alone.")
-    mask = secagg.zero_sum(_among(keys, senders), ctx, PURPOSE, len(trits))
-    return (int(keys.counts[ctx.party]) * trits.cpu().long() + mask).to(word(keys.counts))
+    mask = secagg.zero_sum(_among(keys, senders), ctx, TERNARY_MASKS, len(trits))
+    return (int(keys.counts[ctx.party]) * trits.cpu().long() + mask).to(word_dtype(keys.counts))
 
 
 def wrapped(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of masked words, int64, reduced to the range of `dtype`: the sum of what was masked."""
+    """Return the sum of masked words, int64, reduced to the range of `dtype`: the unmasked sum."""
     return total.to(dtype).long()
 
 
-def peeled(view: View, exchange: Exchange) -> Tensor | None:
-    """Return one client's masked ternaries, int8 [M], as all other senders tell who pool keys; else None."""
-    asked: Command = exchange.asked
-    words, senders = exchange.answer.words, asked.senders.nonzero()[:, 0].tolist()
+def unmasked_ternary(view: View, exchange: Exchange) -> Tensor | None:
+    """Return one client's unmasked ternaries, int8 [M], by all other senders' keys; None if the view lacks some."""
+    command: Command = exchange.request
+    words, senders = exchange.answer.words, command.senders.nonzero()[:, 0].tolist()
     masks = others_masks(
-        view, exchange, senders, lambda worker: _among(worker.keys, asked.senders), PURPOSE, len(words)
+        view, exchange, senders, lambda worker: _among(worker.keys, command.senders), TERNARY_MASKS, len(words)
     )
     if masks is None:
         return None

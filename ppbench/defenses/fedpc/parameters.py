@@ -1,4 +1,4 @@
-"""The public parameters of FedPC: what they may be, what messages say under them, and the federation they are for."""
+"""The public parameters of FedPC: their bounds, how they decode messages, and the federation of the paper."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of, word, wrapped
+from ppbench.defenses.fedpc.messages import Ternary, Weights, masked_of, ternary_of, word_dtype, wrapped
 from ppbench.defenses.fedpc.ternary import Packing, decoded
-from ppbench.federation.bounds import LARGE, SMALL, NonNegative, OpenFraction, Share
+from ppbench.federation.bounds import LARGEST_NUMBER, SMALLEST_POSITIVE, NonNegative, OpenFraction, UnitInterval
 from ppbench.federation.contract import Server
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Plan
 from ppbench.federation.secagg import PairedDefense
 
 MENUS = ("batch_sizes", "epochs", "rates")
-MENU_MOST: Mapping[str, float] = {"batch_sizes": 1_000_000, "epochs": 1000, "rates": LARGE}
+LARGEST_CHOICE: Mapping[str, float] = {"batch_sizes": 1_000_000, "epochs": 1000, "rates": LARGEST_NUMBER}
 """The largest choice of each menu."""
-CHOICES = 100
-QUICK: Mapping[str, Any] = {
+MOST_CHOICES = 100
+FEDPC_QUICK: Mapping[str, Any] = {
     "model": "lenet",
     "clients": 5,
     "rounds": 30,
@@ -40,9 +40,9 @@ QUICK: Mapping[str, Any] = {
     "probe": "local",
     "probe_rounds": 2,
 }
-# Tables 1, 2 and 4 at their largest number of workers, who start from one rate; how it decays is not said. The paper
-# attacks nothing; its theorems are about updates of many mini-batches.
-CENTRAL: Mapping[str, Any] = {
+# Tables 1, 2 and 4 at their largest number of workers, which start from one rate; its decay is not given. The paper
+# runs no attack; its theorems are about updates of many mini-batches.
+CAO2022_FEDERATION: Mapping[str, Any] = {
     "dataset": "cifar10",
     "model": "resnet50_fixup",
     "clients": 10,
@@ -57,8 +57,8 @@ CENTRAL: Mapping[str, Any] = {
     "attacks": ("standard",),
     "victims": 8,
 }
-FULL: Mapping[str, Any] = {
-    **CENTRAL,
+FEDPC_PAPER: Mapping[str, Any] = {
+    **CAO2022_FEDERATION,
     "grid": (0.2,),
     "settings": {"batch_sizes": "128,64,32", "rates": "1"},
     "attack_batch": (256,),
@@ -69,20 +69,20 @@ FULL: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Parameters(PairedDefense):
-    """Parameters of `protocol.FedPC`, and how anybody reads what is sent under them.
+    """Parameters of `protocol.FedPC`, and the public decoding of messages.
 
     Attributes:
-        beta: how much of the last step a weight must have moved to be told of, and how far a ternary moves it.
+        beta: the share of its last step that a weight must move to be reported, and by which a ternary moves it.
         ternary_sign: "plus" moves where the ternaries point (the paper's Figure A.8 and text); "minus" away (its Eq. 3
             as printed); "none" leaves them out.
         alpha0: how far a ternary moves a weight in round 1, which has no last step; the paper gives no value.
         batch_sizes, epochs, rates: public menus, comma-separated, from which each client draws its private batch size,
-            local epochs and factor on the plan's learning rate, once and for all.
-        packing: "two_bits" an entry, or "base3": five entries a byte.
-        padded: whether ternaries travel as long as a model, so that lengths do not tell the pilot; not with masks.
-        masks: "ring" adds masks to N_k T_k that cancel over the round's ternary senders, at 2 (or 4) bytes an entry.
-        flip: probability with which each ternary is drawn anew, uniformly.
-        pilot_clip: norm to which the pilot's update Q - P is scaled down; 0 for no clipping. pilot_sigma: standard
+            local epochs and factor on the plan's learning rate, once.
+        packing: "two_bits" per entry, or "base3": five entries per byte.
+        padded: whether ternaries are as long as a model, so that lengths do not reveal the pilot; not with masks.
+        masks: "ring" adds masks to N_k T_k that cancel over the round's ternary senders, at 2 (or 4) bytes per entry.
+        flip: probability with which each ternary is redrawn uniformly.
+        pilot_clip: norm to which the pilot's update Q - P is clipped; 0 for no clipping. pilot_sigma: standard
             deviation of Gaussian noise on each of its weights, in units of `pilot_clip`.
     """
 
@@ -95,7 +95,7 @@ class Parameters(PairedDefense):
     packing: Packing = "two_bits"
     padded: bool = False
     masks: Literal["none", "ring"] = "none"
-    flip: Share = 0.0
+    flip: UnitInterval = 0.0
     pilot_clip: NonNegative = 0.0
     pilot_sigma: NonNegative = 0.0
 
@@ -107,11 +107,11 @@ class Parameters(PairedDefense):
         return self.masks == "ring"
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse menus that cannot be read, and clients that upload one after another."""
+        """As the base class; also refuse invalid menus, and clients that upload one after another."""
         super().check(plan)
         for field in MENUS:
             kind = "numbers" if field == "rates" else "whole numbers"
-            right = f"at most {CHOICES} {kind} > 0, at most {MENU_MOST[field]:,.0f}, separated by commas"
+            right = f"at most {MOST_CHOICES} {kind} > 0, at most {LARGEST_CHOICE[field]:,.0f}, separated by commas"
             self.require(bool(self.menu(field)), field, right)
         self.require(not (self.paired and self.padded), "padded", "False where masks is 'ring'")
         self.require(self.pilot_clip > 0 or not self.pilot_sigma, "pilot_sigma", "0 where pilot_clip is 0")
@@ -122,20 +122,24 @@ class Parameters(PairedDefense):
             )
 
     def menu(self, field: str) -> list[float]:
-        """Return the choices of a menu, or none where anything in it is no number > 0 of the menu's kind."""
+        """Return the choices of a menu; none if any part is not a number > 0 of the menu's kind."""
         try:
             values = [float(part) if field == "rates" else int(part) for part in str(getattr(self, field)).split(",")]
         except ValueError:
             return []
-        most = MENU_MOST[field]
-        return values if len(values) <= CHOICES and all(SMALL <= value <= most for value in values) else []
+        most = LARGEST_CHOICE[field]
+        return (
+            values
+            if len(values) <= MOST_CHOICES and all(SMALLEST_POSITIVE <= value <= most for value in values)
+            else []
+        )
 
     def fewest_steps(self, count: int, batch: int, epochs: int) -> int:
-        """Return the fewest local steps that the menus leave a client: no plan says what it does."""
+        """Return the fewest local steps that the menus allow a client."""
         return int(min(self.menu("epochs"))) * math.ceil(count / max(self.menu("batch_sizes")))
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why there is no guarantee, whatever noise there is."""
+        """Return why there is no guarantee, even with noise."""
         if not (self.flip or self.pilot_sigma):
             return self.epsilon_reason
         entry = f", and a ternary's epsilon of {entry_epsilon(self.flip):.3g} is one entry's alone" if self.flip else ""
@@ -149,7 +153,7 @@ class Parameters(PairedDefense):
         if isinstance(upload, Ternary):
             flat = layout.pack(like)
             trits = decoded(upload.packed, len(flat), self.packing, self.padded)
-            return layout.unpack(trits.to(flat.device, torch.float32))  # peeled ones are on the CPU
+            return layout.unpack(trits.to(flat.device, torch.float32))  # unmasked ones are on the CPU
         raise ValueError(f"{type(upload).__name__} cannot be read by itself")
 
     def reach(self, last: Params, before: Params) -> Tensor:
@@ -161,9 +165,9 @@ class Parameters(PairedDefense):
         return self.beta * (flat - layout.pack(before)).double()
 
     def votes(self, server: Server, uploads: Mapping[int, Tree]) -> Tensor:
-        """Return sum_k N_k T_k, int64 [M], over the clients that were asked for ternaries (ProtocolError)."""
+        """Return sum_k N_k T_k, int64 [M], over the ternary senders (ProtocolError)."""
         total = torch.zeros_like(Layout.of(server.params).pack(server.params), dtype=torch.int64)
-        words = word(server.counts)
+        words = word_dtype(server.counts)
         for client, upload in uploads.items():
             if self.paired:
                 total = total + masked_of(client, upload, len(total), words).to(total.device)
@@ -174,5 +178,5 @@ class Parameters(PairedDefense):
 
 
 def entry_epsilon(flip: float) -> float:
-    """Return the local epsilon of one entry drawn anew with probability `flip` (three values); M compose."""
+    """Return the local epsilon of one entry redrawn with probability `flip` (three values); M entries compose."""
     return math.log(3 / flip - 2) if flip else math.inf

@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, finite
 from ppbench.defenses.claims import paper
-from ppbench.defenses.fedpc.evidence import evidence
+from ppbench.defenses.fedpc.evidence import fedpc_evidence
 from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
@@ -25,10 +25,10 @@ from ppbench.defenses.fedpc.messages import (
     Weights,
     Worker,
     cost_of,
-    masked,
-    model_of,
+    mask_ternary,
+    pilot_model,
 )
-from ppbench.defenses.fedpc.parameters import FULL, MENUS, QUICK, Parameters
+from ppbench.defenses.fedpc.parameters import FEDPC_PAPER, FEDPC_QUICK, MENUS, Parameters
 from ppbench.defenses.fedpc.ternary import encoded, first_ternary, later_ternary
 from ppbench.federation import secagg
 from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
@@ -40,15 +40,15 @@ from ppbench.federation.view import View
 
 CAO2022 = paper("cao2022")
 
-SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
+TERNARY_SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
 
 
 @dataclass(frozen=True)
 class FedPC(Parameters):
-    """Pilot and ternary vectors.
+    """A pilot's model and the others' ternary vectors.
 
-    A round: the model goes to all; each client trains with its private hyper-parameters and tells its cost C_k; the
-    client of largest goodness (`goodness`) is told to send its model Q, the others to send which way each weight went
+    A round: the model goes to all; each client trains with its private hyper-parameters and sends its cost C_k; the
+    client of largest goodness (`goodness`) sends its model Q, the others the direction of each weight's step
     (`ternary.py`). The next model is Q plus the others' ternaries times beta and the last step (`advanced`).
     """
 
@@ -58,7 +58,7 @@ class FedPC(Parameters):
     paper: ClassVar[str] = CAO2022.citation
     claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("fedpc")
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": FULL}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": FEDPC_QUICK, "paper": FEDPC_PAPER}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")
 
     def init_server(self, ctx: Context, params: Params) -> Server:
@@ -79,11 +79,13 @@ class FedPC(Parameters):
     def goodness(self, server: Server, costs: Mapping[int, Tensor]) -> dict[int, float]:
         """Return N_k / C_k in round 1, then N_k times the fall of the cost (Eq. 1), by client."""
         ledger: Ledger = server.own
-        found = {}
+        goodness_by_client = {}
         for client, cost in costs.items():
             count, now = server.counts[client].double(), cost.double()
-            found[client] = float(count * (ledger.costs[client].double() - now) if ledger.before else count / now)
-        return found
+            goodness_by_client[client] = float(
+                count * (ledger.costs[client].double() - now) if ledger.before else count / now
+            )
+        return goodness_by_client
 
     def commands(self, server: Server, cohort: Sequence[int], pilot: int) -> dict[int, Tree]:
         """Return the command to each client: the pilot sends its model, all others ternaries."""
@@ -96,20 +98,21 @@ class FedPC(Parameters):
     def advanced(self, server: Server, costs: Mapping[int, Tensor], pilot: int, uploads: Mapping[int, Tree]) -> Server:
         """Return the state after the round (Eq. 3): Q + s sum_k p_k T_k beta (P^{t-1} - P^{t-2}), p_k = N_k / N.
 
-        Over all k but the pilot (round 1: alpha0 T_k). The votes sum_k N_k T_k are whole numbers: masks change nothing.
+        Over all k but the pilot (round 1: alpha0 T_k). The votes sum_k N_k T_k are whole numbers, so masks do not
+        change the result.
         """
         ledger: Ledger = server.own
-        layout, trained = Layout.of(server.params), model_of(pilot, uploads.get(pilot), server.params)
+        layout, trained = Layout.of(server.params), pilot_model(pilot, uploads.get(pilot), server.params)
         votes = self.votes(server, {client: uploads.get(client) for client in costs if client != pilot})
         reach = self.reach(server.params, ledger.before)
         total = int(server.counts[list(costs)].sum())
         flat = layout.pack(trained)
-        step = SIGNS[self.ternary_sign] * reach * votes.double() / total
+        step = TERNARY_SIGNS[self.ternary_sign] * reach * votes.double() / total
         params = layout.unpack((flat.double() + step).to(flat.dtype))
-        told = ledger.costs.clone()
-        told[list(costs)] = torch.stack(list(costs.values()))
+        all_costs = ledger.costs.clone()
+        all_costs[list(costs)] = torch.stack(list(costs.values()))
         log = torch.cat([ledger.pilots, ledger.pilots.new_tensor([pilot])])
-        return Server(params, server.opt, server.counts, Ledger(server.params, told, log))
+        return Server(params, server.opt, server.counts, Ledger(server.params, all_costs, log))
 
     def init_client(self, ctx: Context, params: Params) -> Worker:
         """Draw the private hyper-parameters from the menus and, with masks, a key pair."""
@@ -121,7 +124,7 @@ class FedPC(Parameters):
         return Worker(batch, epochs, rate, {}, {}, {}, keys)
 
     def prepare(self, ctx: Context, me: Worker, message: Tree, data: Data) -> Job | None:
-        """Return the job of training with the private hyper-parameters; `own` is all of `data`, to tell the cost on."""
+        """Return the job of training with the private hyper-parameters; `own` is all of `data`, to compute the cost."""
         if not isinstance(message, Model):
             return None
         local = replace(ctx.plan.local, batch=int(me.batch), epochs=int(me.epochs))
@@ -134,11 +137,11 @@ class FedPC(Parameters):
         steps = replace(plan, local=replace(plan.local, upload="delta"))
         update = super().compute(steps, job)
         params = {name: value - update[name] for name, value in job.start.items()}
-        return Trained(params, mean_loss(plan, params, job.own))
+        return Trained(params, mean_loss_over_batches(plan, params, job.own))
 
     def reply(self, ctx: Context, me: Worker, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """Join; tell the cost of what was trained (Overflow: it has diverged); or send what is asked for (Alg. 2)."""
-        if self.paired and (joined := secagg.answered(ctx, me.keys, message, data)):
+        """Join; send the trained model's cost (Overflow: it has diverged); or answer a command (Alg. 2)."""
+        if self.paired and (joined := secagg.setup_answer(ctx, me.keys, message, data)):
             return replace(me, keys=joined[0]), joined[1]
         if isinstance(message, Hello):
             return me, Join(torch.tensor(len(data.x)))
@@ -146,23 +149,23 @@ class FedPC(Parameters):
             if not finite(result):
                 raise Overflow(f"Client {ctx.party}'s model or cost is not finite after local training.")
             return replace(me, last=message.params, before=me.last, trained=result.params), Cost(result.cost)
-        return replace(me, trained={}), self.told(ctx, me, message)
+        return replace(me, trained={}), self.answer_to(ctx, me, message)
 
-    def told(self, ctx: Context, me: Worker, command: Command) -> Tree:
-        """Return the worker's model or its ternary vector, as the command asks."""
+    def answer_to(self, ctx: Context, me: Worker, command: Command) -> Tree:
+        """Return the worker's model or its ternary vector, by the command."""
         if int(command.code) == SEND_MODEL:
             if self.pilot_clip:
-                return Weights(blurred(me.last, me.trained, self.pilot_clip, self.pilot_sigma, ctx.generator))
+                return Weights(noisy_model(me.last, me.trained, self.pilot_clip, self.pilot_sigma, ctx.generator))
             return Weights(me.trained)
         trits = self.ternary(ctx, me)
         if self.flip:
             trits = randomized(trits, self.flip, ctx.generator)
         if self.paired:
-            return Masked(masked(ctx, me.keys, command.senders, trits))
+            return Masked(mask_ternary(ctx, me.keys, command.senders, trits))
         return Ternary(encoded(trits, self.packing, self.padded))
 
     def ternary(self, ctx: Context, me: Worker) -> Tensor:
-        """Return which way each of the worker's weights went, int8 [M]."""
+        """Return the direction of each of the worker's weights, int8 [M]."""
         layout = Layout.of(me.last)
         last = layout.pack(me.last)
         step = layout.pack(me.trained) - last
@@ -175,13 +178,13 @@ class FedPC(Parameters):
         return "pilot" if any(isinstance(upload, Weights) for upload in uploads) else "ternary"
 
     def played(self, plan: Plan, server: Server) -> Tensor:
-        """Return how many rounds each client was pilot, and how many it was not, int64 [2, N]."""
+        """Return the number of rounds in which each client was pilot, and was not, int64 [2, N]."""
         pilot = server.own.pilots.cpu().bincount(minlength=plan.clients)
         return torch.stack([pilot, len(server.own.pilots) - pilot])
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return what an attacker believes who does not know FedPC, see `evidence.evidence`."""
-        return evidence(view)
+        """Return the evidence for an attacker unaware of FedPC, see `evidence.fedpc_evidence`."""
+        return fedpc_evidence(view)
 
 
 def in_order(data: Data, size: int) -> Batch:
@@ -191,7 +194,7 @@ def in_order(data: Data, size: int) -> Batch:
     return gather(data, index % count, (index < count).float())
 
 
-def mean_loss(plan: Plan, params: Params, batches: Batch) -> Tensor:
+def mean_loss_over_batches(plan: Plan, params: Params, batches: Batch) -> Tensor:
     """Return the mean loss of `params` over all batches [T, B], a float32 scalar, summed in float64."""
     total = torch.zeros((), dtype=torch.float64, device=batches.w.device)
     for t in range(batches.x.shape[0]):
@@ -201,13 +204,13 @@ def mean_loss(plan: Plan, params: Params, batches: Batch) -> Tensor:
 
 
 def randomized(trits: Tensor, flip: float, generator: torch.Generator) -> Tensor:
-    """Return int8 [M] with each entry drawn anew, uniformly from -1, 0, 1, with probability `flip`."""
+    """Return int8 [M] with each entry redrawn, uniformly from -1, 0, 1, with probability `flip`."""
     anew = torch.rand(len(trits), generator=generator) < flip
     drawn = torch.randint(-1, 2, (len(trits),), generator=generator, dtype=torch.int8)
     return torch.where(anew.to(trits.device), drawn.to(trits.device), trits)
 
 
-def blurred(last: Params, trained: Params, clip: float, sigma: float, generator: torch.Generator) -> Params:
+def noisy_model(last: Params, trained: Params, clip: float, sigma: float, generator: torch.Generator) -> Params:
     """Return the model P + clipped (Q - P) + noise: the update scaled to norm `clip`, noise N(0, (sigma clip)^2)."""
     layout = Layout.of(last)
     start = layout.pack(last)

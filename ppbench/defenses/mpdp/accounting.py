@@ -1,9 +1,9 @@
-"""What MP-DP claims to guarantee, in the paper's Gaussian view (Yang et al., arXiv 2412.11737, section 5).
+"""The guarantee that MP-DP claims, in the paper's Gaussian view (Yang et al., arXiv 2412.11737, section 5).
 
-A gradient that moves by a vector of L2 norm 1 is told from its old value as by one Gaussian measurement of squared
-signal-to-noise ratio theta; both sigmas are in units of the L2 sensitivity. That is not what the server sees: it knows
-the scales R, given which the noise is uniform (last part), and Psi and Phi carry no noise at all. So where a theorem's
-conditions hold, MP-DP is still not differentially private.
+Telling a gradient from one at L2 distance 1 is as hard as by one Gaussian measurement of squared signal-to-noise ratio
+theta; both sigmas are in units of the L2 sensitivity. The server's real view differs: it knows the scales R, given
+which the noise is uniform (last part), and Psi and Phi have no noise at all. So even if a theorem's conditions hold,
+MP-DP is not differentially private.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def epsilon_of(theta: float, delta: float) -> float:
     return theta / 2 + _factor(delta) * math.sqrt(theta)
 
 
-def gaussian_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
+def composed_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
     """Return the exact epsilon of `rounds` Gaussian measurements of squared signal-to-noise ratio theta each.
 
     T rounds have the ratio T theta, also when later rounds depend on earlier ones (Dong, Roth, Su 2022, Gaussian DP).
@@ -43,7 +43,7 @@ def gaussian_epsilon(theta: float, delta: float, rounds: int = 1) -> float:
     # Here, because importing it takes a second that most runs do not need.
     from dp_accounting import get_epsilon_gaussian
 
-    with np.errstate(divide="ignore"):  # its bracket may pass a point where delta underflows; log(0) is meant there
+    with np.errstate(divide="ignore"):  # its bracket may pass a point where delta underflows; log(0) is correct there
         return float(get_epsilon_gaussian(1 / math.sqrt(total), delta))
 
 
@@ -62,36 +62,36 @@ def exact_theta(adjacency: Tensor, sigma_eta: float, sigma_delta: float) -> floa
     if sigma_eta == 0:
         return math.inf
     values, vectors = torch.linalg.eigh(torch.diag(edges.sum(1)) - edges)
-    # One eigenvalue a component is 0; its rounding error must not be multiplied by a large pairwise noise.
+    # One eigenvalue per component is 0; its rounding error must not be multiplied by a large pairwise noise.
     values = torch.where(values < 1e-12 * len(edges), 0.0, values)
     diagonal = (vectors.square() / (sigma_eta**2 + sigma_delta**2 * values)).sum(1)
     return float(diagonal.max())
 
 
 def pairwise_factor(clients: int, n: int) -> float:
-    """Return 1/(floor((n-1)/3) - 1) + (12 + 6 ln K)/K, of 1/sigma_delta^2 in Theorem 11; infinite for n <= 6."""
+    """Return 1/(floor((n-1)/3) - 1) + (12 + 6 ln K)/K, the factor of 1/sigma_delta^2 in Theorem 11; inf for n <= 6."""
     denominator = (n - 1) // 3 - 1
     return math.inf if denominator < 1 else 1 / denominator + (12 + 6 * math.log(clients)) / clients
 
 
 def violations(clients: int, n: int, delta: float) -> tuple[str, ...]:
-    """Return the conditions of Theorem 11, (epsilon, 3 delta)-private, that K clients that pick n each do not meet."""
+    """Return the conditions of Theorem 11 that fail for K clients that pick n each; it gives (epsilon, 3 delta)."""
     least = {
         "4 ln(2K/(3 delta))": 4 * math.log(2 * clients / (3 * delta)),
         "6 ln(K/3)": 6 * math.log(clients / 3),
         "3/2 + (9/4) ln(2e/delta)": 1.5 + 2.25 * math.log(2 * math.e / delta),
     }
-    missed = ["K >= 81"] if clients < 81 else []
-    missed += [f"n <= K - 1 = {clients - 1}"] if n >= clients else []
-    missed += [f"n >= {formula} = {bound:.1f}" for formula, bound in least.items() if n < bound]
-    return tuple(f"Theorem 11 needs {what}, but K = {clients} and n = {n}" for what in missed)
+    failed = ["K >= 81"] if clients < 81 else []
+    failed += [f"n <= K - 1 = {clients - 1}"] if n >= clients else []
+    failed += [f"n >= {formula} = {bound:.1f}" for formula, bound in least.items() if n < bound]
+    return tuple(f"Theorem 11 needs {condition}, but K = {clients} and n = {n}" for condition in failed)
 
 
 @dataclass(frozen=True)
 class Sigmas:
     """Standard deviations of a client's own noise (eta) and of one pair's (delta), in units of the L2 sensitivity.
 
-    violated: conditions of the theorem that are not met; then there is no guarantee.
+    violated: failed conditions of the theorem; if there are any, there is no guarantee.
     """
 
     eta: float
@@ -104,9 +104,9 @@ def calibrate(
 ) -> Sigmas:
     """Return the sigmas with which Theorem 10 (complete graph) or 11 (n-out) claims (epsilon, delta) in one round.
 
-    Theorem 10 needs theta = 1/(K sigma_eta^2) + 1/(K sigma_delta^2): the paper prints sigma where sigma^2 is meant (its
-    Theorem 11 has the squares). Theorem 11 is used at a third of delta; what it does not cover gets the complete
-    graph's.
+    Theorem 10 needs theta = 1/(K sigma_eta^2) + 1/(K sigma_delta^2): the paper prints sigma for sigma^2 (its Theorem 11
+    has the squares). Theorem 11 is used at a third of delta; outside its conditions the complete graph's sigmas are
+    returned.
 
     n: others that each client picks, for "n_out". frac: share of Eq. [23]'s theta for the independent noise, in (0, 1).
     """
@@ -121,9 +121,9 @@ def calibrate(
 
 
 def delta_given_scales(sigma_eta: float) -> float:
-    """Return how surely who knows the scales R tells a shift of one coordinate by the sensitivity: delta, any epsilon.
+    """Return delta, for any epsilon, of a shift of one coordinate by the sensitivity, if the scales R are known.
 
     Given R the noise is R times a uniform, whose support moves with the gradient: off the common part, 1 - min(1, 1 /
-    (2 sqrt(2) sigma_eta R)), old and new are told apart for certain. This is the mean over R of law |DN*(1)|.
+    (2 sqrt(2) sigma_eta R)), old and new are distinguished with certainty. This is the mean over R of law |DN*(1)|.
     """
     return math.erf(1 / (2 * math.sqrt(2) * sigma_eta))

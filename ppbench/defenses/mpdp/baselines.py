@@ -28,7 +28,7 @@ YANG2024 = paper("yang2024")
 class MPDPNaive(ModelPerturbation):
     """PBPFL's perturbation of the original network, and Gaussian noise on the first surrogate (Eq. 7-8).
 
-    Recovered noise is multiplied by quotients r_i / r_j, and all of it stays in the mean. sigma is that of Eq. [23] for
+    Recovery multiplies the noise by quotients r_i / r_j, and the mean keeps all of it. sigma is that of Eq. [23] for
     one client's gradient; scales are PBPFL's.
     """
 
@@ -50,7 +50,7 @@ class MPDPNaive(ModelPerturbation):
         return self.sigma() ** 2
 
     def expansion(self, plan: Plan) -> Expansion:
-        """Return the original network: nothing is expanded."""
+        """Return the original network, not expanded."""
         return unexpanded(plan.spec)
 
     def scales(self, ctx: Context) -> Tensor:
@@ -66,15 +66,15 @@ class MPDPNaive(ModelPerturbation):
 class MPCDP(ModelPerturbation):
     """Model perturbation with central noise: the server recovers every gradient and adds noise to their mean.
 
-    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K. Clients clip as those of MP-DP do.
-    The server clips what it recovers too, unless clip is "none": it knows the true norm, so "oracle" is its part alone.
+    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K. Clients clip as in MP-DP. The
+    server also clips recovered gradients, unless clip is "none"; it knows the true norm: with "oracle" it alone clips.
     """
 
     name: ClassVar[str] = "mp_cdp"
     claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mp_cdp")
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why there is no guarantee against the server, and what there is against others."""
+        """Return why there is no guarantee against the server, and the one against others."""
         return (
             "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
             f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"

@@ -1,11 +1,11 @@
-"""MP-DP's expanded network: transitional layers, where their scales enter, and which law each scale has.
+"""MP-DP's expanded network: its transitional layers, where their scales enter, and the law of each scale.
 
 Yang et al., arXiv 2412.11737, Eq. 12-14. In PBPFL a weight's entry (i, j) is multiplied by r_i / r_j, and noise times a
-quotient is no Gaussian. A transitional layer (one factor a channel, 1 in the true network) behind every activation
-begins a fresh scale 1/s, so that the multiplier becomes the product r_i s_j, whose law can be chosen. A shortcut that
-has no weights needs one too: both summands must have one scale. Laws (Theorem 3): where X_1..X_m have the law DN*(m)
-and Y has DN(sigma, 1), uniform on (-sqrt(2) sigma, sqrt(2) sigma), the product of all is N(0, sigma^2). Scales take
-|DN*(m)|, m = 1 or 2: |DN*(1)| is chi_3 / sqrt(2), and so is a product of two |DN*(2)|. Draws are float64, on CPU.
+quotient is no Gaussian. A transitional layer (one factor per channel, 1 in the true network) after every activation
+begins a new scale 1/s, so that the multiplier becomes the product r_i s_j, whose law can be chosen. A shortcut without
+weights needs one too, because both summands must have one scale. Laws (Theorem 3): if X_1..X_m have the law DN*(m) and
+Y has DN(sigma, 1), uniform on (-sqrt(2) sigma, sqrt(2) sigma), the product of all is N(0, sigma^2). Scales have the law
+|DN*(m)|, m = 1 or 2: |DN*(1)| is chi_3 / sqrt(2), and so is a product of two |DN*(2)|. Draws are float64, on the CPU.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.mpdp.surgery import transformed
-from ppbench.nets.channels import ONE, Channels, Factor, LayerRefused, refusal
-from ppbench.nets.commuting import NORMS
+from ppbench.nets.channels import FIXED_SCALE, Channels, Factor, LayerRefused, refusal
+from ppbench.nets.commuting import NORM_LAYERS
 from ppbench.nets.net import HeldSpec, Net, NetSpec, build
-from ppbench.nets.walk import check_head, own_names, walk
+from ppbench.nets.walk import check_head, naming_refusals, walk
 
 SECOND_MOMENT = 3 / 2  # of R, of law |DN*(1)|
 
@@ -37,14 +37,14 @@ _VARIANCE = math.pi**2 / 8 - 1
 
 
 def scale_alone(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return draws of |DN*(1)| (Eq. [13]): of scales that are alone in a weight's multiplier."""
+    """Return draws of |DN*(1)| (Eq. [13]), of scales that are alone in a weight's multiplier."""
     return (torch.randn((3, *shape), generator=generator, dtype=torch.float64).square().sum(0) / 2).sqrt()
 
 
 def scale_of_two(shape: tuple[int, ...], generator: torch.Generator, terms: int = TERMS) -> Tensor:
-    """Return draws of |DN*(2)| by its series (Theorem 3), the terms after the first `terms` taken as one Gaussian.
+    """Return draws of |DN*(2)| by its series (Theorem 3), with one Gaussian for the terms after the first `terms`.
 
-    Without it the product's variance is low (.98 sigma^2 at 30 terms); its exact mean and variance are used.
+    The Gaussian has their exact mean and variance; without it the product's variance is low (0.98 sigma^2 at 30 terms).
     """
     log, mean, variance = torch.zeros(shape, dtype=torch.float64), _MEAN, _VARIANCE
     for term in range(1, terms + 1):
@@ -71,15 +71,15 @@ Flags = NDArray[np.bool_]
 class Laws:
     """The law of every free scale of an expanded network, by two flags [count].
 
-    inverse: it is 1/s (behind a transitional layer), not r (behind a weight). single: it is alone in a weight's
-    multiplier, of law |DN*(1)|; else two of law |DN*(2)| meet in a product.
+    inverse: it is 1/s (after a transitional layer), not r (after a weight). single: it is alone in a weight's
+    multiplier, of law |DN*(1)|; else two of law |DN*(2)| are multiplied.
     """
 
     inverse: Flags
     single: Flags
 
     def draw(self, generator: torch.Generator, floor: float = 0.0) -> Tensor:
-        """Return scales [count], float64, > 0: r, and 1/s where `inverse`; r and s are at least `floor`."""
+        """Return scales [count], float64, > 0: 1/s for `inverse` ones, else r; r and s are at least `floor`."""
         count = len(self.single)
         one, two = scale_alone((count,), generator), scale_of_two((count,), generator)
         value = torch.where(torch.from_numpy(self.single), one, two).clamp(min=floor)
@@ -103,41 +103,41 @@ class Expansion:
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Return (weights of the original network, transitional layers)."""
-        odd = {n: value for n, value in params.items() if n not in self.transitional}
-        return odd, {n: params[n] for n in self.transitional}
+        original = {n: value for n, value in params.items() if n not in self.transitional}
+        return original, {n: params[n] for n in self.transitional}
 
 
 @lru_cache
 def expanded(spec: NetSpec) -> Expansion:
-    """Return the expansion of the network that `spec` names, made once a process (UsageError: see `expand`)."""
+    """Return the expansion of the network of `spec`, made once per process (UsageError: see `expand`)."""
     return expand(build(spec))
 
 
 def expand(net: Net) -> Expansion:
     """Return the expansion of `net`.
 
-    A transitional layer follows every activation, and every shortcut starts with one. The head gets one of its own
-    where its inputs also feed other layers (a dense net's last block): its s has another law than theirs. Raises
-    UsageError for a layer that does not commute with scales, and where recovered noise would not be Gaussian.
+    A transitional layer follows every activation, and every shortcut starts with one. The head gets its own if its
+    inputs also feed other layers (a dense net's last block), because its s has another law than theirs. UsageError: a
+    layer does not commute with scales, or recovered noise would not be Gaussian.
     """
     check_head(net)
-    with own_names(net):
+    with naming_refusals(net):
         refuse_norms(net)
         for ahead_of_head in (False, True):
             made, shapes = transformed(net, ahead_of_head)
             channels = walk(made)
             refuse_biases(net, channels)
-            if not _head_shares(channels):
+            if not _head_shares_scales(channels):
                 break
         return Expansion(made, channels, _laws(channels), shapes)
 
 
 @lru_cache
 def unexpanded(spec: NetSpec) -> Expansion:
-    """Return the network that `spec` names without transitional layers, whose scales have no law (UsageError)."""
+    """Return the network of `spec` without transitional layers and without laws of its scales (UsageError)."""
     net = build(spec)
     check_head(net)
-    with own_names(net):
+    with naming_refusals(net):
         refuse_norms(net)
         channels = walk(net)
         refuse_biases(net, channels)
@@ -150,13 +150,13 @@ def unexpanded(spec: NetSpec) -> Expansion:
 def refuse_norms(net: Net) -> None:
     """Refuse a normalization layer, by name (UsageError)."""
     for name, layer in net.module.features.named_modules():
-        if isinstance(layer, NORMS):
+        if isinstance(layer, NORM_LAYERS):
             reason = f"({type(layer).__name__}) cancels the scale of its input or mixes channels"
             raise refusal(f"features.{name}", reason, "a network without norms")
 
 
 def refuse_biases(net: Net, channels: Channels) -> None:
-    """Refuse a bias or a multiplier, by name: one scale alone, or none, does not make its recovered noise Gaussian."""
+    """Refuse a bias or a multiplier, by name (UsageError): with at most one scale, recovered noise is not Gaussian."""
     alone = ["head.bias"] if net.head_bias else []
     alone += [n for n, f in channels.factors.items() if f.inp is None and not f.diagonal]
     if alone:
@@ -172,14 +172,16 @@ def _weights(channels: Channels) -> dict[str, Factor]:
     return {n: f for n, f in channels.factors.items() if not f.diagonal}
 
 
-def _head_shares(channels: Channels) -> bool:
+def _head_shares_scales(channels: Channels) -> bool:
     """Return whether a scale at the head's input also divides another layer's weight."""
-    others = [f.inp[f.inp != ONE] for n, f in _weights(channels).items() if n != "head.weight" and f.inp is not None]
+    others = [
+        f.inp[f.inp != FIXED_SCALE] for n, f in _weights(channels).items() if n != "head.weight" and f.inp is not None
+    ]
     return bool(others) and bool(np.isin(channels.features, np.concatenate(others)).any())
 
 
 def _laws(channels: Channels) -> Laws:
-    """Return the law of every scale (Eq. 13); raises UsageError where an entry's multiplier has no law of its own."""
+    """Return the law of every scale (Eq. 13); UsageError: an entry's multiplier has no such law."""
     weights = _weights(channels)
     is_r, single, double = (np.zeros(channels.count + 1, dtype=bool) for _ in range(3))
     for factor in weights.values():
@@ -187,7 +189,7 @@ def _laws(channels: Channels) -> Laws:
             is_r[factor.out] = True
     for name, factor in weights.items():
         assert factor.inp is not None  # biases have been refused
-        raw = factor.inp == ONE
+        raw = factor.inp == FIXED_SCALE
         if is_r[factor.inp].any():
             raise _unlawful(name, "reads another layer's output without an activation between", "a ReLU between them")
         if raw.any() and not raw.all():
@@ -198,10 +200,10 @@ def _laws(channels: Channels) -> Laws:
         for numbers in (factor.inp, factor.out):
             if numbers is not None:
                 (single if alone else double)[numbers] = True
-    single[ONE] = double[ONE] = False
+    single[FIXED_SCALE] = double[FIXED_SCALE] = False
     if (single & double).any():
-        found = np.flatnonzero(single & double)
-        name = next(n for n, f in weights.items() if f.out is not None and np.isin(f.out, found).any())
+        conflicting = np.flatnonzero(single & double)
+        name = next(n for n, f in weights.items() if f.out is not None and np.isin(f.out, conflicting).any())
         raise _unlawful(
             name, "adds its output to that of a layer with other inputs", "an activation before the addition"
         )
@@ -213,10 +215,10 @@ def _unlawful(name: str, reason: str, instead: str) -> LayerRefused:
 
 
 def fold(expansion: Expansion, params: Params) -> Params:
-    """Return the original network's weights that compute what `params` do in the expanded one: layers hide nothing.
+    """Return original-network weights equivalent to `params` in the expanded one: transitional layers hide nothing.
 
-    Anybody can do this: scales c with c_out = c_inp / T (PBPFL's gauge) make every transitional layer T equal to 1.
-    What is left is PBPFL's perturbation; column j of a mask on the head carries the known factor 1 / c_j.
+    No secret is needed: scales c with c_out = c_inp / T (PBPFL's gauge) make every transitional layer T equal to 1. The
+    rest is PBPFL's perturbation; column j of a mask on the head has the known factor 1 / c_j.
     """
     steps: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for name in expansion.transitional:
@@ -236,5 +238,5 @@ def fold(expansion: Expansion, params: Params) -> Params:
     like = params["head.weight"]
     scales = torch.tensor([gauge[i + 1] for i in range(expansion.channels.count)], dtype=torch.float64)
     multiplier = expansion.channels.multipliers(scales.to(like.device))
-    odd, _ = expansion.split(params)
-    return {n: value * multiplier[n].to(value.dtype) for n, value in odd.items()}
+    original, _ = expansion.split(params)
+    return {n: value * multiplier[n].to(value.dtype) for n, value in original.items()}

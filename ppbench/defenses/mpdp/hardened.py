@@ -1,4 +1,4 @@
-"""MP-DP hardened, a variant of our own: the surrogates that carry no noise are masked."""
+"""MP-DP hardened, our own variant: the surrogates without noise are masked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NOISELESS = ("sigma", "beta")  # the surrogates that are masked: Psi and Phi
 
 @dataclass(frozen=True)
 class MPDPH(MPDP):
-    """MP-DP hardened (ours): Psi and Phi are masked, so that only their sums over the cohort can be read, exactly.
+    """MP-DP hardened (ours): Psi and Phi are masked, so that only their exact sums over the cohort can be read.
 
-    floor: smallest value of r and s, so that no row is under-noised; above 0 recovered noise is no longer Gaussian.
-    fraction_bits: of the fixed-point numbers, 1/K of each; 40 hold values below 4e6 to 5e-13, small beside the noise.
+    floor: smallest value of r and s, so that no row has too little noise; above 0 recovered noise is not Gaussian.
+    fraction_bits: of the fixed-point numbers, 1/K of each; 40 represent values below 4e6 to 5e-13, less than the noise.
     """
 
     floor: NonNegative = 0.5
@@ -42,7 +42,7 @@ class MPDPH(MPDP):
         )
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return None: with a floor the noise has no closed law; evidence carries the round's standard deviation."""
+        """Return None: with a floor the noise has no closed law; evidence has the round's standard deviation."""
         return None
 
     @property
@@ -61,7 +61,7 @@ class MPDPH(MPDP):
         return Surrogates(noisy.g, *parts)
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
-        """Refuse a cohort that is not whole, whose masks do not cancel; then as MP-DP."""
+        """As MP-DP; ProtocolError unless every client sent an upload, because masks would not cancel."""
         secagg.need_everybody(server, uploads)
         return super().aggregate(ctx, server, uploads)
 

@@ -1,4 +1,4 @@
-"""What MP-DP and its baselines share: an expanded perturbed model, noise on what clients upload, their mean recovered.
+"""The common base of MP-DP and its baselines: an expanded perturbed model, noise on uploads, a recovered mean.
 
 Yang et al., arXiv 2412.11737: Algorithm 1 (the server perturbs), Algorithm 3 (it recovers and steps), Theorem 4.
 """
@@ -18,7 +18,7 @@ from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.defenses.claims import paper
-from ppbench.defenses.mpdp.clipping import Clip, Clipped, clipped, factor
+from ppbench.defenses.mpdp.clipping import Clip, Clipped, clipped, clipping_factor
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.perturbation import Perturbed, Surrogates, exchanges, whole_cohorts
 from ppbench.defenses.pbpfl.round import Perturbation
@@ -33,7 +33,7 @@ from ppbench.nets.net import Net
 
 YANG2024 = paper("yang2024")
 
-SETTING: Mapping[str, Any] = {
+MPDP_SETTING: Mapping[str, Any] = {
     "model": "mlp",
     "model_options": {"hidden": "64,64", "bias": False},
     "loss": "squared",
@@ -45,11 +45,18 @@ SETTING: Mapping[str, Any] = {
     "rounds": 2000,
     "decay_at": (),
 }
-# Twenty clients halve the noise of ten; few examples are memorized, so that membership has something to find.
-QUICK: Mapping[str, Any] = {**SETTING, "batch_size": 32, "clients": 20, "train": 300, "lr": 0.3, "rounds": 600}
-# Tables 2 and 4: GIFD's generator and the learned attack know half of the data; 100 epochs are of what is left.
-PAPER: Mapping[str, Any] = {
-    **SETTING,
+# Twenty clients halve the noise of ten; few examples are memorized, so that membership attacks can succeed.
+MPDP_QUICK_SETTING: Mapping[str, Any] = {
+    **MPDP_SETTING,
+    "batch_size": 32,
+    "clients": 20,
+    "train": 300,
+    "lr": 0.3,
+    "rounds": 600,
+}
+# Tables 2 and 4: GIFD's generator and the learned attack get half of the data; 100 epochs are of the rest.
+MPDP_PAPER_SETTING: Mapping[str, Any] = {
+    **MPDP_SETTING,
     "dataset": "cifar10",
     "model": "resnet20",
     "model_options": {"head_bias": False},
@@ -66,10 +73,10 @@ PAPER: Mapping[str, Any] = {
 
 @node
 class Secrets:
-    """The server's state of its own. Before the first round all but `graph` are empty.
+    """The server's own state. All but `graph` are empty before the first round.
 
     scales: [count] > 0, hidden channels' r and 1/s. mask: [C], the mask r of the logits. coefficients: [m], with r =
-    sum_k c_k d_k of clients' directions. graph: [N, N] bool, who shares noise with whom.
+    sum_k c_k d_k of clients' directions. graph: [N, N] bool, the pairs that share noise.
     """
 
     scales: Tensor
@@ -80,20 +87,20 @@ class Secrets:
 
 @dataclass(frozen=True)
 class ModelPerturbation(Perturbation):
-    """Perturbs the expanded model anew every round and recovers gradients from what clients compute on it.
+    """Perturbs the expanded model anew every round and recovers gradients from the clients' surrogates.
 
     Attributes:
         epsilon, delta: the paper's privacy budget of ONE round.
-        gamma: "vector" has one secret coefficient a class (the paper's: C + 2 backward passes and uploads), "scalar"
+        gamma: "vector" has one secret coefficient per class (the paper's: C + 2 backward passes and uploads), "scalar"
             one for all, along a public direction (PBPFL's: three).
-        bound: the L2 norm B to which a client clips, and the sensitivity that its noise is in units of.
-        clip: what is brought to that norm, G, Psi and Phi by one factor (`clipping`). "seen": G, the gradient at the
-            perturbed weights, which a client has. "oracle": the true gradient, as the paper writes; no client knows it
-            and nothing is sent for it, so this is a simulation and no protocol. "none": nothing; a gradient above the
-            bound voids what is claimed, unnoticed.
-        kappa: as in PBPFL, but 1: the paper prints none, and of clip="seen" a larger mask leaves nothing to learn from
-            (digits at epsilon 200: accuracy .13 at 10, .77 at 1, chance .10). It hides outputs less: as they are, 35 to
-            57 % of a memorized model's decisions are right, at 10 18 %.
+        bound: the L2 norm B to which a client clips, and the sensitivity in whose units its noise is.
+        clip: the gradient whose norm determines the factor of G, Psi and Phi (`clipping`). "seen": G, the gradient at
+            the perturbed weights, which a client has. "oracle": the true gradient, as in the paper; no client knows it
+            and nothing is sent for it, so this is a simulation, not a protocol. "none": no clipping; a gradient above
+            the bound silently voids the claim.
+        kappa: as in PBPFL, but 1: the paper gives none, and with clip="seen" a larger mask prevents learning (digits at
+            epsilon 200: accuracy 0.13 at 10, 0.77 at 1, chance 0.10). It hides outputs less: read directly, 35 to 57 %
+            of a memorized model's decisions are correct, at 10 18 %.
     """
 
     epsilon: Annotated[float, between(1e-6, 1e6)] = 3.0
@@ -107,10 +114,10 @@ class ModelPerturbation(Perturbation):
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
     paper: ClassVar[str] = YANG2024.citation
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": QUICK, "paper": PAPER}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": MPDP_QUICK_SETTING, "paper": MPDP_PAPER_SETTING}
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:
-        """Refuse clients of unequal sizes: the paper's equal weights 1/K would not be those of the examples."""
+        """Raise UsageError for clients of unequal sizes: the paper's weights 1/K would not match their examples."""
         if max(counts) - min(counts) > 1:
             raise UsageError(
                 f"Defense {self.name!r} averages clients with equal weights 1/K, but they hold from {min(counts)} to "
@@ -118,7 +125,7 @@ class ModelPerturbation(Perturbation):
             )
 
     def expansion(self, plan: Plan) -> Expansion:
-        """Return the expanded network; raises UsageError for one that cannot be perturbed."""
+        """Return the expansion of the network (UsageError: it cannot be perturbed)."""
         return expanded(plan.spec)
 
     def network(self, plan: Plan) -> Net:
@@ -134,16 +141,16 @@ class ModelPerturbation(Perturbation):
         return self.expansion(plan).full(params)
 
     def scales(self, ctx: Context) -> Tensor:
-        """Return fresh scales [count], float64, on CPU: r and 1/s of the laws of Eq. 13."""
+        """Return new scales [count], float64, on the CPU: r and 1/s of the laws of Eq. 13."""
         return self.expansion(ctx.plan).laws.draw(ctx.generator)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
-        """Return (`Secrets`, mask r, r_a of a scalar gamma or nothing)."""
+        """Return (`Secrets`, mask r, public direction r_a of a scalar gamma, else [0])."""
         uniform = torch.rand(3, ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64).to(scales.device)
         direction = 2 * uniform[0] - 1
         if self.gamma == "vector":
             sign = torch.where(uniform[1] < 0.5, -1.0, 1.0)
-            direction = direction * sign * (0.5 + 1.5 * uniform[2])  # r_a times gamma, one coefficient a class
+            direction = direction * sign * (0.5 + 1.5 * uniform[2])  # r_a times gamma, one coefficient per class
         size = self.mask_size(ctx, hidden, direction)
         r = size * direction
         coefficients, public = (r, r[:0]) if self.gamma == "vector" else (size[None], direction)
@@ -170,13 +177,13 @@ class ModelPerturbation(Perturbation):
         """Return the mean of the clients' surrogates, float64 (Eq. 20, 21)."""
         return Surrogates(*(average([getattr(u, part) for u in uploads]) for part in ("g", "sigma", "beta")))
 
-    def recover(self, plan: Plan, server: Server, found: Surrogates) -> Params:
-        """Return the gradient at the true weights, float64 (Eq. 22), with the upload's noise: bound times R o noise."""
-        return {name: self.bound * value for name, value in super().recover(plan, server, found).items()}
+    def recover(self, plan: Plan, server: Server, surrogates: Surrogates) -> Params:
+        """Return the gradient at the true weights, float64 (Eq. 22), with noise bound times R o the upload's noise."""
+        return {name: self.bound * value for name, value in super().recover(plan, server, surrogates).items()}
 
     @property
     def shrinks(self) -> bool:
-        """Whether clients clip, so that what they send is smaller by a factor that nobody is told."""
+        """Whether clients clip, so that uploads are smaller by an unknown factor."""
         return self.clip != "none"
 
     def omniscient(self, plan: Plan, server: Server, result: Tree) -> Tree:
@@ -186,18 +193,18 @@ class ModelPerturbation(Perturbation):
         return clipped(result, Perturbation.recover(self, plan, server, result), self.bound)
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
-        """As its base, once the surrogates are clipped by what a client sees."""
+        """As the base class, after clipping the surrogates if clip is "seen"."""
         if isinstance(message, Perturbed) and self.clip == "seen":
             result = clipped(result, result.g, self.bound)
         return super().reply(ctx, me, message, result, data)
 
     def multipliers(self, plan: Plan, server: Server) -> Params:
-        """Return R by parameter of the original network: what the server multiplies a coordinate by, noise and all."""
+        """Return R by parameter of the original network: the server's multiplier of coordinates and their noise."""
         every = super().multipliers(plan, server)
         return {name: every[name] for name in plan.net.names}
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        """Send the surrogates divided by the bound, with noise on the first of them."""
+        """Return the surrogates divided by the bound, with noise on the first of them."""
         scaled: Surrogates = tree_map(lambda t: t / self.bound, result)
         layout = Layout.of(scaled.g)
         flat = layout.pack(scaled.g)
@@ -213,41 +220,41 @@ class ModelPerturbation(Perturbation):
         return 0.0
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return each client's gradient, or of `sums` each whole cohort's mean, to who ignores Psi and Phi.
+        """Return evidence of each client's gradient (`sums`: each cohort's mean) for an attacker that ignores Psi, Phi.
 
-        The server has it recovered, at the true weights, with noise of the root mean square over the coordinates given
-        its R. By what factor a client clipped is not told, but the server knows what it sent: it simulates the factor
-        as well, of each client of a sum (`Clipped`). A listener has the first surrogate, the gradient of another
-        network than the plan's, so that `params` is None; of an oracle's clipping it compares directions.
+        The server's is recovered, at the true weights, with the noise's root mean square over the coordinates given R.
+        It does not know a client's clipping factor, but the broadcast: it simulates the factor too, of each client of a
+        sum (`Clipped`). An eavesdropper gets the first surrogate, the gradient of another network than the plan's, so
+        `params` is None; under "oracle" clipping it compares directions.
         """
-        plan, expansion, found = view.plan, self.expansion(view.plan), []
+        plan, expansion, pieces = view.plan, self.expansion(view.plan), []
         true, perturbed = Shared(plan), Shared(plan, partial(_simulation, expansion, self.bound, self.clip == "seen"))
-        seen = Shared(plan, partial(_simulation, expansion, 1.0, False))
-        known: dict[tuple[int, int], Simulate] = {}
+        perturbed_gradient = Shared(plan, partial(_simulation, expansion, 1.0, False))
+        clipped_simulations: dict[tuple[int, int], Simulate] = {}
         for unit in whole_cohorts(view) if self.sums else [[e] for e in exchanges(view)]:
             server, slots = view.state_at(unit[0]), tuple(e.slot for e in unit)
             answer = self.mean([e.answer for e in unit]) if self.sums else unit[0].answer
             variance = self._variance(plan, unit[0], server)
             if server is None:
-                simulate, law = perturbed.at(unit[0].asked.params), _law(math.sqrt(variance))
+                simulate, law = perturbed.at(unit[0].request.params), _law(math.sqrt(variance))
                 unknown = self.shrinks and self.clip == "oracle"
                 measure: Measure = "cosine" if unknown else "squares"
                 piece = Evidence(slots, answer.g, simulate, noise=law, channel="g", measure=measure)
             else:
-                every = torch.cat([value.flatten() for value in self.multipliers(plan, server).values()])
-                law = _law(self.bound * float(every.square().mean().sqrt()) * math.sqrt(variance))
+                flat_multipliers = torch.cat([value.flatten() for value in self.multipliers(plan, server).values()])
+                law = _law(self.bound * float(flat_multipliers.square().mean().sqrt()) * math.sqrt(variance))
                 observed, simulate = self.recover(plan, server, answer), true.at(server.params)
                 if self.shrinks:
-                    measured = seen.at(unit[0].asked.params) if self.clip == "seen" else simulate
+                    measured = perturbed_gradient.at(unit[0].request.params) if self.clip == "seen" else simulate
                     whole = Clipped(simulate, measured, self.bound)
-                    simulate = known.setdefault((id(simulate), id(measured)), whole)
+                    simulate = clipped_simulations.setdefault((id(simulate), id(measured)), whole)
                 channel = "noisy" if variance else "recovered"
                 piece = Evidence(slots, observed, simulate, server.params, noise=law, channel=channel)
-            found.append(replace(piece, channel="sum") if self.sums else piece)
-        return found
+            pieces.append(replace(piece, channel="sum") if self.sums else piece)
+        return pieces
 
     def _variance(self, plan: Plan, exchange: Exchange, server: Server | None) -> float:
-        """Return the variance of the noise on a coordinate of what was read, as far as it is known."""
+        """Return the variance of the noise on a coordinate of the observation, as far as it is known."""
         if self.sums:  # the noise of pairs has cancelled
             return self.noise_variance(plan, 0) / plan.clients
         if server is None:
@@ -257,32 +264,32 @@ class ModelPerturbation(Perturbation):
 
 
 def average(parts: Sequence[Params]) -> Params:
-    """Return the mean of several trees of one form, float64."""
+    """Return the mean of several trees of equal form, float64."""
     return {name: torch.stack([part[name].double() for part in parts]).mean(0) for name in parts[0]}
 
 
 def _simulation(expansion: Expansion, bound: float, clips: bool, plan: Plan, params: Params) -> Simulate:
-    """Return G / bound of the original parameters at perturbed weights `params` of the expanded network, or clipped."""
+    """Return the simulation of G / bound of the original parameters, perhaps clipped, at perturbed weights `params`."""
 
     def simulate(x: Tensor, y: Tensor) -> Params:
-        odd, transitional = expansion.split({name: value.to(x.dtype) for name, value in params.items()})
+        original, transitional = expansion.split({name: value.to(x.dtype) for name, value in params.items()})
 
-        def one(images: Tensor, labels: Tensor) -> Params:
+        def slot_gradient(images: Tensor, labels: Tensor) -> Params:
             def loss(p: Params) -> Tensor:
                 return plan.example_loss(expansion.net({**p, **transitional}, images), labels).mean()
 
-            g = gradient(loss, odd)
-            by = factor(g, bound).to(x.dtype) / bound if clips else 1 / bound
+            g = gradient(loss, original)
+            by = clipping_factor(g, bound).to(x.dtype) / bound if clips else 1 / bound
             return {name: value * by for name, value in g.items()}
 
         if not clips:
-            return one(x.flatten(0, 1), y.flatten(0, 1))
-        parts = [one(*batch) for batch in zip(x, y, strict=True)]
+            return slot_gradient(x.flatten(0, 1), y.flatten(0, 1))
+        parts = [slot_gradient(*batch) for batch in zip(x, y, strict=True)]
         return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
 
     return simulate
 
 
 def _law(std: float) -> Noise | None:
-    """Return a Gaussian of the noise's standard deviation: a sum of uniforms, times R where it was recovered."""
+    """Return a Gaussian law for the noise, a sum of uniforms, times R if recovered; None for std 0."""
     return Noise("gaussian", std) if std else None

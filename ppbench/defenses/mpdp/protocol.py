@@ -1,6 +1,6 @@
 """MP-DP: PBPFL whose scales and noise multiply to a Gaussian, with noise of pairs that cancels (Yang et al. 2024).
 
-What this file does is the paper's protocol, not what the paper claims for it. Psi and Phi (here sigma and beta) travel
+This is the paper's protocol, which does not have the claimed guarantee. Psi and Phi (here sigma and beta) are sent
 without noise and determine the exact gradient of a network without biases; given the scales R, which the server draws,
 the noise is uniform and bounded; and a client cannot clip a gradient that it does not know (see `clipping`).
 """
@@ -20,15 +20,15 @@ from ppbench.defenses.mpdp.accounting import (
     Graph,
     Sigmas,
     calibrate,
+    composed_epsilon,
     delta_given_scales,
     epsilon_of,
     exact_theta,
-    gaussian_epsilon,
 )
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
 from ppbench.federation import secagg
-from ppbench.federation.bounds import whole
+from ppbench.federation.bounds import whole_number
 from ppbench.federation.contract import Claim, Context, Round, Server
 from ppbench.federation.plan import Noise, Plan
 
@@ -39,16 +39,15 @@ UNIFORM = 2 / 3  # variance of DN(sigma, 1) in units of sigma^2
 
 @dataclass(frozen=True)
 class MPDP(ModelPerturbation):
-    """Clients add uniform noise of their own and uniform noise of pairs, which cancels in the mean.
+    """Clients add their own uniform noise, and pairwise uniform noise, which cancels in the mean.
 
-    R times a client's noise is Gaussian in each coordinate on its own, to who does not know R. Sigmas follow from
-    (epsilon, delta) by Theorems 10 and 11. graph: of pairs, public: "complete", or "n_out": each client picks `n`
-    others. Outside Theorem 11's conditions (as the paper's own n = 5 is) the complete graph's sigmas are taken, without
-    guarantee.
+    R times a client's noise is Gaussian in each single coordinate if R is unknown. Sigmas follow from (epsilon, delta)
+    by Theorems 10 and 11. graph: of pairs, public: "complete", or "n_out": each client picks `n` others. Outside
+    Theorem 11's conditions (such as the paper's own n = 5) the complete graph's sigmas are used, without guarantee.
     """
 
     graph: Graph = "complete"
-    n: Annotated[int, whole(0, 10_000)] = 5
+    n: Annotated[int, whole_number(0, 10_000)] = 5
 
     name: ClassVar[str] = "mpdp"
     version: ClassVar[str] = "3"
@@ -56,11 +55,11 @@ class MPDP(ModelPerturbation):
 
     @property
     def paired(self) -> bool:
-        """Whether clients share keys: pairs of them draw noise from theirs."""
+        """Whether clients share keys: pairs draw their noise from them."""
         return True
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse graphs that do not exist."""
+        """As the base class; also refuse impossible graphs."""
         super().check(plan)
         if self.graph == "n_out":
             right = f"from 1 to {plan.clients - 1} with {plan.clients} clients"
@@ -72,29 +71,29 @@ class MPDP(ModelPerturbation):
         return calibrate(self.epsilon, self.delta, plan.clients, self.graph, n)
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
-        """Return why there is no guarantee, what the paper claims, and and what the first surrogate alone leaves of it.
+        """Return why there is no guarantee, the paper's claim, and what remains of it for the first surrogate alone.
 
-        Eq. [23] on the drawn graph, the exact epsilon over all rounds, and what the scales R give away.
+        That is Eq. [23] on the drawn graph, the exact epsilon over all rounds, and the effect of known scales R.
         """
         sigmas, rounds = self.sigmas(plan), max(1, rounds)
         claim = f"the paper claims epsilon {self.epsilon:g} a round, delta {self.delta:g}"
         if sigmas.violated:
             claim += f", with no guarantee here: {sigmas.violated[0]}"
         single = delta_given_scales(sigmas.eta)
-        told = f"; a change of one coordinate is told at delta {single:.2g} by who knows the scales"
+        consequences = f"; a change of one coordinate is told at delta {single:.2g} by who knows the scales"
         drawn = None if server is None else server.own.graph
-        graph = secagg.complete(plan.clients) if drawn is None and self.graph == "complete" else drawn
+        graph = secagg.complete_graph(plan.clients) if drawn is None and self.graph == "complete" else drawn
         if graph is not None:
             theta = exact_theta(graph, sigmas.eta, sigmas.delta)
-            total = gaussian_epsilon(theta, self.delta, rounds)
-            told = (
+            total = composed_epsilon(theta, self.delta, rounds)
+            consequences = (
                 f"; the drawn graph has theta {theta:.3g}: by Eq. 23 epsilon {epsilon_of(theta, self.delta):.3g} a "
-                f"round, were noise Gaussian {total:.3g} over {rounds} rounds{told}"
+                f"round, were noise Gaussian {total:.3g} over {rounds} rounds{consequences}"
             )
-        return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt ({claim}{told})"
+        return f"Psi and Phi travel without noise, so the exact gradient can be rebuilt ({claim}{consequences})"
 
     def noise(self, plan: Plan) -> Noise | None:
-        """Return the law of noise on a recovered coordinate, at the mean degree, to who does not know R."""
+        """Return the law of the noise on a recovered coordinate, at the mean degree, if R is unknown."""
         return Noise("gaussian", self.bound * math.sqrt(SECOND_MOMENT * self.noise_variance(plan, None)))
 
     def noise_variance(self, plan: Plan, degree: float | None) -> float:
@@ -108,13 +107,13 @@ class MPDP(ModelPerturbation):
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Draw the client graph, exchange public keys, announce the graph; neighbors share a secret."""
         everybody = self.graph == "complete"
-        graph = secagg.complete(len(cohort)) if everybody else n_out(len(cohort), self.n, ctx.generator)
-        server = yield from secagg.setup(ctx, server, cohort, graph)
+        graph = secagg.complete_graph(len(cohort)) if everybody else n_out(len(cohort), self.n, ctx.generator)
+        server = yield from secagg.exchange_keys(ctx, server, cohort, graph)
         none = torch.zeros(0, dtype=torch.float64)
         return replace(server, own=Secrets(none, none, none, graph))
 
     def added(self, ctx: Context, me: secagg.Keys, words: int) -> Tensor:
-        """Return eta + sum Delta (Algorithm 2), float64 [words]: all of it uniform, because n = 1 factors are drawn."""
+        """Return eta + sum Delta (Algorithm 2), float64 [words]; each term is uniform."""
         sigmas = self.sigmas(ctx.plan)
         eta = uniform_noise(sigmas.eta, (words,), ctx.generator)
         return eta + math.sqrt(2) * sigmas.delta * secagg.pair_noise(me, ctx, "delta", words)
@@ -124,6 +123,6 @@ def n_out(clients: int, n: int, generator: torch.Generator) -> Tensor:
     """Return a random n-out graph, bool [K, K]: each client picks n others, 1 <= n < K, and every pick is an edge."""
     score = torch.rand(clients, clients, generator=generator, dtype=torch.float64)
     # Scores lie below 1, so 2 keeps a client from picking itself; the n smallest of a row are a uniform n-subset.
-    order = torch.where(secagg.complete(clients), score, 2.0).argsort(dim=1)
+    order = torch.where(secagg.complete_graph(clients), score, 2.0).argsort(dim=1)
     picks = torch.zeros(clients, clients, dtype=torch.bool).scatter(1, order[:, :n], True)
     return picks | picks.T

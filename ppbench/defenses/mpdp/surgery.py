@@ -1,4 +1,4 @@
-"""The transform of a network's graph (torch.fx) that puts MP-DP's transitional layers in; see `expansion.py`."""
+"""The transform of a network's graph (torch.fx) that inserts MP-DP's transitional layers; see `expansion.py`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import fx, nn
 
 from ppbench.nets.commuting import TRANSITIONAL
 from ppbench.nets.net import Classifier, Net
-from ppbench.nets.walk import traced
+from ppbench.nets.walk import traced_features
 
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
-ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
+SCALED_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU)
 ACTIVATION_FUNCTIONS: set[Any] = {F.relu, torch.relu, F.leaky_relu}
 ADDITIONS: set[Any] = {operator.add, operator.iadd, torch.add}
 
 
 def transformed(net: Net, ahead_of_head: bool) -> tuple[Net, dict[str, tuple[int, ...]]]:
     """Return `net` with transitional layers, and their shapes by parameter."""
-    surgery = _Surgery(traced(net))
+    surgery = _Surgery(traced_features(net))
     for node in list(surgery.module.graph.nodes):
         surgery.visit(node)
     for node in list(surgery.module.graph.nodes):
@@ -44,7 +44,7 @@ class _Surgery:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def visit(self, node: fx.Node) -> None:
-        """Note whether a node's channels are scaled, and put a transitional layer behind a scaled activation."""
+        """Record whether a node's channels are scaled, and insert a transitional layer after a scaled activation."""
         inputs = set(node.all_input_nodes)
         if not (self.scaled & inputs or self._affine(node)):
             return
@@ -59,7 +59,7 @@ class _Surgery:
         self._like(made, node)
 
     def bridge(self, addition: fx.Node) -> None:
-        """Put a transitional layer at the start of every shortcut that ends in `addition`."""
+        """Insert a transitional layer at the start of every shortcut that ends in `addition`."""
         for operand in list(addition.all_input_nodes):
             start, reader = operand, addition
             while len(start.users) == 1 and len(start.all_input_nodes) == 1 and not self._affine(start):
@@ -68,7 +68,7 @@ class _Surgery:
                 self.ahead(start, reader)
 
     def ahead(self, value: fx.Node, reader: fx.Node) -> None:
-        """Put a transitional layer between `value` and one node that reads it."""
+        """Insert a transitional layer between `value` and one node that reads it."""
         with self.module.graph.inserting_before(reader):
             made = self.module.graph.call_function(operator.mul, (value, self._parameter(value)))
         reader.replace_input_with(value, made)
@@ -100,9 +100,9 @@ class _Surgery:
     def _activation(self, node: fx.Node) -> bool:
         if node.op == "call_function":
             return node.target in ACTIVATION_FUNCTIONS
-        return isinstance(self._layer(node), ACTIVATIONS) or (node.op == "call_method" and node.target == "relu")
+        return isinstance(self._layer(node), SCALED_ACTIVATIONS) or (node.op == "call_method" and node.target == "relu")
 
 
 def _is_addition(node: fx.Node) -> bool:
-    wanted: dict[str, set[Any]] = {"call_function": ADDITIONS, "call_method": {"add"}}
-    return node.target in wanted.get(node.op, ()) and len(node.all_input_nodes) == 2
+    targets: dict[str, set[Any]] = {"call_function": ADDITIONS, "call_method": {"add"}}
+    return node.target in targets.get(node.op, ()) and len(node.all_input_nodes) == 2

@@ -20,12 +20,12 @@ from ppbench.federation.view import View
 
 FENG2020 = paper("feng2020")
 
-ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # with which powers of kappa and width the families grow
+ORDERS = {"g": (2, 0), "sigma": (1, 1), "beta": (0, 2)}  # powers of kappa and width with which the families grow
 SMALL_KAPPA, SMALL_WIDTH = 10.0, 64  # up to these, all values measured (CIFAR-10, at initialization) are below 3000
 
 
 def family_bits(bits: int, kappa: float, family: str, width: int) -> int:
-    """Return the fractional bits of a family's numbers: `bits`, less those that kappa and the head's width take."""
+    """Return the fractional bits of a family's numbers: `bits`, less those for large kappa and head width."""
     by_kappa, by_width = ORDERS[family]
     kappas, widths = max(0.0, math.log2(kappa / SMALL_KAPPA)), max(0.0, math.log2(width / SMALL_WIDTH))
     return max(0, bits - math.ceil(by_kappa * kappas + by_width * widths))
@@ -33,11 +33,11 @@ def family_bits(bits: int, kappa: float, family: str, width: int) -> int:
 
 @dataclass(frozen=True)
 class PBPFLExt(PBPFL):
-    """PBPFL whose clients mask what they send, so that only sums over the whole cohort can be read.
+    """PBPFL whose clients mask their uploads, so that only sums over the whole cohort can be read.
 
     Clients send N_k / N times each surrogate as fixed-point numbers modulo 2^64 plus masks that cancel in the cohort's
-    sum (Eq. 23-30). families: "independent" masks the three surrogates apart; "shared" uses one mask for all, as a
-    literal reading of Eq. 23-25 allows: differences of surrogates are then bare. fraction_bits: 48 hold values below
+    sum (Eq. 23-30). families: "independent" masks the three surrogates separately; "shared" uses one mask for all, as a
+    literal reading of Eq. 23-25 allows: it reveals differences of surrogates. fraction_bits: 48 represent values below
     16384 to 2e-15.
     """
 
@@ -57,7 +57,7 @@ class PBPFLExt(PBPFL):
         """Return the fractional bits of a family's numbers; public, as kappa and the head's `width` D are.
 
         beta grows as D^2, sigma as kappa D and g as kappa^2 (`ORDERS`): each doubling of kappa beyond 10, or of D
-        beyond 64, takes one bit for each power of it; none of a "shared" mask, which needs one unit for all families.
+        beyond 64, costs one bit for each power of it; not with a "shared" mask, which needs one unit for all families.
         """
         if self.families == "shared":
             return self.fraction_bits
@@ -86,11 +86,11 @@ class PBPFLExt(PBPFL):
         )
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return the mean gradient of every whole cohort (server); a listener without secrets is given none."""
-        shared, found = Shared(view.plan), []
+        """Return evidence of every whole cohort's mean gradient (server); an eavesdropper gets none."""
+        shared, pieces = Shared(view.plan), []
         for unit in whole_cohorts(view):
             server = view.state_at(unit[0])
             if server is not None:
                 mean = self.recover(view.plan, server, self.total([e.answer for e in unit]))
-                found.append(cohort_evidence(shared, mean, unit, server))
-        return found
+                pieces.append(cohort_evidence(shared, mean, unit, server))
+        return pieces

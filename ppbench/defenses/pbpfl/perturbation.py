@@ -1,4 +1,4 @@
-"""Perturb a model so that clients can train on it but not read it, and recover gradients from what they return.
+"""Perturbs a model so that clients can train on it but not read it, and recovers gradients from their surrogates.
 
 Feng et al. (2020), Eq. 6-19, and Yang et al. (2024), Eq. 12-22. Hidden layers are scaled channel by channel, the head
 gets a column-constant additive mask r, so that logits become y + alpha r with alpha the sum of the head's inputs. The
@@ -17,7 +17,7 @@ from ppbench.federation.plan import Batch
 from ppbench.federation.view import Exchange, View
 from ppbench.nets.net import Net
 
-HEAD_BIAS = "head.bias"
+HEAD_BIAS_NAME = "head.bias"
 HEAD_WEIGHT = "head.weight"
 
 
@@ -40,8 +40,8 @@ class Released:
 class Surrogates:
     """Client to server: gradients at the perturbed weights of the three surrogate losses, batch means.
 
-    g: of the squared loss, like the parameters. sigma: [m, ...] of mean alpha d_k^T (yhat - ybar), one row a direction
-    d_k (m = 1: r_a; m = C: the unit vectors). beta: of mean alpha^2 / 2.
+    g: of the squared loss, like the parameters. sigma: [m, ...] of mean alpha d_k^T (yhat - ybar), one row per
+    direction d_k (m = 1: r_a; m = C: the unit vectors). beta: of mean alpha^2 / 2.
     """
 
     g: Params
@@ -50,7 +50,7 @@ class Surrogates:
 
 
 def multiply(params: Params, multiplier: Params, dtype: torch.dtype) -> Params:
-    """Return the weights with hidden scales, in `dtype`; parameters without a multiplier as they are."""
+    """Return the weights with hidden scales, in `dtype`; parameters without a multiplier are copied."""
     scaled = {}
     for name, value in params.items():
         factor = multiplier.get(name)
@@ -59,11 +59,11 @@ def multiply(params: Params, multiplier: Params, dtype: torch.dtype) -> Params:
 
 
 def mask(params: Params, r: Tensor, masked_bias: bool) -> Params:
-    """Return `params` with the additive mask r [C] on every column of the head's weight, and on its bias if asked."""
+    """Return `params` with r [C] added to every column of the head's weight and, if `masked_bias`, to its bias."""
     out = dict(params)
     out[HEAD_WEIGHT] = params[HEAD_WEIGHT] + r[:, None]
-    if masked_bias and HEAD_BIAS in params:
-        out[HEAD_BIAS] = params[HEAD_BIAS] + r
+    if masked_bias and HEAD_BIAS_NAME in params:
+        out[HEAD_BIAS_NAME] = params[HEAD_BIAS_NAME] + r
     return out
 
 
@@ -71,7 +71,7 @@ def outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Ten
     """Return masked logits yhat [B, C] and alpha [B], the sum of the head's inputs (and of the bias's 1 if masked)."""
     features = net.features(params, x)
     alpha = features.sum(1)
-    if masked_bias and HEAD_BIAS in params:
+    if masked_bias and HEAD_BIAS_NAME in params:
         alpha = alpha + 1
     return net.head(params, features), alpha
 
@@ -83,7 +83,7 @@ def surrogates(
 
     With yhat = y + alpha r, 1/2 ||y - ybar||^2 = 1/2 ||yhat - ybar||^2 - alpha r^T (yhat - ybar) + r^T r alpha^2 / 2,
     pointwise, so the gradient of the true loss is the same combination of the three gradients (m + 2 backward passes).
-    directions: [m, C]. constants: parameters of which no gradient is asked (transitional layers).
+    directions: [m, C]. constants: parameters without gradients (transitional layers).
     """
     dtype = directions.dtype
     x, y, w = batch.x.to(dtype), batch.y.to(dtype), batch.w.to(dtype)
@@ -100,22 +100,26 @@ def surrogates(
     return Surrogates(first, {n: torch.stack([m[n] for m in middle]) for n in params}, last)
 
 
-def combine(found: Surrogates, coefficients: Tensor, square: Tensor) -> Params:
+def combine(surrogates: Surrogates, coefficients: Tensor, square: Tensor) -> Params:
     """Return g - sum_k c_k sigma_k + square beta: the true loss's gradient at the perturbed weights (PBPFL, Eq. 19).
 
     coefficients: [m] c with r = sum_k c_k d_k of the clients' directions. square: r^T r. Of one client, or of a mean.
     """
     if len(coefficients) == 1:  # a product is ten times as fast as a contraction of one
-        return {n: g - coefficients[0] * found.sigma[n][0] + square * found.beta[n] for n, g in found.g.items()}
+        return {
+            n: g - coefficients[0] * surrogates.sigma[n][0] + square * surrogates.beta[n]
+            for n, g in surrogates.g.items()
+        }
     return {
-        n: g - torch.tensordot(coefficients, found.sigma[n], 1) + square * found.beta[n] for n, g in found.g.items()
+        n: g - torch.tensordot(coefficients, surrogates.sigma[n], 1) + square * surrogates.beta[n]
+        for n, g in surrogates.g.items()
     }
 
 
 def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
     """Return the gradient of the parameters of `like` at the true weights: the multiplier times the perturbed one.
 
-    A bias that was expanded to one value a channel gets the sum over its channels.
+    A bias that was expanded to one value per channel gets the sum over its channels.
     """
     out = {}
     for name, value in like.items():
@@ -126,10 +130,10 @@ def unscale(gradient: Params, multiplier: Params, like: Params) -> Params:
 
 
 def exchanges(view: View) -> list[Exchange]:
-    """Return the view's uploads of surrogates, or none for a client: it sees its own only."""
-    if view.threat.startswith("client/"):
+    """Return the view's uploads of surrogates; none for a client, which sees only its own."""
+    if not view.threat.sees_uploads:
         return []
-    return [e for e in view.exchanges() if isinstance(e.asked, Perturbed) and isinstance(e.answer, Surrogates)]
+    return [e for e in view.exchanges() if isinstance(e.request, Perturbed) and isinstance(e.answer, Surrogates)]
 
 
 def whole_cohorts(view: View) -> list[list[Exchange]]:

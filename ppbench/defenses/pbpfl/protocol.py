@@ -18,11 +18,11 @@ from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms
-from ppbench.nets.walk import channels
+from ppbench.nets.walk import channels_of
 
 FENG2020 = paper("feng2020")
 
-SETTING: Mapping[str, Any] = {
+PBPFL_SETTING: Mapping[str, Any] = {
     "model": "mlp",
     "model_options": {"hidden": "64,64"},
     "loss": "squared",
@@ -33,9 +33,9 @@ SETTING: Mapping[str, Any] = {
     "rounds": 400,
     "decay_at": (),
 }
-# Table 1, on rows; what the paper does not give (rate, optimizer, widths) is the suite's, which says why.
-PAPER: Mapping[str, Any] = {
-    **SETTING,
+# Table 1, on rows; the suite chooses, and explains, what the paper does not give (rate, optimizer, widths).
+PBPFL_PAPER_SETTING: Mapping[str, Any] = {
+    **PBPFL_SETTING,
     "dataset": "csv:{data}/bank-marketing.csv.gz?target=y&sep=;&split=8:1:1&task=regression",
     "model_options": {"hidden": 64, "layers": 3},
     "clients": 5,
@@ -63,13 +63,12 @@ class Secrets:
 class PBPFL(Perturbation):
     """Perturbs hidden channels by secret scales and the logits by a secret multiple of a public direction.
 
-    Fresh every round: scales r ~ U(.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa. Of gamma the paper says no more
-    than "a random coefficient" in R: no law, sign or spread. Here it is positive, of the size that kappa asks for, and
-    varies with the draws of r_a, r and the inputs it is measured on: precision falls with its square, so that a wide
-    law would make precision a draw. That its sign is known is less than Lemma 3 supposes. From
-    three gradients the server recovers each client's exact one: to the server this is FedSGD. norms: "refuse" them, or
-    perturb their affine part ("affine"). head_bias: "masked" puts the mask on the head's bias too; "clear" sends it
-    bare.
+    New in every round: scales r ~ U(0.5, 2), direction r_a ~ U(-1, 1)^C, gamma by kappa. The paper calls gamma only "a
+    random coefficient" in R, without law, sign or spread. Here it is positive, of the size that kappa requires, and
+    varies with r_a, r and the inputs on which it is measured: precision falls with its square, so a wide law would make
+    precision random. Lemma 3 also assumes an unknown sign. From three gradients the server recovers each client's
+    exact one: for the server this is FedSGD. norms: "refuse" them, or perturb their affine part ("affine"). head_bias:
+    "masked" masks the head's bias too; "clear" sends it unmasked.
     """
 
     norms: Norms = "refuse"
@@ -82,18 +81,18 @@ class PBPFL(Perturbation):
         "paper": (0.1, 1.0, 10.0, 100.0, 1000.0),
     }
     paper: ClassVar[str] = FENG2020.citation
-    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": SETTING, "paper": PAPER}
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": PBPFL_SETTING, "paper": PBPFL_PAPER_SETTING}
     claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers every client's exact gradient"
 
     @property
     def bias_masked(self) -> bool:
-        """Whether the head's bias carries the mask."""
+        """Whether the head's bias is masked."""
         return self.head_bias == "masked"
 
     def channels(self, plan: Plan) -> Channels:
-        """Return where scales enter the network; raises UsageError for a layer that cannot be perturbed."""
-        return channels(plan.spec, self.norms)
+        """Return where scales enter the network (UsageError: a layer cannot be perturbed)."""
+        return channels_of(plan.spec, self.norms)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
         """Return (`Secrets`, gamma r_a, r_a)."""
@@ -109,16 +108,16 @@ class PBPFL(Perturbation):
     def evidence(self, view: View) -> list[Evidence]:
         """Return each client's recovered gradient (server), or its first surrogate at the perturbed weights (listener).
 
-        Both are exact: a perturbed network is a network. To a client two perturbed models do not subtract to a
-        gradient.
+        Both are exact: a perturbed network is a network. A client gets none: the difference of two perturbed models is
+        no gradient.
         """
-        shared, found = Shared(view.plan), []
+        shared, pieces = Shared(view.plan), []
         for exchange in exchanges(view):
             server = view.state_at(exchange)
             if server is None:
-                params, observed, channel = exchange.asked.params, exchange.answer.g, "g"
+                params, observed, channel = exchange.request.params, exchange.answer.g, "g"
             else:
                 params, observed = server.params, self.recover(view.plan, server, exchange.answer)
                 channel = "recovered"
-            found.append(Evidence((exchange.slot,), observed, shared.at(params), params, channel=channel))
-        return found
+            pieces.append(Evidence((exchange.slot,), observed, shared.at(params), params, channel=channel))
+        return pieces

@@ -1,4 +1,4 @@
-"""A round on a perturbed model: what PBPFL (Feng et al. 2020) and MP-DP (Yang et al. 2024) share."""
+"""A round on a perturbed model, the common base of PBPFL (Feng et al. 2020) and MP-DP (Yang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ppbench.defenses.pbpfl.perturbation import (
     unscale,
 )
 from ppbench.federation.bounds import between
-from ppbench.federation.contract import Context, Job, Server, at
+from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.secagg import PairedDefense
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import Net
 
-FLOAT32_KAPPA = 10.0  # float32 loses 3e-7 kappa^2 of the gradient and more (measured), some percent at 100
-LOGITS = 10  # how many at least the server measures, on noise inputs, to choose the mask's size
+FLOAT32_KAPPA = 10.0  # float32 loses at least 3e-7 kappa^2 of the gradient (measured), some percent at 100
+LOGITS = 10  # least number of logits, on noise inputs, from which the server chooses the mask's size
 
 
 @dataclass(frozen=True)
 class Perturbation(PairedDefense):
     """The server scales hidden channels and masks the logits anew every round; clients answer with surrogates.
 
-    kappa: mask-to-signal ratio RMS(alpha r) / RMS(y) at the logits, on noise inputs (the papers name no law); precision
-    falls with its square. precision: of the perturbed model, and so of what travels.
+    kappa: mask-to-signal ratio RMS(alpha r) / RMS(y) at the logits, on noise inputs (the papers give no law); precision
+    falls with its square. precision: of the perturbed model and the messages.
     """
 
     kappa: Annotated[float, between(1e-6, 1e30)] = 10.0
@@ -54,11 +54,11 @@ class Perturbation(PairedDefense):
 
     @property
     def bias_masked(self) -> bool:
-        """Whether the head's bias carries the mask."""
+        """Whether the head's bias is masked."""
         return False
 
     def check(self, plan: Plan) -> None:
-        """As its base; also refuse another loss, local training, and layers that cannot be perturbed."""
+        """As the base class; also refuse another loss, local training, and layers that cannot be perturbed."""
         super().check(plan)
         if plan.loss != "squared":
             raise UsageError(
@@ -83,42 +83,42 @@ class Perturbation(PairedDefense):
         return plan.net
 
     def channels(self, plan: Plan) -> Channels:
-        """Return where scales enter `network`; raises UsageError for a layer that cannot be perturbed."""
+        """Return where scales enter `network` (UsageError: a layer cannot be perturbed)."""
         raise NotImplementedError
 
     def full(self, plan: Plan, params: Params) -> Params:
-        """Return the true weights of `network`, from those of the plan's."""
+        """Return the true weights of `network` from those of the plan's network."""
         return params
 
     def scales(self, ctx: Context) -> Tensor:
-        """Return fresh scales [count], float64, on CPU. Default: U(.5, 2)."""
+        """Return new scales [count], float64, on the CPU. Default: U(0.5, 2)."""
         count = self.channels(ctx.plan).count
         return 0.5 + 1.5 * torch.rand(count, generator=ctx.generator, dtype=torch.float64)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
-        """Return the server's own, the mask r [C], and what is sent of its direction (r_a [C] or [0]), float64."""
+        """Return the server's own state, the mask r [C], and the public direction (r_a [C] or [0]), float64."""
         raise NotImplementedError
 
     def coefficients(self, own: Tree) -> tuple[Tensor, Tensor]:
-        """Return c [m], of the clients' directions, with r = sum_k c_k d_k, and r^T r, from the server's own."""
+        """Return c [m] with r = sum_k c_k d_k of the clients' directions, and r^T r, from the server's own state."""
         raise NotImplementedError
 
     def mask_size(self, ctx: Context, hidden: Params, direction: Tensor) -> Tensor:
         """Return the factor (scalar) that makes a mask along `direction` [C] kappa times the logits, on noise inputs.
 
-        kappa RMS(y) / (RMS(alpha) RMS(direction)), with 1 for what is zero.
+        That is kappa RMS(y) / (RMS(alpha) RMS(direction)), with 1 for a zero RMS.
         """
         low, high = ctx.plan.data_range
         count = -(-LOGITS // ctx.plan.spec.classes)
         x = torch.rand(count, *ctx.plan.spec.shape, generator=ctx.generator) * (high - low) + low
-        with torch.no_grad():  # float32 will do: only a size is wanted
+        with torch.no_grad():  # float32 suffices for a size
             rough = {name: value.float() for name, value in hidden.items()}
-            found = outputs(self.network(ctx.plan), rough, x.to(direction.device), self.bias_masked)
-            logits, alpha = (t.double() for t in found)
+            masked_outputs = outputs(self.network(ctx.plan), rough, x.to(direction.device), self.bias_masked)
+            logits, alpha = (t.double() for t in masked_outputs)
         size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
-        wanted = logits.square().mean().sqrt()
-        one = torch.ones_like(wanted)
-        return self.kappa * (torch.where(wanted > 0, wanted, one) / torch.where(size > 0, size, one))
+        target = logits.square().mean().sqrt()
+        one = torch.ones_like(target)
+        return self.kappa * (torch.where(target > 0, target, one) / torch.where(size > 0, size, one))
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
         """Draw fresh secrets and return the perturbed model (PBPFL, Eq. 6-8; MP-DP, Algorithm 1)."""
@@ -129,21 +129,21 @@ class Perturbation(PairedDefense):
         sent = {name: value.to(self.dtype) for name, value in mask(hidden, r, self.bias_masked).items()}
         return replace(server, own=own), Perturbed(sent, public.to(self.dtype))
 
-    def recover(self, plan: Plan, server: Server, found: Surrogates) -> Params:
+    def recover(self, plan: Plan, server: Server, surrogates: Surrogates) -> Params:
         """Return the gradient at the true weights, float64, from surrogates of the same round (PBPFL, Eq. 19).
 
-        Terms of order kappa^2 cancel, so it is taken in float64 whatever travelled, where the server's secrets lie.
+        Terms of order kappa^2 cancel, so it is computed in float64, on the device of the server's secrets.
         """
         coefficients, square = self.coefficients(server.own)
-        exact = tree_map(lambda t: t.to(coefficients.device, torch.float64), found)
+        exact = tree_map(lambda t: t.to(coefficients.device, torch.float64), surrogates)
         return unscale(combine(exact, coefficients, square), self.multipliers(plan, server), server.params)
 
     def multipliers(self, plan: Plan, server: Server) -> Params:
-        """Return by parameter what the server multiplies a recovered coordinate by."""
+        """Return the server's multiplier of recovered coordinates, by parameter."""
         return self.channels(plan).multipliers(server.own.scales)
 
     def decoded(self, ctx: Context, server: Server, client: int, upload: Tree) -> Params:
-        """Return what the server recovers from one client's upload."""
+        """Return the gradient that the server recovers from one client's upload."""
         return self.recover(ctx.plan, server, upload)
 
     def deliver(self, ctx: Context, server: Server) -> Tree:
@@ -170,8 +170,8 @@ class Perturbation(PairedDefense):
         known = set(plan.net.names)
         own = {name: value for name, value in job.start.items() if name in known}
         constants = {name: value for name, value in job.start.items() if name not in known}
-        return surrogates(self.network(plan), own, at(job, 0)[0], job.own, self.bias_masked, constants)
+        return surrogates(self.network(plan), own, step_inputs(job, 0)[0], job.own, self.bias_masked, constants)
 
     def upload(self, ctx: Context, me: Tree, result: Tree) -> Tree:
-        """Send the surrogates as they are."""
+        """Return the surrogates unchanged."""
         return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ppbench.nets.models.checks import image
+from ppbench.nets.models.checks import checked_image
 from ppbench.nets.net import Classifier
 
 
@@ -14,7 +14,7 @@ def alexnet(shape: tuple[int, ...], classes: int) -> Classifier:
     Images of at least 8x8; (3, 32, 32) with 10 classes gives 3,502,666 parameters. 256 features; weights are
     Kaiming-uniform for ReLU, biases 0.
     """
-    channels, height, width = image(shape, 8)
+    channels, height, width = checked_image(shape, 8)
     layers: list[nn.Module] = []
     for maps, kernel, pooled in ((64, 5, True), (192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True)):
         layers += [nn.Conv2d(channels, maps, kernel, padding=kernel // 2), nn.ReLU()]

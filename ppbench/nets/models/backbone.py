@@ -15,10 +15,10 @@ from ppbench.nets.models import checks
 from ppbench.nets.net import Classifier
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Per channel, of ImageNet: what torchvision's weights were trained on inputs normalized by."""
+"""ImageNet's per-channel statistics, by which torchvision normalized inputs in training."""
 
 
-class Frozen(nn.Module):
+class FrozenBackbone(nn.Module):
     """A torchvision network in eval mode with constant weights, on inputs in [0, 1]; grey ones are repeated to RGB."""
 
     mean: Tensor
@@ -57,10 +57,10 @@ def frozen_backbone(
             no signal through in eval mode.
         backbone_seed: of random weights.
     """
-    channels, _, _ = checks.image(shape)
+    channels, _, _ = checks.checked_image(shape)
     if channels not in (1, 3):
         raise ValueError(f"it takes images with 1 or 3 channels, not {channels}")
-    network = _network(backbone, checks.whole("backbone_seed", backbone_seed, 0, 2**63 - 1))
+    network = _network(backbone, checks.checked_int("backbone_seed", backbone_seed, 0, 2**63 - 1))
     last = [(name, layer.in_features) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1:]
     if not last:
         raise ValueError(f"backbone {shown(backbone)} does not end in a linear layer; take another")
@@ -68,7 +68,7 @@ def frozen_backbone(
     network.set_submodule(name, nn.Identity())
     if weights:
         _fill(network, name, str(weights))
-    features = Frozen(network)
+    features = FrozenBackbone(network)
     _check_shape(features, backbone, shape, width)
     return Classifier(features, nn.Linear(width, classes))
 
@@ -80,7 +80,7 @@ def _network(backbone: str, seed: int) -> nn.Module:
         raise ValueError(
             f"backbone {shown(backbone)} is none of torchvision.models, such as mobilenet_v3_small or resnet18"
         )
-    with torch.random.fork_rng(devices=[]):  # the head's draws must not depend on what the backbone drew
+    with torch.random.fork_rng(devices=[]):  # the head's draws must not depend on the backbone's
         torch.default_generator.manual_seed(seed)
         made: nn.Module = models.get_model(backbone, weights=None)
     return made
@@ -97,13 +97,13 @@ def _fill(network: nn.Module, last: str, file: str) -> None:
         raise ValueError(f"the weights in {path} are not those of this backbone ({because(cause, 300)})") from cause
 
 
-def _check_shape(features: Frozen, backbone: str, shape: tuple[int, ...], width: int) -> None:
+def _check_shape(features: FrozenBackbone, backbone: str, shape: tuple[int, ...], width: int) -> None:
     try:
         with torch.no_grad():
-            made = features(torch.zeros(1, *shape)).shape
+            feature_shape = features(torch.zeros(1, *shape)).shape
     except (RuntimeError, AssertionError, ValueError) as cause:
         size = f"{shape[1]}x{shape[2]}"
         raise ValueError(f"backbone {shown(backbone)} cannot take images of {size} ({because(cause)})") from cause
-    if made != (1, width):
-        found = tuple(made[1:])
-        raise ValueError(f"backbone {shown(backbone)} makes features of shape {found} instead of ({width},)")
+    if feature_shape != (1, width):
+        actual = tuple(feature_shape[1:])
+        raise ValueError(f"backbone {shown(backbone)} makes features of shape {actual} instead of ({width},)")

@@ -1,4 +1,4 @@
-"""What models check alike: image shapes, options, activations. Every ValueError is the second half of a sentence."""
+"""Common checks of models: image shapes, options, activations. Every ValueError is the second half of a sentence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
+def checked_image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
     """Return `shape` as (channels, height, width); raises ValueError unless it is an image of `least` x `least`."""
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < least:
         raise ValueError(f"it takes images (channels, height, width) of at least {least}x{least}, not {tuple(shape)}")
     return shape[0], shape[1], shape[2]
 
 
-def flag(name: str, value: bool) -> bool:
+def checked_flag(name: str, value: bool) -> bool:
     """Return `value`; raises ValueError unless it is true or false (any other word would count as true)."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, not {shown(value)}")
@@ -33,12 +33,12 @@ def flag(name: str, value: bool) -> bool:
 
 
 WIDEST = 16_384
-"""Units or channels of a layer, at most."""
+"""Most units or channels of a layer."""
 DEEPEST = 256
-"""Layers or blocks that an option may ask for, at most."""
+"""Most layers or blocks that an option may set."""
 
 
-def whole(name: str, value: int, least: int, most: int = WIDEST) -> int:
+def checked_int(name: str, value: int, least: int, most: int = WIDEST) -> int:
     """Return `value`; raises ValueError unless it is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name} must be a whole number of at least {least}, at most {most}, not {shown(value)}")

@@ -27,7 +27,7 @@ def cnn(
         shape: at least 2 to the number of blocks high and wide; (3, 32, 32) and 10 classes have 30,634 parameters.
         widths: channels of the blocks, comma-separated, one at least.
         hidden: widths of linear layers between the blocks and the head, with the activation after each; "" for none.
-        pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope .01) or "tanh".
+        pool, activation: "max" or "avg"; "relu", "leaky_relu" (slope 0.01) or "tanh".
         bias: of all layers and the head; at first they are 0, weights Kaiming-uniform.
     """
     checks.one_of("pool", pool, _POOLS)
@@ -35,10 +35,10 @@ def cnn(
     blocks = checks.widths("widths", widths)
     if not blocks:
         raise ValueError("widths must name one block at least; without convolutions use the model 'mlp'")
-    channels, height, width = checks.image(shape, 2 ** len(blocks))
+    channels, height, width = checks.checked_image(shape, 2 ** len(blocks))
     layers: list[nn.Module] = []
     for maps in blocks:
-        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.flag("bias", bias))
+        convolution = nn.Conv2d(channels, maps, 3, padding=1, bias=checks.checked_flag("bias", bias))
         layers += [convolution, checks.ACTIVATIONS[activation](), _POOLS[pool](2)]
         channels, height, width = maps, height // 2, width // 2
     layers.append(nn.Flatten())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.nets.models.alexnet import kaiming_uniform
-from ppbench.nets.models.checks import DEEPEST, flag, image, whole
+from ppbench.nets.models.checks import DEEPEST, checked_flag, checked_image, checked_int
 from ppbench.nets.net import Classifier
 
 
@@ -40,10 +40,10 @@ def densenet(
 
     growth * (2 + blocks * layers) features; weights are Kaiming-uniform for ReLU, biases 0.
     """
-    flag("bias", bias)
-    whole("growth", growth, 1)
-    whole("layers", layers, 1, DEEPEST)
-    channels, _, _ = image(shape, 2 ** (whole("blocks", blocks, 1, 30) - 1))
+    checked_flag("bias", bias)
+    checked_int("growth", growth, 1)
+    checked_int("layers", layers, 1, DEEPEST)
+    channels, _, _ = checked_image(shape, 2 ** (checked_int("blocks", blocks, 1, 30) - 1))
     stack: list[nn.Module] = [nn.Conv2d(channels, 2 * growth, 3, padding=1, bias=bias), nn.ReLU()]
     channels = 2 * growth
     for block in range(blocks):

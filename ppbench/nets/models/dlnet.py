@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ppbench.base.errors import shown
-from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, image, one_of, whole
+from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_image, checked_int, one_of
 from ppbench.nets.net import Classifier
 
 
@@ -22,13 +22,13 @@ def dlnet(
 
     Images of any size: 32x32 gives 768 features and, with 3 channels and 10 classes, 19,438 parameters (88,648 with
     100 classes). activation: "sigmoid" or "tanh" (the paper takes tanh for SVHN). init: "uniform" draws weights and
-    biases from U(-scale, scale), .3 in the SPN paper and .5 in the DLG release; "default" keeps torch's law. nconv:
+    biases from U(-scale, scale), 0.3 in the SPN paper and 0.5 in the DLG release; "default" keeps torch's law. nconv:
     number of convolutions, 4 in the paper's table; 3 in the DLG release.
     """
     one_of("activation", activation, ("sigmoid", "tanh"))
     one_of("init", init, ("uniform", "default"))
-    channels, height, width = image(shape)
-    whole("nconv", nconv, 2, DEEPEST)
+    channels, height, width = checked_image(shape)
+    checked_int("nconv", nconv, 2, DEEPEST)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1e6:
         raise ValueError(f"scale must be > 0, at most 1e6, not {shown(scale)}")
     layers: list[nn.Module] = []

@@ -7,7 +7,7 @@ from torch import nn
 from ppbench.nets.models import checks
 from ppbench.nets.net import Classifier
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"hardswish": nn.Hardswish, "relu": nn.ReLU, "selu": nn.SELU}
+BAFFLE_ACTIVATIONS: dict[str, type[nn.Module]] = {"hardswish": nn.Hardswish, "relu": nn.ReLU, "selu": nn.SELU}
 MAPS, HIDDEN = (6, 16), 60
 
 
@@ -23,16 +23,16 @@ def lenet_baffle(
     activation: "hardswish" (the paper's), "relu" or "selu" (its ablations). norm: "none", or "gn": group normalization
     before both convolutional activations, of two channels a group.
     """
-    checks.one_of("activation", activation, ACTIVATIONS)
+    checks.one_of("activation", activation, BAFFLE_ACTIVATIONS)
     checks.one_of("norm", norm, ("none", "gn"))
-    channels, height, width = checks.image(shape, 12)
+    channels, height, width = checks.checked_image(shape, 12)
     padding = 2 if min(height, width) <= 28 else 0
     layers: list[nn.Module] = []
     for maps in MAPS:
         layers += [nn.Conv2d(channels, maps, 5, padding=padding)]
         layers += [nn.GroupNorm(maps // 2, maps)] if norm == "gn" else []
-        layers += [ACTIVATIONS[activation](), nn.AvgPool2d(2)]
+        layers += [BAFFLE_ACTIVATIONS[activation](), nn.AvgPool2d(2)]
         height, width = (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
         channels, padding = maps, 0
-    layers += [nn.Flatten(), nn.Linear(channels * height * width, HIDDEN), ACTIVATIONS[activation]()]
+    layers += [nn.Flatten(), nn.Linear(channels * height * width, HIDDEN), BAFFLE_ACTIVATIONS[activation]()]
     return Classifier(nn.Sequential(*layers), nn.Linear(HIDDEN, classes))

@@ -31,10 +31,10 @@ from ppbench.nets.models import checks
 from ppbench.nets.models.alexnet import kaiming_uniform
 from ppbench.nets.net import Classifier
 
-NORMS = ("none", "bn", "gn", "fixup")
+RESNET_NORMS = ("none", "bn", "gn", "fixup")
 SHORTCUTS = ("A", "B")
-WIDTHS = (16, 32, 64)
-Norm = Callable[[int], nn.Module]
+STAGE_WIDTHS = (16, 32, 64)
+NormFactory = Callable[[int], nn.Module]
 
 
 class Shift(nn.Module):
@@ -62,10 +62,10 @@ class PaddedShortcut(nn.Module):
         return F.pad(kept, (0, 0, 0, 0, self.before, self.after))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Convolution, norm, ReLU, convolution, norm, plus the shortcut, ReLU."""
 
-    def __init__(self, inside: int, outside: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
+    def __init__(self, inside: int, outside: int, stride: int, norm: NormFactory, shortcut: nn.Module) -> None:
         super().__init__()
         self.conv1, self.norm1 = conv3x3(inside, outside, stride), norm(outside)
         self.conv2, self.norm2 = conv3x3(outside, outside), norm(outside)
@@ -129,21 +129,27 @@ def resnet(
     groups: int = 8,
 ) -> Classifier:
     """Return the network of 6n + 2 layers; options and initial laws: see the module."""
-    checks.one_of("norm", norm, NORMS)
+    checks.one_of("norm", norm, RESNET_NORMS)
     checks.one_of("shortcut", shortcut, SHORTCUTS)
-    checks.flag("head_bias", head_bias)
-    if checks.whole("groups", groups, 1) > WIDTHS[0] or WIDTHS[0] % groups:
-        raise ValueError(f"groups must divide {WIDTHS[0]}, not be {shown(groups)}")
-    channels, _, _ = checks.image(shape)
+    checks.checked_flag("head_bias", head_bias)
+    if checks.checked_int("groups", groups, 1) > STAGE_WIDTHS[0] or STAGE_WIDTHS[0] % groups:
+        raise ValueError(f"groups must divide {STAGE_WIDTHS[0]}, not be {shown(groups)}")
+    channels, _, _ = checks.checked_image(shape)
     make = partial(_norm, norm, groups)
     fixup = norm == "fixup"
-    layers: list[nn.Module] = [conv3x3(channels, WIDTHS[0]), Shift(WIDTHS[0]) if fixup else make(WIDTHS[0]), nn.ReLU()]
-    inside = WIDTHS[0]
-    for outside in WIDTHS:
+    layers: list[nn.Module] = [
+        conv3x3(channels, STAGE_WIDTHS[0]),
+        Shift(STAGE_WIDTHS[0]) if fixup else make(STAGE_WIDTHS[0]),
+        nn.ReLU(),
+    ]
+    inside = STAGE_WIDTHS[0]
+    for outside in STAGE_WIDTHS:
         for index in range(n):
-            stride = 2 if index == 0 and outside != WIDTHS[0] else 1
+            stride = 2 if index == 0 and outside != STAGE_WIDTHS[0] else 1
             way = _shortcut(inside, outside, stride, shortcut, Shift(inside) if fixup else None, make)
-            block = FixupBlock(inside, outside, stride, way) if fixup else Block(inside, outside, stride, make, way)
+            block = (
+                FixupBlock(inside, outside, stride, way) if fixup else ResidualBlock(inside, outside, stride, make, way)
+            )
             layers.append(block)
             inside = outside
     layers += [nn.AdaptiveAvgPool2d(1), *([Shift(inside)] if fixup else []), nn.Flatten()]
@@ -158,7 +164,7 @@ def _norm(kind: str, groups: int, channels: int) -> nn.Module:
     return nn.GroupNorm(groups, channels) if kind == "gn" else nn.Identity()
 
 
-def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | None, norm: Norm) -> nn.Module:
+def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | None, norm: NormFactory) -> nn.Module:
     """Return the way around a block's branch; `shift` is fixup's bias before a convolution, None for other norms."""
     if stride == 1 and inside == outside:
         return nn.Identity()
@@ -170,7 +176,7 @@ def _shortcut(inside: int, outside: int, stride: int, kind: str, shift: Shift | 
 
 def _initialize(model: Classifier, norm: str) -> None:
     kaiming_uniform(model)
-    blocks = [layer for layer in model.modules() if isinstance(layer, Block | FixupBlock)]
+    blocks = [layer for layer in model.modules() if isinstance(layer, ResidualBlock | FixupBlock)]
     with torch.no_grad():
         for block in blocks:
             if norm == "none":

@@ -16,7 +16,7 @@ from ppbench.nets.net import Classifier
 
 EXPANSION = 4
 """Output channels of a bottleneck for one of its inner channels."""
-STAGES = 4
+STAGE_COUNT = 4
 
 
 def conv1x1(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
@@ -66,10 +66,12 @@ def resnet50_fixup(
             23,467,836 parameters; width 40, 9,172,404 (35.0 MiB in float32).
         blocks: bottlenecks of the four stages, comma-separated; L is their sum, 16.
     """
-    channels, _, _ = checks.image(shape)
-    inside, counts = checks.whole("width", width, 1), checks.widths("blocks", blocks)
-    if len(counts) != STAGES:
-        raise ValueError(f"blocks must name the bottlenecks of {STAGES} stages, such as '3,4,6,3', not {shown(blocks)}")
+    channels, _, _ = checks.checked_image(shape)
+    inside, counts = checks.checked_int("width", width, 1), checks.widths("blocks", blocks)
+    if len(counts) != STAGE_COUNT:
+        raise ValueError(
+            f"blocks must name the bottlenecks of {STAGE_COUNT} stages, such as '3,4,6,3', not {shown(blocks)}"
+        )
     layers: list[nn.Module] = [conv3x3(channels, inside), Shift(1), nn.ReLU()]
     for stage, count in enumerate(counts):
         for index in range(count):

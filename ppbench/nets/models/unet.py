@@ -51,10 +51,10 @@ def unet(shape: tuple[int, ...], classes: int, *, width: int = 64) -> Classifier
     at 1024.
     """
     side = 2**DEPTH
-    channels, high, wide = checks.image(shape, side)
+    channels, high, wide = checks.checked_image(shape, side)
     if high % side or wide % side:
         raise ValueError(f"it takes images whose height and width are multiples of {side}, not {high}x{wide}")
-    checks.whole("width", width, 1)
+    checks.checked_int("width", width, 1)
     model = Classifier(UNetFeatures(channels, width), nn.Conv2d(width, classes, 1))
     kaiming_uniform(model)
     return model

@@ -6,7 +6,7 @@ from torch import nn
 
 from ppbench.base.errors import shown
 from ppbench.nets.models.alexnet import kaiming_uniform
-from ppbench.nets.models.checks import image
+from ppbench.nets.models.checks import checked_image
 from ppbench.nets.net import Classifier
 
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -31,7 +31,7 @@ def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or 64 % groups:
         raise ValueError(f"groups must divide 64, not be {shown(groups)}")
     shrink = 32 if late_stride == 2 else 8
-    channels, height, width = image(shape, shrink)
+    channels, height, width = checked_image(shape, shrink)
     layers: list[nn.Module] = []
     for block, widths in enumerate(_BLOCKS):
         for maps in widths:

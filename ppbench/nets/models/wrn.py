@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ppbench.nets.models import checks
-from ppbench.nets.models.lenet_baffle import ACTIVATIONS
+from ppbench.nets.models.lenet_baffle import BAFFLE_ACTIVATIONS
 from ppbench.nets.models.resnet import conv3x3
 from ppbench.nets.net import Classifier
 
@@ -39,16 +39,16 @@ def wrn_10_2(shape: tuple[int, ...], classes: int, *, activation: str = "hardswi
     classes, 315,316 for 100; initialized as torch does. activation: "hardswish" (the paper's), "relu" or "selu" (its
     ablations). norm: "gn", group normalization of 8 groups with affine part before each activation, or "none".
     """
-    checks.one_of("activation", activation, ACTIVATIONS)
+    checks.one_of("activation", activation, BAFFLE_ACTIVATIONS)
     checks.one_of("norm", norm, ("gn", "none"))
-    channels, _, _ = checks.image(shape)
+    channels, _, _ = checks.checked_image(shape)
     layers: list[nn.Module] = [conv3x3(channels, STEM)]
     inside = STEM
     for outside in WIDTHS:
         stride = 1 if inside == STEM else 2
-        layers.append(PreActivated(inside, outside, stride, ACTIVATIONS[activation], norm))
+        layers.append(PreActivated(inside, outside, stride, BAFFLE_ACTIVATIONS[activation], norm))
         inside = outside
-    layers += [_norm(norm, inside), ACTIVATIONS[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [_norm(norm, inside), BAFFLE_ACTIVATIONS[activation](), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return Classifier(nn.Sequential(*layers), nn.Linear(inside, classes))
 
 

@@ -10,30 +10,30 @@ from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
 from ppbench.report.claims import premise
-from ppbench.report.claims.case import Case, Finding, Verdict
-from ppbench.report.claims.ends import within
+from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict
+from ppbench.report.claims.ends import judge_with_ends
 from ppbench.report.claims.own import own_measure
-from ppbench.report.claims.rules import rule_of, unjudged
+from ppbench.report.claims.rules import rule_of, unjudged_reason
 from ppbench.report.claims.times import KEY_OF, Benchmark, time_is_kept
-from ppbench.report.controls import unread
-from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network
-from ppbench.report.page.evaluations import about
+from ppbench.report.controls import nothing_to_read
+from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
+from ppbench.report.page.evaluations import evaluation_words
 from ppbench.report.strays import strays
-from ppbench.report.verdict.lines import labels_of, listed
+from ppbench.report.verdict.lines import listed_values, setting_labels
 
 NO_RECORD = "no record of "
-ORDER: tuple[Verdict, ...] = ("falls", "cannot be told", "holds", "identity", "outside the premise")
-"""Of evaluations that are equally close the first counts: what falls anywhere has fallen, what holds holds in all."""
+VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity", "outside the premise")
+"""Of evaluations that are equally close the first of these counts: a claim that falls anywhere has fallen."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim that records tell of, in our setting; `evaluations` were as close: the finding is of the `gathered`."""
+    """A claim judged in our setting; of `evaluations` equally close ones the finding is of the `gathered`."""
 
     defense: str
     claim: Claim
     setting: str
-    finding: Finding
+    finding: ClaimFinding
     differs: tuple[str, ...] = ()
     evaluations: int = 1
     gathered: str = "worst"
@@ -41,7 +41,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A claim that cannot be checked, and why, a clause. unrun: whether the defense has no record at all."""
+    """A claim that cannot be checked. reason: a clause; unrun: whether the defense has no record at all."""
 
     defense: str
     claim: Claim
@@ -50,34 +50,34 @@ class Unchecked:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What one evaluation says. lacks: what it lacks of the premise, a clause each."""
+class _Evaluation:
+    """The finding of one evaluation. lacks: what it lacks of the claim's premise, a clause each."""
 
     place: tuple[str, str]
-    case: Case
-    finding: Finding | str
+    case: ClaimCase
+    finding: ClaimFinding | str
     lacks: tuple[str, ...]
 
     @property
     def closeness(self) -> tuple[float, ...]:
-        """How close the evaluation is to the paper's: by what it lacks first."""
+        """How close the evaluation is to the paper's, larger being closer: by what it lacks first."""
         return -len(self.lacks), *premise.closeness(self.case.claim, self.case.mine[0].config)
 
 
 def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
     """Return the claims of every installed defense, by its name."""
-    found = {name: tuple(getattr(factory, "claimed", ())) for name, factory in load_all("defenses").items()}
-    return {name: claims for name, claims in found.items() if claims}
+    by_name = {name: tuple(getattr(factory, "claimed", ())) for name, factory in load_all("defenses").items()}
+    return {name: claims for name, claims in by_name.items() if claims}
 
 
-def check(
+def check_claims(
     claimed: Mapping[str, Sequence[Claim]], records: Sequence[Record], benchmarks: Sequence[Benchmark]
 ) -> list[Checked | Unchecked]:
-    """Return what becomes of each claim, in order, in the worst of the evaluations closest to the paper's setting."""
+    """Return the outcome of each claim, in order, in the worst of the evaluations closest to the paper's setting."""
     some = {record.cell_id: record for record in records}
     frame = frame_of(records).of(some[cell] for cell in sorted(some))
     groups, far = frame.by(EVALUATION), strays(frame)
-    places = {key: (about(key), key.text()) for key in groups}
+    places = {key: (evaluation_words(key), key.text()) for key in groups}
     order = sorted(groups, key=places.__getitem__)
     ordered = {places[key]: groups[key] for key in order}
     return [
@@ -96,22 +96,23 @@ def _one(
     far: Set[Key],
 ) -> Checked | Unchecked:
     run = any(r.config.defense.id == name for records in groups.values() for r in records)
-    if claim.metric in KEY_OF and (run or any(b.defense == name for b in benchmarks)):  # times are in no record
+    if claim.metric in KEY_OF and (run or any(b.defense == name for b in benchmarks)):  # no record holds times
         timed = time_is_kept(claim, name, benchmarks)
         return Unchecked(name, claim, timed) if isinstance(timed, str) else Checked(name, claim, timed[1], timed[0])
     if not run:
         return Unchecked(name, claim, f"no record of {name}", unrun=True)
     rule = rule_of(claim)
     if rule is None:
-        return Unchecked(name, claim, unjudged(claim.metric))
+        return Unchecked(name, claim, unjudged_reason(claim.metric))
     cases = list(_cases(name, claim, groups, siblings, far))
     if not cases:
         return Unchecked(name, claim, _missing(name, claim, groups))
-    found = [_Found(place, case, within(rule, case), lacks) for place, case, lacks in cases]
-    telling = [one for one in found if isinstance(one.finding, Finding)]  # a farther one with figures tells more
-    nearest = max(one.closeness for one in telling or found)
-    near = [one for one in telling or found if one.closeness == nearest]
-    judged = [(one, one.finding) for one in near if isinstance(one.finding, Finding)]
+    evaluations = [_Evaluation(place, case, judge_with_ends(rule, case), lacks) for place, case, lacks in cases]
+    # A figure in a farther setting beats none in a closer one.
+    candidates = [one for one in evaluations if isinstance(one.finding, ClaimFinding)] or evaluations
+    nearest = max(one.closeness for one in candidates)
+    near = [one for one in candidates if one.closeness == nearest]
+    judged = [(one, one.finding) for one in near if isinstance(one.finding, ClaimFinding)]
     if not judged:
         lacks = f"outside the premise ({'; '.join(near[0].lacks)}): " if near[0].lacks else ""
         return Unchecked(name, claim, f"{lacks}{near[0].finding}")
@@ -120,63 +121,68 @@ def _one(
         reason = "; ".join(("; ".join(one.lacks), finding.reason))
         finding = replace(finding, verdict="outside the premise", to="", reason=reason)
     finding = replace(finding, own=own_measure(one.case))
-    told = "worst" if rule.gathered == "worst" else "one in the middle"
-    differs = premise.differing(claim, one.case.mine[0].config)
-    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), told)
+    gathered = "worst" if rule.gathered == "worst" else "one in the middle"
+    differs = premise.differing_needs(claim, one.case.mine[0].config)
+    return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), gathered)
 
 
-def _gathered(judged: Sequence[tuple[_Found, Finding]], how: str) -> tuple[_Found, Finding]:
-    """Return which of several evaluations counts: the worst, or the one in the middle, from worst to best.
+def _gathered(judged: Sequence[tuple[_Evaluation, ClaimFinding]], how: str) -> tuple[_Evaluation, ClaimFinding]:
+    """Return the evaluation that counts: the worst, or the one in the middle of all, from worst to best.
 
-    By the verdict first, then by the figure; the place, hence the seed, parts equal ones alone.
+    They are ordered by verdict, then by figure; the place (with the seed) only breaks ties.
     """
-    rising = sorted(judged, key=lambda pair: (ORDER.index(pair[1].verdict), -pair[1].harm, pair[0].place))
+    rising = sorted(judged, key=lambda pair: (VERDICTS_FROM_WORST.index(pair[1].verdict), -pair[1].harm, pair[0].place))
     return rising[0] if how == "worst" else rising[(len(rising) - 1) // 2]
 
 
 def _cases(
     name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame], siblings: Sequence[Claim], far: Set[Key]
-) -> Iterator[tuple[tuple[str, str], Case, tuple[str, ...]]]:
-    """Yield the evaluations that have cells at the claim's control value, and what they lack of its premise."""
+) -> Iterator[tuple[tuple[str, str], ClaimCase, tuple[str, ...]]]:
+    """Yield the place and case of each evaluation with cells at the claim's control value, and what it lacks of the
+    premise.
+    """
     for place, records in groups.items():
-        if "dataset" in claim.premise and not premise.shares(claim, records[0].config, "dataset"):
-            continue  # figures of other data would be told beside nothing
+        if "dataset" in claim.premise and not premise.meets_need(claim, records[0].config, "dataset"):
+            continue  # figures of other data do not compare
         complete = [r for r in records if r.status != "failed"]
-        at = [r for r in complete if r.config.defense.id == name and not premise.unmet(claim.when, r.config, True)]
+        at = [
+            r
+            for r in complete
+            if r.config.defense.id == name and not premise.unmet_conditions(claim.when, r.config, True)
+        ]
         if claim.batch is not None and "batch" in claim.premise:
             at = [r for r in at if r.config.batch_size == claim.batch]
         alike: dict[tuple[str, ...], list[Record]] = {}
         for record in at:
-            alike.setdefault(premise.unmet(claim.when, record.config, False), []).append(record)
+            alike.setdefault(premise.unmet_conditions(claim.when, record.config, False), []).append(record)
         for other in sorted(alike, key=lambda clauses: (len(clauses), clauses))[:1]:
             mine = records.of(alike[other])
             none = records.of([r for r in complete if r.config.defense.id == "none"])
-            rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or unread(r)]))
-            case = Case(claim, mine, none, records.of(complete), rival, siblings)
-            trained = (*premise.collapsed(claim, mine, rival), *premise.straying(claim, far, mine))
-            yield place, case, (*premise.lacking(claim, mine[0].config), *other, *trained)
+            rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or nothing_to_read(r)]))
+            case = ClaimCase(claim, mine, none, records.of(complete), rival, siblings)
+            trained = (*premise.collapse_clauses(claim, mine, rival), *premise.stray_clauses(claim, far, mine))
+            yield place, case, (*premise.unmet_needs(claim, mine[0].config), *other, *trained)
 
 
 def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:
-    """Return the cells of the defense than which a claim says to be better, at its parameters.
-
-    Of `standalone` nothing can be read in any: the training stands beside all the same.
-    """
+    """Return the cells of the rival, the defense that a claim compares with, at the parameters that the claim names."""
     than = claim.than
     if than is None:
         return []
     own = [r for r in known if r.config.defense.id == than.defense]
-    return [r for r in own if not any(premise.unmet(than.when, r.config, control) for control in (True, False))]
+    return [
+        r for r in own if not any(premise.unmet_conditions(than.when, r.config, control) for control in (True, False))
+    ]
 
 
 def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -> str:
-    """Return why no evaluation says anything about a claim: none has its control value, or every cell failed."""
+    """Return why no evaluation applies to a claim, a clause: none has its control value, or every cell failed."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
     if "dataset" in claim.premise:
-        mine = [r for r in mine if premise.shares(claim, r.config, "dataset")]
+        mine = [r for r in mine if premise.meets_need(claim, r.config, "dataset")]
         if not mine:
             return f"{NO_RECORD}{claim.dataset}"
-    mine = [r for r in mine if not premise.unmet(claim.when, r.config, True)]
+    mine = [r for r in mine if not premise.unmet_conditions(claim.when, r.config, True)]
     if not mine:
         return f"no record at {', '.join(premise.equations(claim.when))}"
     if claim.batch is not None and all(r.config.batch_size != claim.batch for r in mine):
@@ -184,15 +190,15 @@ def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -
     return "every cell of it failed"
 
 
-def setting_of(case: Case) -> str:
+def setting_of(case: ClaimCase) -> str:
     """Return our setting in words: data, model, clients, rounds, optimizer, seed, updates, control values."""
     config = case.mine[0].config
-    model, fed = network(config.model.id, config.model.options), config.federation
+    model, fed = network_words(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
-    at = f"; {listed([f'{name}={value:g}' for name, value in controls])}" if controls else ""
+    at = f"; {listed_values([f'{name}={value:g}' for name, value in controls])}" if controls else ""
     steps = premise.steps_of(config)
     long = f", updates of {config.batch_size} examples in {steps} mini-batches or more" if steps > 1 else ""
-    other = {word.strip("()") for label in labels_of(case.mine).values() for word in label.split()[1:]}
+    other = {word.strip("()") for label in setting_labels(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""
     return (
         f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "

@@ -1,4 +1,4 @@
-"""Rules for claims of a calibrated averaged performance (CAP): which cells it is of, and when ours compares with it."""
+"""Rules for claims of a calibrated averaged performance (CAP): its cells, and when ours compares with the paper's."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ from dataclasses import dataclass, replace
 
 from ppbench.base.registry import load, plugins
 from ppbench.federation.claim import Claim
+from ppbench.federation.threats import HONEST_SERVER, recorded_threat
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.claims.attacks import UNKNOWN
-from ppbench.report.claims.case import Case, Finding, cells_of, decided, unreliable
+from ppbench.report.claims.attacks import NO_AWARE_ATTACK
+from ppbench.report.claims.case import ClaimCase, ClaimFinding, cell_names, unreliable, verdict_of
 from ppbench.report.controls import value
 from ppbench.report.frame import SERIES, Key, frame_of
 from ppbench.report.worst import Measured, attack_of
 
-AS_GOOD = 0.05
-"""Shares of right answers by which our models may differ from the paper's, on average, and CAPs still compare."""
-AS_FAR = 2.0
-"""How many times a claimed CAP ours by the paper's own attack and measure may be, and its distances still compare."""
+ACCURACY_TOLERANCE = 0.05
+"""By how much the mean accuracy of our models may differ from the paper's for CAPs to compare."""
+DISTANCE_FACTOR = 2.0
+"""Up to how many times the claimed CAP ours by the paper's own attack and measure may be for CAPs to compare."""
 LAWS = {"cap_reconstruction": "recon_raw/1", "cap_label": "label/1", "cap_tracing": "trace/1"}
-"""The distance that a printed CAP is of."""
+"""The distance behind each claimed CAP."""
 ATTACK = "dlg"
-"""What a CAP's distances are of where the claim names no attack: "Deep Leakage" (Fan et al., Sec. 4)."""
-OWN = {"cap_reconstruction": "rmse_raw_mean", "cap_label": "label_accuracy", "cap_tracing": "tracing_accuracy"}
-"""Of which figure the paper takes a distance: images as the optimizer left them, the rest of a share of hits."""
+"""The attack behind a CAP where the claim names none: "Deep Leakage" (Fan et al., Sec. 4)."""
+PAPER_METRICS = {
+    "cap_reconstruction": "rmse_raw_mean",
+    "cap_label": "label_accuracy",
+    "cap_tracing": "tracing_accuracy",
+}
+"""The metric behind the paper's distance: error of images as the optimizer left them, else 1 minus a share of hits."""
 
 
-def asked(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
-    """Return the cells that a distance is known of, at one batch, from the server's view of random weights."""
+def cells_with_distance(cells: Sequence[Record], law: str, batch: int | None) -> list[Record]:
+    """Return the cells that have a distance, at one batch, from the server's view of random weights."""
     some = [r for r in cells if question_for(r).distance(law) is not None and r.config.batch_size == batch]
-    return [r for r in some if r.config.stage == "init" and r.config.threat_model.id == "server/1"]
+    return [r for r in some if r.config.stage == "init" and recorded_threat(r.config.threat_model.id).lone_server]
 
 
 def paper_grid(cells: Sequence[Record], claim: Claim, *, own: bool = True) -> list[Record]:
-    """Return the cells at values of the paper's grid: the claim's if it has one (of its own defense), the defense's."""
+    """Return the cells at values of the paper's grid: the claim's, if it has one and `own`, else the defense's."""
     if not cells:
         return []
     grid = claim.grid if own and claim.grid else grid_of(cells[0].config.defense.id)
@@ -48,39 +53,41 @@ def grid_of(defense: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(grids.get("paper", ())))
 
 
-def calibrated(case: Case) -> Finding | str:
-    """A claimed CAP holds where ours, of the worst cases over the attacks of its kind, is not below it by its interval.
+def cap_is_kept(case: ClaimCase) -> ClaimFinding | str:
+    """A claimed CAP holds unless ours, of the worst cases over attacks of its kind, lies below it with its interval.
     It is the mean over those control values that were run and are in the paper's grid, of which there must be two; it
     compares only where the models are as good as the paper's, to 5 points on average, and where the paper's own attack
     and measure stay no more than twice as far from images as they did there: an optimizer that diverges gives errors
-    beside which nothing printed is large. Errors of images are, as the paper's, not clipped; labels are compared as
+    larger than anything printed. Errors of images are, as the paper's, not clipped; labels are compared as
     multisets, also those that come with images.
     """
     law, batch = LAWS[case.claim.metric], case.claim.batch
-    cells = asked(case.mine, law, batch)
+    cells = cells_with_distance(case.mine, law, batch)
     if not cells:
         kind = case.claim.metric.removeprefix("cap_")
         return f"no {kind} attack was run at batch {batch} from the server's view of random weights"
     grid = case.claim.grid or grid_of(case.mine[0].config.defense.id)
     kept = paper_grid(cells, case.claim) if grid else []
     every = worst_caps([r for r in kept if r.config.defense.control is not None], law)
-    known = [found for found in every if found[1].value is not None]
+    known = [entry for entry in every if entry[1].value is not None]
     if not known:
-        return Finding("cannot be told", "", _no_cap([cap for _, cap, _ in every], grid), cells=cells_of(*kept))
+        return ClaimFinding("inconclusive", "", _no_cap([cap for _, cap, _ in every], grid), cells=cell_names(*kept))
     plain, _, _ = _lowest(worst_caps([r for r in kept if not r.config.attack.adaptive], law))
     worst, cap, cases = _lowest(known)
     assert cap is not None and cap.value is not None
     of_all = f"mean over {cap.n} of {len(grid)} values of the paper's grid"
-    if bad := unreliable(case, "server/1") or _other_models(case, cases) or _other_distances(case):
-        return Finding("cannot be told", "", f"{bad}; {of_all}", plain, worst, cells_of(*cases), -cap.value)
+    if bad := unreliable(case, HONEST_SERVER.name) or _other_models(case, cases) or _other_distances(case):
+        return ClaimFinding("inconclusive", "", f"{bad}; {of_all}", plain, worst, cell_names(*cases), -cap.value)
     fell = (cap.value if cap.high is None else cap.high) < (case.claim.value or 0.0)
     if not fell and not any(r.config.attack.adaptive for r in kept):
-        return Finding("cannot be told", "", f"{UNKNOWN}; {of_all}", plain, worst, cells_of(*cases), -cap.value)
-    return replace(decided(fell, f"{cap.value:.2f}", -cap.value, of_all, worst, *cases), plain=plain)
+        return ClaimFinding(
+            "inconclusive", "", f"{NO_AWARE_ATTACK}; {of_all}", plain, worst, cell_names(*cases), -cap.value
+        )
+    return replace(verdict_of(fell, f"{cap.value:.2f}", -cap.value, of_all, worst, *cases), plain=plain)
 
 
-def _other_models(case: Case, cases: Sequence[Measured]) -> str | None:
-    """Return that our models are not as good as the paper's at the same control values, a clause, or None."""
+def _other_models(case: ClaimCase, cases: Sequence[Measured]) -> str | None:
+    """Return a clause if our models are not as good as the paper's at the same control values, else None."""
     printed: dict[object, float] = {}
     for claim in case.siblings:
         same = (claim.dataset, claim.model, claim.than) == (case.claim.dataset, case.claim.model, None)
@@ -96,20 +103,20 @@ def _other_models(case: Case, cases: Sequence[Measured]) -> str | None:
     if not pairs:
         return None
     ours, theirs = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    if abs(ours - theirs) <= AS_GOOD:
+    if abs(ours - theirs) <= ACCURACY_TOLERANCE:
         return None
     return f"the models reach {ours:.1%} where the paper's reach {theirs:.1%}: CAPs of other models do not compare"
 
 
-def _other_distances(case: Case) -> str | None:
-    """Return that the paper's own attack stays farther off than there, a clause, or None; shares have one scale."""
+def _other_distances(case: ClaimCase) -> str | None:
+    """Return a clause if the paper's own attack stays farther off here than there, else None; shares have one scale."""
     claimed = case.claim.value or 0.0
     if case.claim.metric != "cap_reconstruction" or not claimed:
         return None
     own = by_papers_attack(case, case.mine)
     if own is None:
         return f"{case.claim.attack or ATTACK} was not run at two values, so whether distances compare is not known"
-    if own.cap <= AS_FAR * claimed:
+    if own.cap <= DISTANCE_FACTOR * claimed:
         return None
     return f"the paper's attack and measure give {own.cap:.2f} here ({own.attack}): distances of another scale"
 
@@ -123,47 +130,47 @@ class OwnCap:
     attack: str
 
 
-def by_papers_attack(case: Case, cells: Sequence[Record]) -> OwnCap | None:
+def by_papers_attack(case: ClaimCase, cells: Sequence[Record]) -> OwnCap | None:
     """Return the CAP of some cells (the defense's, or its rival's) by the paper's own attack and distance.
 
     None where it was not run at two values of the paper's grid.
     """
     metric, attack = case.claim.metric, case.claim.attack or ATTACK
-    some = asked(cells, LAWS[metric], case.claim.batch)
+    some = cells_with_distance(cells, LAWS[metric], case.claim.batch)
     some = [r for r in some if attack in (r.config.attack.id, r.config.attack.follows)]
     for series in frame_of(paper_grid(some, case.claim, own=cells is case.mine)).by(SERIES).values():
         pairs = [(r.utility.accuracy, _distance(r, metric)) for r in series if r.status == "complete"]
         known = [(a, d) for a, d in pairs if a is not None and d is not None]
         if len(known) >= 2:
             cap, accuracy = (sum(one) / len(known) for one in ([a * d for a, d in known], [a for a, _ in known]))
-            return OwnCap(cap, accuracy, f"{attack}{searched(series[0])}")
+            return OwnCap(cap, accuracy, f"{attack}{search_words(series[0])}")
     return None
 
 
-def searched(record: Record) -> str:
-    """Return from where a search began and how long it went on: " from grey, 1,800 evaluations"."""
-    asked = record.config.attack.parameters
-    start, budget = asked.get("start"), asked.get("budget")
+def search_words(record: Record) -> str:
+    """Return the start and the budget of a search in words: " from grey, 1,800 evaluations"."""
+    parameters = record.config.attack.parameters
+    start, budget = parameters.get("start"), parameters.get("budget")
     begun = "" if start is None else f" from {start}"
     return begun + (f", {budget:,} evaluations" if isinstance(budget, int) else "")
 
 
 def _distance(record: Record, metric: str) -> float | None:
-    found = value(record, OWN[metric])
-    return found if found is None or metric == "cap_reconstruction" else 1 - found
+    figure = value(record, PAPER_METRICS[metric])
+    return figure if figure is None or metric == "cap_reconstruction" else 1 - figure
 
 
 def _no_cap(every: Sequence[Cap], grid: Sequence[float]) -> str:
     """Return why none of these CAPs over values of the paper's grid has a value."""
     if not grid:
-        return "the grid of the paper is not known"
+        return "the paper's grid is not known"
     most = max(every, key=lambda cap: cap.n, default=None)
-    found = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
-    return f"{found}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
+    coverage = f"{0 if most is None else most.n} of {len(grid)} values of the paper's grid were run"
+    return f"{coverage}; {'a CAP needs two' if most is None or most.n < 2 else most.reason}"
 
 
 def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap | None, list[Measured]]:
-    """Return the lowest of some CAPs in words, itself, and its worst cases."""
+    """Return the lowest of some CAPs: in words, itself, and its worst cases."""
     known = [(cap, cases) for _, cap, cases in some if cap.value is not None]
     if not known:
         return "not run", None, []

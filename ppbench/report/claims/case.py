@@ -1,4 +1,4 @@
-"""A claim beside the records of one evaluation, and what they say about it."""
+"""A claim beside the records of one evaluation, and the finding."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Literal
 from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
 from ppbench.report.controls import check_controls
-from ppbench.report.verdict.lines import by, figure, labels_of
+from ppbench.report.verdict.lines import attack_at, figure, setting_labels
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
-Verdict = Literal["falls", "cannot be told", "holds", "identity", "outside the premise"]
-"""What becomes of a claim. "identity": the trainings are one to rounding, so that nothing was put to the test;
-"outside the premise": what was run is not what the claim is about.
+ClaimVerdict = Literal["falls", "inconclusive", "holds", "identity", "outside the premise"]
+"""The outcome of a claim. "identity": both trainings are equal to rounding, so that nothing was tested; "outside the
+premise": our setting is not the claim's.
 """
 
 
 @dataclass(frozen=True)
-class Case:
+class ClaimCase:
     """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all.
 
-    rival: cells of the defense than which it is claimed to be better; siblings: all claims about the defense.
+    rival: cells of the defense that it is compared with; siblings: all claims about the defense.
     """
 
     claim: Claim
@@ -35,22 +35,22 @@ class Case:
 
     @property
     def undefended(self) -> Record | None:
-        """One of the undefended cells, for what all of them share."""
+        """One of the undefended cells, for figures that all of them share; None without any."""
         return next(iter(self.none), None)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What an evaluation says about a claim.
+class ClaimFinding:
+    """The finding of an evaluation about a claim.
 
-    to: what it falls to, "" where the verdict says it all; reason: the rule, with its figures; plain, worst: figures of
-    the strongest attack that does not know the defense, and of all; cells: names of the cells that they are from; harm:
-    how bad the figure is for the claim, on a scale of the rule and the verdict, greater is worse, by default none;
-    least, most: what `worst` would be in the same setting if all leaked (or the model were useless), and if nothing did
-    (or nothing were lost), "" where the rule has no such ends; own: the figure by the paper's own attack and measure.
+    to: the figure it falls to, or ""; reason: the rule with its figures; plain, worst: figures of the strongest unaware
+    attack, and of all; cells: names of the cells behind them; harm: how bad the figure is for the claim, larger is
+    worse, comparable within a rule and verdict; least, most: what `worst` would be in the same setting if all leaked
+    (or the model were useless), and if nothing did (or nothing were lost), "" where the rule has no such ends; own: the
+    figure by the paper's own attack and measure.
     """
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     to: str
     reason: str
     plain: str = ""
@@ -62,33 +62,33 @@ class Finding:
     own: str = ""
 
 
-Judge = Callable[[Case], Finding | str]
-"""Returns why the claim cannot be checked, as a clause, where the cells that it is about were not run."""
+Judge = Callable[[ClaimCase], ClaimFinding | str]
+"""Judges a case. Returns a clause on why the claim cannot be checked where its cells were not run."""
 
 
-def decided(fell: bool, to: str, harm: float, reason: str, told: str, *records: Measured | None) -> Finding:
-    """Return that a claim falls to `to`, or that it holds; told: our figures, which are those of `records`."""
-    verdict: Verdict = "falls" if fell else "holds"
-    return Finding(verdict, f"to {to}" if fell else "", reason, "", told, cells_of(*records), harm)
+def verdict_of(fell: bool, to: str, harm: float, reason: str, figures: str, *records: Measured | None) -> ClaimFinding:
+    """Return the finding that a claim falls to `to`, or holds; figures: ours, those of `records`."""
+    verdict: ClaimVerdict = "falls" if fell else "holds"
+    return ClaimFinding(verdict, f"to {to}" if fell else "", reason, "", figures, cell_names(*records), harm)
 
 
-def unreliable(case: Case, threat: str) -> str | None:
-    """Return what a control says against the attacks of one adversary in this evaluation, a clause, or None."""
+def unreliable(case: ClaimCase, threat: str) -> str | None:
+    """Return a clause if a control speaks against one adversary's attacks in this evaluation, else None."""
     scope = [r for r in case.everything if r.config.threat_model.id == threat]
     bad = next((check.sentence for check in check_controls(scope) if check.ok is not True), None)
     return None if bad is None else f"a control speaks against the attacks: {bad.rstrip('.')}"
 
 
-def told(case: Case, record: Measured | None, name: str, form: str, unit: str = "") -> str:
-    """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)"; the control value where there are several."""
+def figure_by_attack(case: ClaimCase, record: Measured | None, name: str, form: str, unit: str = "") -> str:
+    """Return "71.0% [66.3, 75.4] (unmask_regression, kappa=10)", with the control value where there are several."""
     if record is None:
         return "not run"
-    label = labels_of(case.mine)
+    label = setting_labels(case.mine)
     control = label.get(cell_of(record).cell_id, "") if len(set(label.values())) > 1 else ""
-    return f"{figure(record, name, form, unit)} ({by(attack_of(record), control)})"
+    return f"{figure(record, name, form, unit)} ({attack_at(attack_of(record), control)})"
 
 
-def cells_of(*records: Measured | None) -> tuple[str, ...]:
-    """Return the names of the cells that are there, each once; of a worst case all that are best on some victim."""
-    found = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
-    return tuple(dict.fromkeys(cell.cell_id for cells in found for cell in cells))
+def cell_names(*records: Measured | None) -> tuple[str, ...]:
+    """Return the names of the given cells, each once; of a worst case, of all that are best on some victim."""
+    groups = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
+    return tuple(dict.fromkeys(cell.cell_id for cells in groups for cell in cells))

@@ -1,8 +1,8 @@
-"""What else could have come out: a verdict that no result of the same setting could change is no verdict.
+"""Counterfactuals: a verdict that no result of the same setting could change is no verdict.
 
-A rule is asked again about the same records as if everything had leaked (each cell with what its adversary finds of the
-undefended model) and as if nothing had (with what he finds of noise), or as if the model were useless, or as good as
-the undefended one. A claim that falls even so, or holds even so, could not have come out otherwise.
+A rule judges the same records again as if everything had leaked (each cell with its adversary's figures on the
+undefended model) and as if nothing had (with those on noise), or as if the model were useless, or as good as the
+undefended one. A claim that falls, or holds, in both cases could not have come out otherwise.
 """
 
 from __future__ import annotations
@@ -14,85 +14,86 @@ from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.claims.case import Case, Finding, Judge
+from ppbench.report.claims.case import ClaimCase, ClaimFinding, Judge
 
 GUESSED = ("agreement", "label_accuracy", "tracing_accuracy")
-"""Shares of right answers of which chance is all that who sees nothing gets."""
-Change = Callable[[Case], Case | str]
-"""Returns the case as it would have been, or why nobody knows how, a clause."""
+"""Shares of right answers that a blind guess has at the level of chance."""
+Counterfactual = Callable[[ClaimCase], ClaimCase | str]
+"""Returns the case as it would have been, or a clause on why that is not known."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ClaimRule:
     """How claims about one metric are judged.
 
-    judge: from a case; worst, best: the case as if all had gone wrong, or nothing; None: the figure is computed from
-    the protocol alone (bytes, a guarantee), and nothing but another protocol could change it; gathered: which of
-    several evaluations that are equally close counts: the "worst", or the one in the "middle", since a training is
-    drawn and not chosen.
+    judge: judges a case; worst, best: change the case as if all, or nothing, had gone wrong, None where the protocol
+    alone decides the figure (bytes, a guarantee); gathered: which of several equally close evaluations counts: the
+    "worst", or the one in the "middle", as a training is drawn and not chosen.
     """
 
     judge: Judge
-    worst: Change | None = None
-    best: Change | None = None
+    worst: Counterfactual | None = None
+    best: Counterfactual | None = None
     gathered: str = "worst"
 
 
-def within(rule: Rule, case: Case) -> Finding | str:
-    """Return what the rule says, with both ends; "cannot be told" where it would have said the same at an end."""
-    found = rule.judge(case)
-    if isinstance(found, str) or rule.worst is None or rule.best is None:
-        return found
+def judge_with_ends(rule: ClaimRule, case: ClaimCase) -> ClaimFinding | str:
+    """Return the rule's finding with both ends; "inconclusive" where an end would have had the same verdict."""
+    finding = rule.judge(case)
+    if isinstance(finding, str) or rule.worst is None or rule.best is None:
+        return finding
     least, most = (_at(rule.judge, change(case)) for change in (rule.worst, rule.best))
-    found = replace(found, least=least.worst or "not known", most=most.worst or "not known")
-    if found.verdict == "falls" and (most.verdict == "falls" or not most.worst):
-        return _untold(found, "it would fall even if nothing leaked or were lost" if most.worst else most.reason)
-    if found.verdict == "holds" and (least.verdict == "holds" or not least.worst):
-        return _untold(found, "it would hold even if all leaked or were lost" if least.worst else least.reason)
-    return found
+    finding = replace(finding, least=least.worst or "not known", most=most.worst or "not known")
+    if finding.verdict == "falls" and (most.verdict == "falls" or not most.worst):
+        return _inconclusive(
+            finding, "it would fall even if nothing leaked or were lost" if most.worst else most.reason
+        )
+    if finding.verdict == "holds" and (least.verdict == "holds" or not least.worst):
+        return _inconclusive(finding, "it would hold even if all leaked or were lost" if least.worst else least.reason)
+    return finding
 
 
-def _at(judge: Judge, case: Case | str) -> Finding:
-    found = case if isinstance(case, str) else judge(case)
-    return Finding("cannot be told", "", found) if isinstance(found, str) else found
+def _at(judge: Judge, case: ClaimCase | str) -> ClaimFinding:
+    finding = case if isinstance(case, str) else judge(case)
+    return ClaimFinding("inconclusive", "", finding) if isinstance(finding, str) else finding
 
 
-def _untold(found: Finding, why: str) -> Finding:
-    return replace(found, verdict="cannot be told", to="", reason=f"{why}; {found.reason}")
+def _inconclusive(finding: ClaimFinding, why: str) -> ClaimFinding:
+    return replace(finding, verdict="inconclusive", to="", reason=f"{why}; {finding.reason}")
 
 
 # -- attacks ---------------------------------------------------------------------------------------------------------
-def leaking(case: Case) -> Case | str:
-    """Return the case with what is found of the undefended model in every cell of the defense."""
+def if_all_leaked(case: ClaimCase) -> ClaimCase | str:
+    """Return the case with the figures of the undefended model in every cell of the defense."""
     return _with_figures(case, "none", case.none)
 
 
-def silent(case: Case) -> Case | str:
-    """Return the case with what is found of noise in every cell of the defense, at chance where chance is known.
+def if_nothing_leaked(case: ClaimCase) -> ClaimCase | str:
+    """Return the case with the figures of noise in every cell of the defense, at chance where chance is known.
 
-    Shares of right labels and owners are those of guessing, not the luck of the few victims that noise was drawn for.
+    Shares of labels and owners are exactly at chance: the few victims of the noise may be lucky.
     """
     guessed = [_at_chance(r) for r in case.mine if not question_for(r).noise]
     rest = replace(case, mine=[r for r in case.mine if question_for(r).noise])
     noise = [r for r in case.everything if r.config.defense.id == "full_noise" and r.status == "complete"]
-    found = _with_figures(rest, "full_noise", [_at_chance(r) for r in noise])
-    if not isinstance(found, str):
-        guessed += found.mine
-    return replace(case, mine=guessed) if guessed else found
+    changed = _with_figures(rest, "full_noise", [_at_chance(r) for r in noise])
+    if not isinstance(changed, str):
+        guessed += changed.mine
+    return replace(case, mine=guessed) if guessed else changed
 
 
-def _with_figures(case: Case, name: str, donors: Sequence[Record]) -> Case | str:
-    """Return the case with the figures of a control for the defense's; cells that it has none for are left out."""
+def _with_figures(case: ClaimCase, name: str, donors: Sequence[Record]) -> ClaimCase | str:
+    """Return the case with a control's figures in place of the defense's; cells without a counterpart are left out."""
     scenes: dict[tuple[object, ...], list[Record]] = {}
     for donor in donors:
         scenes.setdefault(_scene(donor), []).append(donor)
     masked = {r.config.attack.kind for r in case.mine if r.config.stage == "iterate"}
     delivered = [r for r in case.mine if r.config.stage == "final" and r.config.attack.kind in masked]
     rest = [r for r in case.mine if r not in delivered]
-    given = [_given(record, scenes[_scene(record)]) for record in rest if _scene(record) in scenes]
-    if not given:
-        return f"no cells of {name} say what else could have come out"
-    return replace(case, mine=[*given, *delivered])  # where masks are claimed, the delivered model has none anyhow
+    changed = [_with_donor(record, scenes[_scene(record)]) for record in rest if _scene(record) in scenes]
+    if not changed:
+        return f"no cells of {name} show what else could have come out"
+    return replace(case, mine=[*changed, *delivered])  # the delivered model has no masks
 
 
 def _scene(record: Record) -> tuple[object, ...]:
@@ -103,8 +104,8 @@ def _scene(record: Record) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _given(record: Record, donors: Sequence[Record]) -> Record:
-    """Return a record with the figures of a donor: of the same attack if it was run there, else of the strongest."""
+def _with_donor(record: Record, donors: Sequence[Record]) -> Record:
+    """Return a record with the figures of a donor: of the same attack if it has any, else of the strongest."""
     same = [d for d in donors if d.config.attack.id == record.config.attack.id]
     metric = question_for(record).headline(record.config)
     donor = best(same or donors, metric) or (same or donors)[0]
@@ -112,7 +113,7 @@ def _given(record: Record, donors: Sequence[Record]) -> Record:
 
 
 def _at_chance(record: Record) -> Record:
-    """Return a record with what guessing gives, of what is known: decisions and outputs of a model, labels, owners."""
+    """Return a record with the metrics of a blind guess, where chance is known: decisions, outputs, labels, owners."""
     metrics = [
         m.model_copy(update=dict.fromkeys(("value", "low", "high"), level))
         if (level := 1.0 if m.name == "output_error" else m.chance if m.name in GUESSED else None) is not None
@@ -123,35 +124,35 @@ def _at_chance(record: Record) -> Record:
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
-def useless(case: Case) -> Case | str:
-    """Return the case as if the defended model had learnt nothing: at chance, or with the error of noise."""
+def if_useless(case: ClaimCase) -> ClaimCase | str:
+    """Return the case as if the defended model had learned nothing: at chance, or with the error of noise."""
     noise = [r for r in case.everything if r.config.defense.id == "full_noise"]
     return _with_use(case, [_untaught(r.utility, [*case.none, *noise]) for r in case.mine])
 
 
-def lossless(case: Case) -> Case | str:
+def if_lossless(case: ClaimCase) -> ClaimCase | str:
     """Return the case as if the defense had cost nothing: with the undefended model's figures."""
     none = case.undefended
     return "there is no undefended model" if none is None else _with_use(case, [none.utility for _ in case.mine])
 
 
-def flawless(case: Case) -> Case | str:
-    """Return the case as if the defended model made no mistake, which is what a gain could have been at most."""
+def if_flawless(case: ClaimCase) -> ClaimCase | str:
+    """Return the case as if the defended model made no mistake: the largest possible gain."""
     return _with_use(case, [_faultless(r.utility) for r in case.mine])
 
 
-def falling(case: Case) -> Case | str:
-    """Return the case as if the model made no mistake at the smallest control value, and had learnt nothing beyond."""
+def if_accuracy_fell(case: ClaimCase) -> ClaimCase | str:
+    """Return the case as if the model made no mistake at the smallest control value, and learned nothing beyond it."""
     return _stepping(case, upwards=False)
 
 
-def rising(case: Case) -> Case | str:
-    """Return the case as if the model had learnt nothing at the smallest control value, and made no mistake beyond."""
+def if_accuracy_rose(case: ClaimCase) -> ClaimCase | str:
+    """Return the case as if the model learned nothing at the smallest control value, and made no mistake beyond it."""
     return _stepping(case, upwards=True)
 
 
-def _stepping(case: Case, *, upwards: bool) -> Case:
-    """Return the case as if the model made no mistake at all but the smallest control value, or at that one alone."""
+def _stepping(case: ClaimCase, *, upwards: bool) -> ClaimCase:
+    """Return the case without a mistake at all control values but the smallest (upwards), or at that one alone."""
     values = [0.0 if (control := r.config.defense.control) is None else control.value for r in case.mine]
     good = [(value > min(values)) == upwards for value in values]
     pairs = zip(case.mine, good, strict=True)
@@ -163,8 +164,8 @@ def _faultless(own: Utility) -> Utility:
     return own.model_copy(update={"accuracy": 1.0, "low": low, "high": None if low is None else 1.0})
 
 
-def _with_use(case: Case, given: Iterable[Utility]) -> Case:
-    pairs = zip(case.mine, given, strict=True)
+def _with_use(case: ClaimCase, utilities: Iterable[Utility]) -> ClaimCase:
+    pairs = zip(case.mine, utilities, strict=True)
     return replace(case, mine=[record.model_copy(update={"utility": use}) for record, use in pairs])
 
 

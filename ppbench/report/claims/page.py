@@ -10,19 +10,19 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
-from ppbench.records.store import results
-from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check, claimed_by_all
+from ppbench.records.store import open_results
+from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check_claims, claimed_by_all
 from ppbench.report.claims.premise import equations
 from ppbench.report.claims.rules import RIVALS, RULES
 from ppbench.report.claims.times import Benchmark, read_figures, time_is_kept
 
 NOTHING = "-"
-SHORT = 8  # hex digits of a cell's name, as on the page and in `records/`
+NAME_DIGITS = 8  # hex digits of a cell's name, as on the page and in `records/`
 _HEADS = (
     *("Defense", "Source", "Setting of the paper", "Claimed", "Our setting", "By the paper's own measure"),
     *("Plain attack", "Worst case", "Could have been", "Verdict", "Records"),
 )
-FEW = 3  # claims of one table that are written out, where they cannot be checked
+FEW_CLAIMS = 3  # claims of one table up to which each is written out, where they cannot be checked
 _NAMES = {
     "asr": "ASR",
     "psnr_median": "PSNR",
@@ -52,12 +52,12 @@ def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
     """Return the page on all installed defenses from folders of records and files of figures; or UsageError."""
     records: list[Record] = []
     for folder in folders:
-        found = results(folder).load_all()
-        if not found:
+        loaded = open_results(folder).load_all()
+        if not loaded:
             raise UsageError(f"{folder} holds no records; run ppbench evaluate --out {folder} first.")
-        records += found
+        records += loaded
     benchmarks = read_figures(figures)
-    return page(check(claimed_by_all(), records, benchmarks), records, benchmarks)
+    return page(check_claims(claimed_by_all(), records, benchmarks), records, benchmarks)
 
 
 def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], benchmarks: Sequence[Benchmark]) -> str:
@@ -75,7 +75,7 @@ def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], ben
         "## Claims to be better than another defense",
         _table(compared),
         "## Claims whose premise our records do not meet",
-        "What was run is not what these claims are about, so nothing follows; the figures are told all the same.",
+        "What was run is not what these claims are about, so nothing follows; the figures are reported all the same.",
         _table([c for c in checked if c not in inside]),
         "## Claims that could not be checked",
         _list(unchecked) if unchecked else "None.",
@@ -86,11 +86,11 @@ def page(outcomes: Sequence[Checked | Unchecked], records: Sequence[Record], ben
     return "\n\n".join(parts) + "\n"
 
 
-RULE_OF_RULES = """A verdict that no result could change is none. Each rule is asked again about the same cells as if
-everything had leaked (with what the same adversary finds of the undefended model) and as if nothing had (with what he
-finds of noise); of models, as if they had learnt nothing, and as if nothing were lost. "Could have been" has both
-ends. A claim that would fall even if nothing leaked, or hold even if everything did, cannot be told here. "By the
-paper's own measure" is the figure by the attack and the distance that the paper takes, for comparison; the verdict is
+RULE_OF_RULES = """A verdict that no result could change is none. Each rule judges the same cells again as if everything
+had leaked (with the same adversary's figures on the undefended model) and as if nothing had (with the figures on
+noise); of models, as if they had learned nothing, and as if nothing were lost. "Could have been" has both
+ends. A claim that would fall even if nothing leaked, or hold even if everything did, is inconclusive here. "By the
+paper's own measure" is the figure by the paper's attack and distance, for comparison; the verdict is
 of the worst case."""
 
 
@@ -103,34 +103,34 @@ def _about(records: Sequence[Record], benchmarks: Sequence[Benchmark], outcomes:
         where = sorted({f"{b.machine}, {b.date}" for b in benchmarks})
         source += f", and {len(benchmarks)} benchmarks ({'; '.join(where)})"
     number = Counter(_fate(c) for c in outcomes)
-    told = sum(number[fate] for fate in _TOLD)
+    judged = sum(number[fate] for fate in _JUDGED)
     return (
         "Written by `ppbench claims`; every figure, verdict and reason is computed, none is typed. "
         f"From {escape(source)}.\n\n"
         f"Of {len(outcomes)} claims {number['holds']} hold, {number['falls']} fall, {number['identity']} are "
-        f"identities, of {number[_BOUNDED] + number['cannot be told']} it cannot be told ({number[_BOUNDED]} of them "
+        f"identities, {number[_BOUNDED] + number['inconclusive']} are inconclusive ({number[_BOUNDED]} of them "
         f"with both ends of what could have come out), of {number['outside the premise']} our records are outside the "
-        f"premise, and {number[_UNCHECKED]} could not be checked. So {told} are judged inside their premise, or with "
+        f"premise, and {number[_UNCHECKED]} could not be checked. So {judged} are judged inside their premise, or with "
         "both ends printed. A protection that falls in any setting that meets its premise has fallen; one that holds "
         "does so as far as the attacks named were tried."
     )
 
 
-_BOUNDED, _UNCHECKED = "cannot be told, both ends printed", "not checked"
-_TOLD = ("holds", "falls", "identity", _BOUNDED)
-_FATES = (*_TOLD, "cannot be told", "outside the premise", _UNCHECKED)
+_BOUNDED, _UNCHECKED = "inconclusive, both ends printed", "not checked"
+_JUDGED = ("holds", "falls", "identity", _BOUNDED)
+_FATES = (*_JUDGED, "inconclusive", "outside the premise", _UNCHECKED)
 
 
 def _fate(outcome: Checked | Unchecked) -> str:
-    """Return which column of the numbers an outcome is counted in."""
+    """Return the column of the table of numbers in which an outcome is counted."""
     if isinstance(outcome, Unchecked):
         return _UNCHECKED
     verdict = outcome.finding.verdict
-    return _BOUNDED if verdict == "cannot be told" and both_ends(outcome) else verdict
+    return _BOUNDED if verdict == "inconclusive" and both_ends(outcome) else verdict
 
 
 def _numbers(outcomes: Sequence[Checked | Unchecked]) -> str:
-    """Return how many claims of each defense came to what, a row a defense."""
+    """Return the table of the numbers of claims by outcome, one row per defense."""
     heads = ["Defense", "Claims", *_FATES]
     lines = [heads, ["---"] * len(heads)]
     for name in [*dict.fromkeys(c.defense for c in outcomes), ""]:
@@ -141,7 +141,7 @@ def _numbers(outcomes: Sequence[Checked | Unchecked]) -> str:
 
 
 def both_ends(checked: Checked) -> bool:
-    """Return whether it is known what else could have come out."""
+    """Return whether both ends of what could have come out are known."""
     return all(end not in ("", "not known") for end in (checked.finding.least, checked.finding.most))
 
 
@@ -161,35 +161,35 @@ def _row(c: Checked) -> list[str]:
     other = f"other {', '.join(c.differs)} than the paper's" if c.differs else ""
     worst = f"the {c.gathered} of {c.evaluations} evaluations" if c.evaluations > 1 else ""
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
-    names = " ".join(f"`{cell[:SHORT]}`" for cell in finding.cells)
-    told = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
+    names = " ".join(f"`{cell[:NAME_DIGITS]}`" for cell in finding.cells)
+    head = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
     ends = f"{finding.least} to {finding.most}" if finding.least else ""
     figures = [escape(figure) or NOTHING for figure in (finding.own, finding.plain, finding.worst, ends)]
-    return [*map(escape, told), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
+    return [*map(escape, head), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
 
 
 def _list(unchecked: Sequence[Unchecked]) -> str:
-    """Return what cannot be checked by defense, source and reason; of a defense without records how much it is."""
+    """Return the list of claims that cannot be checked, by defense, source and reason."""
     groups: dict[tuple[str, str, str], list[Unchecked]] = {}
     for item in unchecked:
         source = "" if item.unrun else item.claim.source
         reason = NO_RECORD if item.reason.startswith(NO_RECORD) else item.reason
         groups.setdefault((item.defense, source, reason), []).append(item)
-    said = []
+    lines = []
     for (defense, source, reason), some in groups.items():
         where = escape(f"{defense}, {source}" if source else defense)
         what = _several([item.claim for item in some]) if source else _counted(len(some))
         if reason == NO_RECORD:
             reason += "; ".join(dict.fromkeys(item.reason.removeprefix(NO_RECORD) for item in some))
         verdict = "Not comparable" if source and reason.startswith(NO_RECORD) else "Not checked"
-        said.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
-    return "\n".join(said)
+        lines.append(f"- {where}: {escape(what)}. {verdict}: {escape(reason)}.")
+    return "\n".join(lines)
 
 
 def _several(claims: Sequence[Claim]) -> str:
-    """Return a few claims in words; of more their number, and the range of each metric."""
+    """Return up to `FEW_CLAIMS` claims in words, or their number and the range of each metric."""
     words = list(dict.fromkeys(claimed_text(claim) for claim in claims))
-    if len(words) <= FEW:
+    if len(words) <= FEW_CLAIMS:
         return "; ".join(words)
     ranges = []
     for metric in dict.fromkeys(claim.metric for claim in claims):
@@ -204,14 +204,14 @@ def _counted(number: int) -> str:
 
 
 def _rules() -> str:
-    """Return what the rules say of themselves: the first paragraph of each one's docstring."""
+    """Return the list of rules in words: the first paragraph of each one's docstring."""
     rules = dict.fromkeys([*(rule.judge for rule in (*RULES.values(), *RIVALS.values())), time_is_kept])
     texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in rules]
     return "\n".join(f"- {escape(text)}" for text in texts if not text.startswith("Return"))
 
 
 def claimed_text(claim: Claim) -> str:
-    """Return what a paper claims, in words: "ASR 50.3% (72.0% undefended)"."""
+    """Return a claim in words: "ASR 50.3% (72.0% undefended)"."""
     if claim.value is None:
         return claim.note
     if claim.metric in _RATIOS:
@@ -237,7 +237,7 @@ def _unit(metric: str, value: float) -> str:
 
 
 def escape(text: str) -> str:
-    """Return `text` as one line of Markdown that means nothing but itself, also within a table."""
+    """Return `text` as one line of Markdown with all markup escaped, also within a table."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     flat = re.sub(r"([\\`*\[\]|~])", r"\\\1", flat)
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", flat)

@@ -1,11 +1,10 @@
 """Rules for claims to be better than another defense, in one federation, on the same victims.
 
-A CAP is large where the distances are or where the model is good, so that of two CAPs nothing follows: distances are
+A CAP is large where the distances are large or where the model is good, so nothing follows from two CAPs: distances are
 compared at equal accuracy.
 
-Two worst cases over unlike many searches differ although the same can be seen: of each victim the best of three answers
-is kept on one side, and the only one on the other. So nothing is said to leak less than what the other's best attack
-alone found, nor to leak more by more than its own best attack alone found (`searched_alike`).
+Two worst cases over different numbers of searches differ even where both leak the same: one side keeps the best of
+three answers on each victim, the other its only one. `search_adjusted` widens the interval accordingly.
 """
 
 from __future__ import annotations
@@ -15,71 +14,74 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
 from ppbench.questions.base import Rule as Judged
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
-from ppbench.report.claims.attacks import UNKNOWN
-from ppbench.report.claims.caps import asked, paper_grid
-from ppbench.report.claims.case import Case, Finding, Verdict, cells_of, unreliable
+from ppbench.report.claims.attacks import NO_AWARE_ATTACK
+from ppbench.report.claims.caps import cells_with_distance, paper_grid
+from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, unreliable
 from ppbench.report.claims.use import best_of
-from ppbench.report.compare.paired import Change, bootstrapped, change, level_of, unpaired
+from ppbench.report.compare.paired import Change, bootstrapped, change, model_figure, unpaired
 from ppbench.report.compare.samples import sample_of
 from ppbench.report.controls import value
 from ppbench.report.frame import SETTING, frame_of
 from ppbench.report.worst import Measured, WorstCase, attack_of, worst_of
 
-TOGETHER = tuple(name for name in SETTING if name != "role")
-"""What the cells of one setting share, whatever role clients played."""
-ALIKE = 0.01
-"""Shares of right answers that a rival may lack and still be as accurate."""
+ACROSS_ROLES = tuple(name for name in SETTING if name != "role")
+"""Key of a setting over all roles of clients."""
+EQUAL_ACCURACY = 0.01
+"""By how much a rival may be less accurate and still count as equally accurate."""
 
-OF = {
-    "psnr_median": ("psnr_median", "reconstruction", "server/1", "init"),
-    "test_mse_mean": ("psnr_median", "reconstruction", "server/1", "init"),
-    "asr": ("asr", "membership", "client/1", "iterate"),
+JUDGED_CELLS = {
+    "psnr_median": ("psnr_median", "reconstruction", HONEST_SERVER.name, "init"),
+    "test_mse_mean": ("psnr_median", "reconstruction", HONEST_SERVER.name, "init"),
+    "asr": ("asr", "membership", CURIOUS_CLIENT.name, "iterate"),
 }
-"""What is judged of a claimed figure (errors by their decibels), of which kind of cells, whose view of which model."""
+"""By claimed metric: the judged metric (errors by decibels), the kind of cells, the threat model, and the stage."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """A defense at one control value: what is left to who tries all attacks, and how good the model is."""
+class ControlPoint:
+    """A defense at one control value: its worst case over all attacks, and its model's accuracy."""
 
     control: float | None
     worst: WorstCase
     accuracy: float
 
 
-def _points(cells: Sequence[Record], metric: str) -> Iterator[Point]:
-    """Yield the points of a defense's cells of one kind, of trainings that ended in a model."""
+def _points(cells: Sequence[Record], metric: str) -> Iterator[ControlPoint]:
+    """Yield the points of a defense's cells of one kind whose training ended in a model."""
     for row in frame_of(cells).by(SETTING).values():
         worst, accuracy = row.worst(metric), row[0].utility.accuracy
         if worst is not None and accuracy is not None and value(worst, metric) is not None:
             control = row[0].config.defense.control
-            yield Point(None if control is None else control.value, worst, accuracy)
+            yield ControlPoint(None if control is None else control.value, worst, accuracy)
 
 
-def _pairs(mine: Sequence[Point], theirs: Sequence[Point], rule: Judged) -> list[tuple[Point, Point]]:
-    """Return each point with the rival's that protects best among those of the same accuracy or a better one."""
-    found = []
+def _pairs(
+    mine: Sequence[ControlPoint], theirs: Sequence[ControlPoint], rule: Judged
+) -> list[tuple[ControlPoint, ControlPoint]]:
+    """Return each point with the rival's point that protects best among those at least as accurate."""
+    pairs = []
     for point in mine:
-        equal = [other for other in theirs if other.accuracy >= point.accuracy - ALIKE]
+        equal = [other for other in theirs if other.accuracy >= point.accuracy - EQUAL_ACCURACY]
         if equal:
             sign = 1 if rule.safer else -1
-            found.append((point, max(equal, key=lambda p: sign * (value(p.worst, rule.metric) or 0.0))))
-    return found
+            pairs.append((point, max(equal, key=lambda p: sign * (value(p.worst, rule.metric) or 0.0))))
+    return pairs
 
 
-def stays_farther(case: Case) -> Finding | str:
+def stays_farther(case: ClaimCase) -> ClaimFinding | str:
     """That a CAP is larger than another defense's holds where, at equal accuracy, the worst case over all attacks stays
     farther from the truth, victim by victim, with its whole interval; it falls where it comes nearer. The other
-    defense counts at the control value that protects best and costs no more accuracy (to a point). The interval is as
-    wide as the number of searches could have made it: it reaches to what either side's best attack alone found.
+    defense counts at the control value that protects best and costs no more accuracy (to a point). The interval allows
+    for different numbers of searches: it reaches to the figures of either side's best attack alone.
     """
     kind, batch = case.claim.metric.removeprefix("cap_"), case.claim.batch
     question = question_of(kind)
     law = question.distances[0]
-    mine, theirs = (asked(cells, law.name, batch) for cells in (case.mine, case.rival))
+    mine, theirs = (cells_with_distance(cells, law.name, batch) for cells in (case.mine, case.rival))
     if not mine or not theirs:
         who = "it" if not mine else _name(case)
         return f"no {kind} attack was run on {who} at batch {batch} from the server's view of random weights"
@@ -91,20 +93,22 @@ def stays_farther(case: Case) -> Finding | str:
         return "no value of the paper's grids was run of both"
     if not pairs:
         reason = f"{_name(case)} is as accurate at none of its values: {_best(others)} beside {_best(ours)} at most"
-        return Finding("cannot be told", "", reason)
+        return ClaimFinding("inconclusive", "", reason)
     about = f"over {len(pairs)} of {len(ours)} values at which it is as accurate"
     if (less := max(mine.accuracy - other.accuracy for mine, other in pairs)) > 0:
         about += f", to {100 * less:.1g} points"
     return _judged(case, pairs, rule, about)
 
 
-def _best(points: Sequence[Point]) -> str:
+def _best(points: Sequence[ControlPoint]) -> str:
     return f"{max(point.accuracy for point in points):.1%}"
 
 
-def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, about: str) -> Finding:
-    if bad := unreliable(case, "server/1"):
-        return Finding("cannot be told", "", bad)
+def _judged(
+    case: ClaimCase, pairs: Sequence[tuple[ControlPoint, ControlPoint]], rule: Judged, about: str
+) -> ClaimFinding:
+    if bad := unreliable(case, HONEST_SERVER.name):
+        return ClaimFinding("inconclusive", "", bad)
     form = replace(rule, form="mean") if len(pairs) > 1 else rule
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
@@ -114,92 +118,96 @@ def _judged(case: Case, pairs: Sequence[tuple[Point, Point]], rule: Judged, abou
         return bootstrapped([mean], form, f"{case.claim.source} {case.claim.metric}")
 
     try:
-        found = searched_alike(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
+        difference = search_adjusted(judged, [theirs.worst for _, theirs in pairs], [mine.worst for mine, _ in pairs])
     except ValueError:
-        return Finding("cannot be told", "", "the two were asked about other victims")
-    cells = cells_of(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
+        return ClaimFinding("inconclusive", "", "the two have different victims")
+    cells = cell_names(*(mine.worst for mine, _ in pairs), *(theirs.worst for _, theirs in pairs))
     knows = any(mine.worst.knows for mine, _ in pairs) or any(r.config.attack.adaptive for r in case.mine)
-    if not rule.safer:  # a share of right answers: told as the distance, which is the rest
-        found = replace(found, base=1 - found.base, new=1 - found.new)
-    return _told(found, True, knows, about, _who([mine.worst for mine, _ in pairs]), cells)
+    if not rule.safer:  # a share of right answers: reported as the distance, which is 1 minus it
+        difference = replace(difference, base=1 - difference.base, new=1 - difference.new)
+    return _difference_finding(difference, True, knows, about, _attack_names([mine.worst for mine, _ in pairs]), cells)
 
 
-def searched_alike(
+def search_adjusted(
     judged: Callable[[Sequence[WorstCase], Sequence[WorstCase]], Change],
     theirs: Sequence[WorstCase],
     mine: Sequence[WorstCase],
 ) -> Change:
-    """Return how much more mine leak than theirs, its interval as wide as the number of searches could have made it.
+    """Return how much more mine leak than theirs, with an interval that allows for different numbers of searches.
 
-    The lower end is that of my best attack alone beside all of theirs, the upper end that of mine beside their best one
-    alone, where these lie farther out. `judged` compares; ValueError as it raises.
+    The lower end is that of my best attack alone against all of theirs, the upper end that of all of mine against their
+    best one alone, where these lie farther out. judged: compares two sides, may raise ValueError.
     """
-    found = judged(theirs, mine)
+    difference = judged(theirs, mine)
     low = judged(theirs, [_alone(case, other) for case, other in zip(mine, theirs, strict=True)]).low
     high = judged([_alone(case, other) for case, other in zip(theirs, mine, strict=True)], mine).high
-    return replace(found, low=min(found.low, low), high=max(found.high, high))
+    return replace(difference, low=min(difference.low, low), high=max(difference.high, high))
 
 
 def _alone(case: WorstCase, other: WorstCase) -> WorstCase:
-    """Return what a case's leading cell found on the victims of `other`; all found where it lacks some."""
+    """Return a case's leading cell alone on the victims of `other`; the whole case where that lacks some of them."""
     one = WorstCase(case.leading, tuple(case.leading.victims))
     return case if case.alone or not other.places <= one.places else _only(one, other.places)
 
 
-def _told(found: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]) -> Finding:
-    """Return the verdict of a difference: `worse` is positive where the defense leaks more than the other."""
-    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+def _difference_finding(
+    difference: Change, safer: bool, knows: bool, about: str, attacks: str, cells: tuple[str, ...]
+) -> ClaimFinding:
+    """Return the finding of a difference, whose `worse` is positive where the defense leaks more than the other."""
+    verdict: ClaimVerdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "inconclusive"
     sign = -1.0 if safer else 1.0
-    ends = sorted((sign * found.low, sign * found.high))
+    ends = sorted((sign * difference.low, sign * difference.high))
     what = "distance " if safer else ""
-    told = f"{what}{found.new:.2f} beside {found.base:.2f} ({attacks})"
-    reason = f"difference {sign * found.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
+    figures = f"{what}{difference.new:.2f} beside {difference.base:.2f} ({attacks})"
+    reason = f"difference {sign * difference.worse + 0.0:+.2f} [{ends[0] + 0.0:+.2f}, {ends[1] + 0.0:+.2f}], {about}"
     if verdict == "holds" and not knows:
-        return Finding("cannot be told", "", f"{UNKNOWN}; {reason}", "", told, cells, found.worse)
-    return Finding(verdict, f"to {told}" if verdict == "falls" else "", reason, "", told, cells, found.worse)
+        return ClaimFinding("inconclusive", "", f"{NO_AWARE_ATTACK}; {reason}", "", figures, cells, difference.worse)
+    return ClaimFinding(
+        verdict, f"to {figures}" if verdict == "falls" else "", reason, "", figures, cells, difference.worse
+    )
 
 
-def _who(cases: Sequence[Measured]) -> str:
+def _attack_names(cases: Sequence[Measured]) -> str:
     return ", ".join(dict.fromkeys(attack_of(case) for case in cases))
 
 
-def _name(case: Case) -> str:
+def _name(case: ClaimCase) -> str:
     return "the other" if case.claim.than is None else case.claim.than.defense
 
 
-def leaks_less(case: Case) -> Finding | str:
-    """That less is rebuilt, or fewer members are told, than under another defense holds where the worst case over all
-    attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both are
-    seen by the same, of those whom the claim speaks of by who sees most, on the victims whom both were asked about.
-    Where clients play roles, each counts in the role that it played. The interval is as wide as the number of searches
-    could have made it: it reaches to what either side's best attack alone found beside all of the other's.
+def leaks_less(case: ClaimCase) -> ClaimFinding | str:
+    """That less is rebuilt, or fewer members are identified, than under another defense holds where the worst case over
+    all attacks lies below the other's, victim by victim, with its whole interval; it falls where it lies above. Both
+    are attacked by the same adversary, the strongest of those that the claim names, on the victims that both share.
+    Where clients play roles, each counts in the role that it played. The interval allows for different numbers of
+    searches: it reaches to the figures of either side's best attack alone against all of the other's.
     """
-    metric, kind, _, _ = OF[case.claim.metric]
+    metric, kind, _, _ = JUDGED_CELLS[case.claim.metric]
     mine = _strongest(case.mine, case.claim.metric, case.claim.views)
     seen = (mine.config.threat_model.id,) if mine is not None and case.claim.views else ()
     theirs = _strongest(case.rival, case.claim.metric, seen)
     if mine is None or theirs is None:
         return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
     if bad := unreliable(case, mine.config.threat_model.id):
-        return Finding("cannot be told", "", bad)
+        return ClaimFinding("inconclusive", "", bad)
     rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
     about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
-    if mine.places != theirs.places:  # whole cohorts are probed, until each role has enough
-        mine, theirs = shared(mine, theirs)
-        about += f", on the {len(mine.victims)} whom both were asked about"
+    if mine.places != theirs.places:  # probing takes whole cohorts until each role has enough
+        mine, theirs = on_shared_victims(mine, theirs)
+        about += f", on the {len(mine.victims)} that both share"
 
     def judged(theirs: Sequence[WorstCase], mine: Sequence[WorstCase]) -> Change:
         return change(theirs, mine, rule, f"{case.claim.source} {metric}")
 
     if not mine.victims:
-        return Finding("cannot be told", "", "the two were asked about other victims")
-    found = searched_alike(judged, [theirs], [mine])
+        return ClaimFinding("inconclusive", "", "the two have different victims")
+    difference = search_adjusted(judged, [theirs], [mine])
     knows = any(r.config.attack.adaptive for r in case.mine if r.config.attack.kind == kind)
-    return _told(found, rule.safer, knows, about, _who([mine]), cells_of(mine, theirs))
+    return _difference_finding(difference, rule.safer, knows, about, _attack_names([mine]), cell_names(mine, theirs))
 
 
-def shared(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
-    """Return two worst cases on the victims that both have: of one task and seed those at one place are the same."""
+def on_shared_victims(one: WorstCase, other: WorstCase) -> tuple[WorstCase, WorstCase]:
+    """Return two worst cases of one task and seed on the victims that both share, which have the same place."""
     places = one.places & other.places
     return _only(one, places), _only(other, places)
 
@@ -211,32 +219,32 @@ def _only(case: WorstCase, places: frozenset[tuple[int, ...]]) -> WorstCase:
 
 
 def _strongest(cells: Sequence[Record], claimed: str, views: Sequence[str] = ()) -> WorstCase | None:
-    """Return the worst case of a kind, at the smallest batch, of all roles together, and over some views."""
-    metric, kind, threat, stage = OF[claimed]
+    """Return the worst case behind a claimed metric: at the smallest batch, over all roles and the given views."""
+    metric, kind, threat, stage = JUDGED_CELLS[claimed]
     some = [r for r in cells if r.config.attack.kind == kind and value(r, metric) is not None]
     some = [r for r in some if r.config.threat_model.id in (views or (threat,))] or some
     some = [r for r in some if r.config.stage == stage] or some
     smallest = min((r.config.batch_size for r in some), default=0)
     frame = frame_of([r for r in some if r.config.batch_size == smallest])
-    return worst_of((row.worst(metric) for row in frame.by(TOGETHER).values()), metric)
+    return worst_of((row.worst(metric) for row in frame.by(ACROSS_ROLES).values()), metric)
 
 
-def learns_more(case: Case) -> Finding | str:
+def learns_more(case: ClaimCase) -> ClaimFinding | str:
     """That a model is better than under another defense holds where the interval of the difference, of independent
     samples, lies above 0, and falls where it lies below.
     """
     name = case.claim.metric
     mine, theirs = best_of(case.mine, name), best_of(case.rival, name)
-    ours = None if mine is None else level_of(mine.utility, name)
-    other = None if theirs is None else level_of(theirs.utility, name)
+    ours = None if mine is None else model_figure(mine.utility, name)
+    other = None if theirs is None else model_figure(theirs.utility, name)
     if mine is None or theirs is None or ours is None or other is None:
         return f"{'it' if ours is None else _name(case)} has no {name} here"
-    found = unpaired([other], [ours], safer=name != "mse")
-    verdict: Verdict = "falls" if found.low > 0 else "holds" if found.high < 0 else "cannot be told"
+    difference = unpaired([other], [ours], safer=name != "mse")
+    verdict: ClaimVerdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "inconclusive"
     form, scale = (".4f", 1.0) if name == "mse" else (".1%", 100.0)
     sign = 1.0 if name == "mse" else -1.0
-    ends = sorted((sign * found.low * scale, sign * found.high * scale))
-    told = f"{ours.value:{form}} beside {other.value:{form}}"
-    reason = f"difference {sign * found.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-    to = f"to {told}" if verdict == "falls" else ""
-    return Finding(verdict, to, reason, "", told, cells_of(mine, theirs), found.worse)
+    ends = sorted((sign * difference.low * scale, sign * difference.high * scale))
+    figures = f"{ours.value:{form}} beside {other.value:{form}}"
+    reason = f"difference {sign * difference.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"
+    to = f"to {figures}" if verdict == "falls" else ""
+    return ClaimFinding(verdict, to, reason, "", figures, cell_names(mine, theirs), difference.worse)

@@ -1,6 +1,6 @@
-"""`ppbench compare`: whether a defense leaks more than it did, cell by cell and victim by victim.
+"""`ppbench compare`: whether a defense leaks more than before, cell by cell and victim by victim.
 
-`join` finds the cells of two folders that ask the same, `samples` lines their victims up, `paired` estimates what
-changed, `rows` of what, `judge` makes verdicts of it, `outcome` puts the controls first, `report` and `machine` tell.
-How a verdict is reached and what it can find: docs/compare.md.
+`join` pairs the cells of two folders, `samples` aligns their victims, `paired` estimates the change, `rows` lists the
+rows, `judge` gives each a verdict, `outcome` checks the controls first, `report` and `machine` write the report.
+How a verdict is reached and what it can detect: docs/compare.md.
 """

@@ -1,6 +1,6 @@
 """From changes to verdicts: a tolerance, an interval, and Holm's correction over the rows of a defense.
 
-A defense has two families of rows, each corrected for itself: the headlines, which a dozen victims can still decide,
+A defense has two families of rows, each corrected by itself: the headlines, which a dozen victims can still decide,
 and all others.
 """
 
@@ -14,35 +14,35 @@ from typing import Literal
 
 from scipy import stats
 
-from ppbench.metrics.intervals import LEVEL
+from ppbench.metrics.intervals import CONFIDENCE
 from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
-from ppbench.report.compare.join import Pair, Where
+from ppbench.report.compare.join import RowPair, Where
 from ppbench.report.compare.paired import Change
 from ppbench.report.worst import cell_of
 
-Status = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
-ALPHA = 1 - LEVEL
-_Z = float(stats.norm.isf(ALPHA / 2))
-MOST = 10**6
+RowStatus = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
+SIGNIFICANCE = 1 - CONFIDENCE
+_Z = float(stats.norm.isf(SIGNIFICANCE / 2))
+MOST_VICTIMS = 10**6
 """Numbers of victims beyond this are not named: such a row cannot be decided."""
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One line of a comparison.
 
-    where: what it is about, `attack` being "worst case of N attacks", or "" where none is needed; metric: "" where the
-    whole cell could not be compared; status: see docs/compare.md; change: None where nothing was; tolerance: how much
-    worse counts; note: what a reader must know; record: BASELINE's that it begins with; adjusted: p-value after Holm's
-    correction over the `family` rows of its kind, headlines or others; needed: victims that would decide it; blind:
-    whether it is an undecided headline that so few victims cannot decide among so many rows.
+    where: what it is about; `attack` may be "worst case of N attacks", or "" where none is needed; metric: "" where the
+    whole cell could not be compared; status: see docs/compare.md; change: None where nothing was compared; tolerance:
+    the least worsening that counts; note: what a reader must know; record: its first in BASELINE; adjusted: p-value
+    after Holm's correction over the `family` rows of its kind, headlines or others; needed: victims that would decide
+    it; blind: whether it is an undecided headline that so few victims cannot decide among so many rows.
     """
 
     where: Where
     metric: str
     subset: str
-    status: Status
+    status: RowStatus
     change: Change | None
     tolerance: float
     note: str
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def attack(self) -> str:
-        """The attack, with the one whose images it uses; "" where none is needed."""
+        """The attack, with the one whose images it starts from; "" where none is needed."""
         where = self.where
         return printable(f"{where.attack} after {where.follows}" if where.follows else where.attack)
 
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Stage, batch size and threat model in words, "" where it is about none."""
+        """Stage, batch size, threat model, role and probe in words, "" without any."""
         where = self.where
         parts = [
             where.stage,
@@ -90,7 +90,7 @@ class Row:
         return f"{about}: {self.title}" if about else self.title
 
     def figure(self, value: float) -> str:
-        """Return a figure with the digits that its metric deserves."""
+        """Return a figure with two or three decimals, by its metric."""
         digits = 2 if self.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
         return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
 
@@ -101,17 +101,17 @@ class Row:
 
 
 def printable(text: str) -> str:
-    """Return other people's `text` with a question mark for every character that could get out of a line."""
+    """Return `text` with a question mark for every character that is not printable, such as a line break."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def row_of(pair: Pair, rule: Rule, found: Change | None, note: str) -> Row:
-    """Return a row that is still to be judged; without a change it is missing from NEW. The note names versions."""
+def unjudged_row(pair: RowPair, rule: Rule, change: Change | None, note: str) -> ComparedRow:
+    """Return a row without a verdict; without a change it is missing from NEW. The note names versions."""
     one, two = pair.base[0].config.edition, pair.new[0].config.edition
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
-    status: Status = "missing" if found is None else "ok"
+    status: RowStatus = "missing" if change is None else "ok"
     note = "; ".join(part for part in notes if part)
-    return Row(pair.where, rule.name, rule.subset, status, found, rule.tolerance, note, cell_of(pair.base[0]))
+    return ComparedRow(pair.where, rule.name, rule.subset, status, change, rule.tolerance, note, cell_of(pair.base[0]))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -124,54 +124,54 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judged(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with verdicts; Holm's correction is over what was estimated in each family of each defense."""
+def judged_rows(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """Return the rows with verdicts; Holm's correction is over the estimated changes of each family of each defense."""
     families = defaultdict[tuple[str, bool], list[int]](list)
     for place, row in enumerate(rows):
         if row.change is not None and not row.change.certain:
             families[row.where.defense, row.headline].append(place)
-    found = list(rows)
+    corrected = list(rows)
     for places in families.values():
         adjusted = holm([change.p for place in places if (change := rows[place].change) is not None])
         for place, p in zip(places, adjusted, strict=True):
-            found[place] = replace(rows[place], adjusted=p, family=len(places))
-    return [_verdict(row) for row in found]
+            corrected[place] = replace(rows[place], adjusted=p, family=len(places))
+    return [_verdict(row) for row in corrected]
 
 
-def _verdict(row: Row) -> Row:
-    found = row.change
-    if found is None:
+def _verdict(row: ComparedRow) -> ComparedRow:
+    change = row.change
+    if change is None:
         return row
-    sure = found.certain or (row.adjusted is not None and row.adjusted < ALPHA)
-    if sure and found.low > 0 and found.worse > row.tolerance:
-        status: Status = "regression"
-    elif sure and found.high < 0 and found.worse < -row.tolerance:
+    sure = change.certain or (row.adjusted is not None and row.adjusted < SIGNIFICANCE)
+    if sure and change.low > 0 and change.worse > row.tolerance:
+        status: RowStatus = "regression"
+    elif sure and change.high < 0 and change.worse < -row.tolerance:
         status = "improved"
     else:
-        status = "ok" if found.high < row.tolerance else "inconclusive"
+        status = "ok" if change.high < row.tolerance else "inconclusive"
     if status != "inconclusive":
         return replace(row, status=status)
-    if row.headline and found.floor * row.family >= ALPHA:
-        return replace(row, status=status, blind=True, needed=_seeing(found, row.family))
-    return replace(row, status=status, needed=_needed(found, row.tolerance, row.adjusted))
+    if row.headline and change.floor * row.family >= SIGNIFICANCE:
+        return replace(row, status=status, blind=True, needed=_seeing(change, row.family))
+    return replace(row, status=status, needed=_needed(change, row.tolerance, row.adjusted))
 
 
 def _seeing(change: Change, family: int) -> int:
-    """Return with how many victims a blind row's p-value could outlast the correction; each unit more halves it."""
-    more = math.floor(math.log2(change.floor * family / ALPHA)) + 1
+    """Return how many victims could decide a blind row; each further unit halves its least p-value."""
+    more = math.floor(math.log2(change.floor * family / SIGNIFICANCE)) + 1
     return math.ceil(change.n * (change.units + more) / change.units)
 
 
 def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
-    """Return how many victims would decide a row, were its change what it seems; None beyond `MOST`."""
+    """Return how many victims would decide a row if the estimate were exact; None beyond `MOST_VICTIMS`."""
     shared = _Z * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
-        half, wanted = change.high - change.worse, tolerance - change.worse
+        half, margin = change.high - change.worse, tolerance - change.worse
     else:
         times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
         half = change.worse - change.low
-        wanted = change.worse * _Z / float(stats.norm.isf(ALPHA / times / 2))
-    if wanted <= shared:
+        margin = change.worse * _Z / float(stats.norm.isf(SIGNIFICANCE / times / 2))
+    if margin <= shared:
         return None
-    number = change.n * (half**2 - shared**2) / (wanted**2 - shared**2)
-    return None if number > MOST else max(change.n + 1, math.ceil(number))
+    number = change.n * (half**2 - shared**2) / (margin**2 - shared**2)
+    return None if number > MOST_VICTIMS else max(change.n + 1, math.ceil(number))

@@ -1,4 +1,4 @@
-"""A comparison for machines: JUnit XML, annotations of GitHub Actions, JSON."""
+"""A comparison for programs: JUnit XML, annotations of GitHub Actions, JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import json
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from ppbench.report.compare.judge import Row, printable
+from ppbench.report.compare.judge import ComparedRow, printable
 from ppbench.report.compare.outcome import Comparison
-from ppbench.report.compare.report import told
+from ppbench.report.compare.report import row_summary
 from ppbench.report.controls import CONTROLS
 
 ANNOTATIONS = 10
-"""Annotations of one level that GitHub shows of a step; the summary has all rows."""
+"""How many annotations of one level GitHub shows for a step; the summary has all rows."""
 
 
 def junit(result: Comparison) -> bytes:
-    """Return JUnit XML: a suite a defense, a case a row; faults and doubts are errors in suites of their own."""
+    """Return JUnit XML: one suite per defense, one case per row; faults and doubts are errors in their own suites."""
     root = ElementTree.Element("testsuites", name="ppbench compare")
     for name, lines in (("controls", result.faults), ("undecidable", result.doubts)):
         if lines:
@@ -29,22 +29,22 @@ def junit(result: Comparison) -> bytes:
     for defense in sorted({row.where.defense for row in result.rows}):
         rows = [row for row in result.rows if row.where.defense == defense]
         suite = ElementTree.SubElement(root, "testsuite", name=printable(defense), tests=str(len(rows)))
-        found = [_case(suite, row) for row in rows]
+        outcomes = [_case(suite, row) for row in rows]
         for outcome, total in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-            suite.set(total, str(found.count(outcome)))
+            suite.set(total, str(outcomes.count(outcome)))
     ElementTree.indent(root, " ")
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _case(suite: ElementTree.Element, row: Row) -> str:
-    """Add a row to a suite; return its outcome, "" of what is fine."""
+def _case(suite: ElementTree.Element, row: ComparedRow) -> str:
+    """Add a row to a suite; return its outcome, "" where it passed."""
     case = ElementTree.SubElement(suite, "testcase", classname=row.point, name=row.name)
     outcome = {"regression": "failure", "missing": "failure", "incomparable": "error"}.get(row.status, "skipped")
     if row.where.defense in CONTROLS and row.status == "regression":
         outcome = "skipped"  # an attack that got stronger: a note
     if row.status in ("ok", "improved"):
         return ""
-    ElementTree.SubElement(case, outcome, message=f"{row.status}: {told(row)}")
+    ElementTree.SubElement(case, outcome, message=f"{row.status}: {row_summary(row)}")
     return outcome
 
 
@@ -68,9 +68,9 @@ def _capped(level: str, lines: Sequence[str]) -> list[str]:
     return [*lines[: ANNOTATIONS - 1], _command(level, "ppbench", f"And {rest} more; the summary of the job has all.")]
 
 
-def _about(result: Comparison, level: str, row: Row) -> str:
+def _about(result: Comparison, level: str, row: ComparedRow) -> str:
     file = (result.baseline / "records" / f"{row.record.cell_id}.json").as_posix()
-    return _command(level, f"ppbench: {row.status}, {row.point}", f"{row.name}: {told(row)}", file)
+    return _command(level, f"ppbench: {row.status}, {row.point}", f"{row.name}: {row_summary(row)}", file)
 
 
 def _command(level: str, title: str, message: str, file: str = "") -> str:
@@ -80,13 +80,13 @@ def _command(level: str, title: str, message: str, file: str = "") -> str:
 
 
 def _escaped(text: str, option: bool) -> str:
-    """Return `text` as workflow commands want it: a name can end neither the command nor an option."""
+    """Return `text` escaped for a workflow command: a name can end neither the command nor an option."""
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if option else text
 
 
 def as_json(result: Comparison) -> str:
-    """Return the comparison as JSON: exit code, verdict, what is said beside it, and every row with its figures."""
+    """Return the comparison as JSON: exit code, verdict, remarks, and every row with its figures."""
     names = ("metric", "subset", "status", "tolerance", "adjusted", "needed", "headline", "family", "blind", "note")
     rows = [
         {

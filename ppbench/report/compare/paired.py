@@ -1,4 +1,4 @@
-"""What changed between two cells of one question, with an interval and a p-value, victim by victim (docs/compare.md).
+"""The change between two cells of one question, with an interval and a p-value, victim by victim (docs/compare.md).
 
 Decisions: McNemar's mid-p (Fagerland, Lydersen and Laake 2013), interval of Bonett and Price (2012). All else: the
 bootstrap, whose p-value is Student's over its standard error (a share of 2000 replicates cannot outlast Holm's
@@ -15,27 +15,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from ppbench.metrics.intervals import LEVEL
+from ppbench.metrics.intervals import CONFIDENCE
 from ppbench.questions.base import Rule
 from ppbench.records.outcome import Utility
-from ppbench.report.compare.samples import Floats, Sample, counts, sample_of, statistic
+from ppbench.report.compare.samples import Floats, Sample, resampled_statistic, resampling_counts, sample_of
 from ppbench.report.worst import Measured
 
 REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time
-_TAIL = (1 - LEVEL) / 2
+_TAIL = (1 - CONFIDENCE) / 2
 _Z = float(stats.norm.isf(_TAIL))
 
 
 @dataclass(frozen=True)
 class Change:
-    """What changed.
+    """The change of a figure.
 
-    base, new: the figure on both sides; worse: positive where NEW leaks more, or of accuracy and CAP is lower, with its
-    95 % interval low, high; p: two-sided, of no change; n: victims, or test examples, of all seeds; certain: whether
-    nothing was estimated, so that Holm's correction leaves it out; luck: standard deviation of `worse` from draws of
-    training, which low, high and p count; units: that p is of, 0 without such a test; floor: the smallest p that so
-    many can give.
+    base, new: the figure on both sides; worse: positive where NEW leaks more, or where its accuracy or CAP is lower,
+    with its 95 % interval low, high; p: two-sided, for no change; n: victims, or test examples, of all seeds; certain:
+    whether nothing was estimated, so that Holm's correction leaves it out; luck: standard deviation of `worse` over
+    trainings, which low, high and p include; units: number of units behind p, 0 without such a test; floor: the
+    smallest p that so many units can give.
     """
 
     base: float
@@ -52,48 +52,48 @@ class Change:
     floor: float = 0.0
 
 
-def same(value: float, n: int, method: str = "equal scores, victim by victim") -> Change:
-    """Return the change of what is exactly as it was."""
+def unchanged(value: float, n: int, method: str = "equal scores, victim by victim") -> Change:
+    """Return the change of a figure that is equal on both sides."""
     return Change(value, value, 0.0, 0.0, 0.0, 1.0, n, method, certain=True)
 
 
-def with_luck(found: Change, luck: float, seeds: int) -> Change:
-    """Return a change that also counts the luck of training, which all victims of a model share: seeds alone tell it.
+def with_luck(estimated: Change, luck: float, seeds: int) -> Change:
+    """Return a change widened by the luck of training, which all victims of a model share.
 
-    luck: standard deviation of the figure over trainings, of which there are `seeds` a side; added in quadrature.
+    luck: standard deviation of the figure over trainings, of which each side has `seeds`; added in quadrature.
     """
-    if found.certain or luck == 0:
-        return found
+    if estimated.certain or luck == 0:
+        return estimated
     spread = luck * math.sqrt(2 / seeds)
-    low = found.worse - math.hypot(found.worse - found.low, _Z * spread)
-    high = found.worse + math.hypot(found.high - found.worse, _Z * spread)
-    toward = low if found.worse > 0 else high
-    z = _Z * abs(found.worse) / abs(found.worse - toward)
-    p = max(found.p, float(2 * stats.norm.sf(z)))
-    method = f"{found.method}; luck of training {luck:g}"
-    return replace(found, low=low, high=high, p=p, luck=spread, method=method)
+    low = estimated.worse - math.hypot(estimated.worse - estimated.low, _Z * spread)
+    high = estimated.worse + math.hypot(estimated.high - estimated.worse, _Z * spread)
+    toward = low if estimated.worse > 0 else high
+    z = _Z * abs(estimated.worse) / abs(estimated.worse - toward)
+    p = max(estimated.p, float(2 * stats.norm.sf(z)))
+    method = f"{estimated.method}; luck of training {luck:g}"
+    return replace(estimated, low=low, high=high, p=p, luck=spread, method=method)
 
 
 def generator_of(key: str) -> np.random.Generator:
-    """Return the generator of a row's resampling: a function of what the row is about."""
+    """Return the generator of a row's resampling, seeded by a hash of `key`."""
     return np.random.default_rng(zlib.crc32(key.encode()))
 
 
 def change(base: Sequence[Measured], new: Sequence[Measured], rule: Rule, key: str) -> Change:
-    """Return what changed in one metric between cells of equal questions, one a seed; the key seeds the resampling."""
+    """Return the change of one metric between cells of equal questions, one per seed; key: seeds the resampling."""
     samples = [sample_of(one, two, rule) for one, two in zip(base, new, strict=True)]
     n = sum(len(sample.base) for sample in samples)
     if all(sample.identical for sample in samples):
         one = np.ones((1, 1))
-        levels = [statistic(s, s.base, rule.form, np.repeat(one, len(s.stratum), axis=1))[0] for s in samples]
-        return same(float(np.mean(levels)), n)
+        levels = [resampled_statistic(s, s.base, rule.form, np.repeat(one, len(s.stratum), axis=1))[0] for s in samples]
+        return unchanged(float(np.mean(levels)), n)
     if rule.form == "decision" and len(samples) == 1 and samples[0].single:
         return mcnemar(samples[0], rule.safer)
     return bootstrapped(samples, rule, key)
 
 
 def mcnemar(sample: Sample, safer: bool) -> Change:
-    """Return the change of a share of yes, each victim deciding on its own."""
+    """Return the change of a share of right decisions, with independent victims."""
     n = len(sample.base)
     gained, lost = (int((a > b).sum()) for a, b in ((sample.new, sample.base), (sample.base, sample.new)))
     sign = -1 if safer else 1
@@ -115,19 +115,22 @@ def mid_p(gained: int, lost: int) -> float:
 
 
 def replicated(sample: Sample, rule: Rule, generator: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return a metric of both sides: [1 + REPLICATES], first the sample's, then of resamples drawn for both."""
+    """Return a metric on both sides, each [1 + REPLICATES]: of the sample, then of resamples that both share."""
     block = max(1, _BLOCK // len(sample.stratum))
     parts: list[tuple[Floats, Floats]] = []
     for first in range(0, REPLICATES, block):
-        drawn = counts(sample, min(block, REPLICATES - first), generator)[0 if first == 0 else 1 :]
+        drawn = resampling_counts(sample, min(block, REPLICATES - first), generator)[0 if first == 0 else 1 :]
         parts.append(
-            (statistic(sample, sample.base, rule.form, drawn), statistic(sample, sample.new, rule.form, drawn))
+            (
+                resampled_statistic(sample, sample.base, rule.form, drawn),
+                resampled_statistic(sample, sample.new, rule.form, drawn),
+            )
         )
     return np.concatenate([one for one, _ in parts]), np.concatenate([two for _, two in parts])
 
 
 def over_seeds(each: Sequence[Floats], generator: np.random.Generator) -> Floats:
-    """Return the mean over seeds of [1 + REPLICATES] figures a seed; in resamples seeds are drawn, too."""
+    """Return the mean over seeds of [1 + REPLICATES] figures per seed; resamples also draw seeds."""
     table = np.stack(each)
     drawn = generator.integers(len(each), size=(REPLICATES, len(each)))
     picked = np.take_along_axis(table[:, 1:].T, drawn, axis=1)
@@ -137,10 +140,10 @@ def over_seeds(each: Sequence[Floats], generator: np.random.Generator) -> Floats
 def bootstrapped(samples: Sequence[Sample], rule: Rule, key: str) -> Change:
     """Return the change of a metric by the hierarchical bootstrap over seeds and units."""
     generator = generator_of(key)
-    found = [replicated(sample, rule, generator) for sample in samples]
+    figures = [replicated(sample, rule, generator) for sample in samples]
     sign = -1 if rule.safer else 1
-    worse = over_seeds([sign * (two - one) for one, two in found], generator)
-    base, new = (float(np.mean([pair[side][0] for pair in found])) for side in (0, 1))
+    worse = over_seeds([sign * (two - one) for one, two in figures], generator)
+    base, new = (float(np.mean([pair[side][0] for pair in figures])) for side in (0, 1))
     units = sum(len(sample.stratum) for sample in samples)
     what = "victims" if all(sample.single for sample in samples) else "units"
     over = f"{len(samples)} seeds and {what}" if len(samples) > 1 else what
@@ -149,7 +152,7 @@ def bootstrapped(samples: Sequence[Sample], rule: Rule, key: str) -> Change:
 
 
 def resampled(base: float, new: float, worse: Floats, units: int, n: int, method: str) -> Change:
-    """Return a change from its estimate, worse[0], and its resamples, the rest."""
+    """Return a change from `worse` [1 + R]: the estimate, then R resamples."""
     estimate, spread = float(worse[0]), float(worse[1:].std(ddof=1))
     low, high = np.percentile(worse[1:], (100 * _TAIL, 100 * (1 - _TAIL)))
     if estimate == 0:
@@ -164,8 +167,8 @@ def resampled(base: float, new: float, worse: Floats, units: int, n: int, method
 
 
 @dataclass(frozen=True)
-class Level:
-    """A figure of a model with its 95 % interval, of n test examples."""
+class ModelFigure:
+    """A figure of a model with its 95 % interval, over n test examples."""
 
     value: float
     low: float
@@ -173,18 +176,18 @@ class Level:
     n: int
 
 
-def level_of(utility: Utility, name: str) -> Level | None:
-    """Return a figure of a model ("accuracy", "mse") with its interval, None where one is not known."""
+def model_figure(utility: Utility, name: str) -> ModelFigure | None:
+    """Return a figure of a model ("accuracy", "mse") with its interval, None where either is unknown."""
     value, low, high = utility.figure(name)
-    return None if value is None or low is None or high is None else Level(value, low, high, utility.n)
+    return None if value is None or low is None or high is None else ModelFigure(value, low, high, utility.n)
 
 
-def unpaired(base: Sequence[Level], new: Sequence[Level], safer: bool) -> Change:
-    """Return the change of a mean over seeds, as of independent samples, by MOVER; safer: higher is better."""
+def unpaired(base: Sequence[ModelFigure], new: Sequence[ModelFigure], safer: bool) -> Change:
+    """Return the change of a mean over seeds of independent samples, by MOVER; safer: higher is better."""
     sign = -1 if safer else 1
     left, right = (float(np.mean([level.value for level in side])) for side in (base, new))
 
-    def reach(gain: Sequence[Level], loss: Sequence[Level]) -> float:
+    def reach(gain: Sequence[ModelFigure], loss: Sequence[ModelFigure]) -> float:
         ends = [(v.high - v.value) ** 2 for v in gain] + [(v.value - v.low) ** 2 for v in loss]
         return math.sqrt(math.fsum(ends)) / len(base)
 

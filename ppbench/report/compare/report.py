@@ -1,4 +1,4 @@
-"""A comparison for people: a table in the terminal, a page in Markdown. Names are other people's: all are escaped."""
+"""A comparison for people: a table in the terminal, a page in Markdown. All names are escaped."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.report.compare.judge import Row, Status, printable
+from ppbench.report.compare.judge import ComparedRow, RowStatus, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
 
-WIDTH = 160  # of what is not a terminal
-FIRST = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
-LAST = ("", "warning", "fault", "undecidable")  # what the terminal ends with, the verdict aside
-MANY = 20
-"""Rows of one status that the terminal shows; Markdown and JSON have all."""
+REPORT_WIDTH = 160  # columns where standard output is no terminal
+STATUS_ORDER = ("regression", "missing", "incomparable", "improved", "inconclusive", "unjudged", "new", "ok")
+REMARK_ORDER = ("", "warning", "fault", "undecidable")  # order of the remarks before the verdict
+SHOWN_ROWS = 20
+"""How many rows of one status the terminal shows; Markdown and JSON have all."""
 _COLORS = {"regression": "bold red", "missing": "red", "incomparable": "red", "improved": "green", "ok": "green"}
 _LINKED = re.compile(r"@|\\#|\bgh(?=\\-\d)|:(?=//)|\bwww(?=\.)|\b(?:mailto|xmpp)(?=:)", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
 
 
-def changed(row: Row) -> str:
+def worsening_words(row: ComparedRow) -> str:
     """Return how much worse, with the interval, as "0.53 [-0.41, 1.76]"; "" where nothing was compared."""
-    found = row.change
-    if found is None:
+    change = row.change
+    if change is None:
         return ""
-    if found.low == found.high == 0:
+    if change.low == change.high == 0:
         return "equal"
-    return f"{row.figure(found.worse)} [{row.figure(found.low)}, {row.figure(found.high)}]"
+    return f"{row.figure(change.worse)} [{row.figure(change.low)}, {row.figure(change.high)}]"
 
 
-def remarks(row: Row) -> str:
-    """Return what stands beside the figures: tolerance, p-value, n, what an undecided row would take, the note."""
+def row_remarks(row: ComparedRow) -> str:
+    """Return the row's remarks: tolerance, p-value, n, the victims that would decide it, the note."""
     parts = []
-    if row.change is not None and changed(row) != "equal":
+    if row.change is not None and worsening_words(row) != "equal":
         parts.append(f"tolerance {row.tolerance:.3g}")
         parts += [f"p {row.adjusted:.2g}"] if row.adjusted is not None else []
         parts.append(f"n {row.change.n}")
@@ -50,29 +50,31 @@ def remarks(row: Row) -> str:
     return ", ".join([*parts, *([printable(row.note)] if row.note else [])])
 
 
-def told(row: Row) -> str:
-    """Return what was found, in a line without names."""
-    found = row.change
-    if found is None:
+def row_summary(row: ComparedRow) -> str:
+    """Return the row's figures and remarks in one line, without names."""
+    change = row.change
+    if change is None:
         return printable(row.note) or row.status
-    how = changed(row)
-    return ", ".join(part for part in (row.levels, how if how == "equal" else f"worse by {how}", remarks(row)) if part)
+    how = worsening_words(row)
+    return ", ".join(
+        part for part in (row.levels, how if how == "equal" else f"worse by {how}", row_remarks(row)) if part
+    )
 
 
-def ordered(rows: Sequence[Row]) -> Iterator[tuple[Status, list[Row]]]:
-    """Yield the rows by status, what matters most first."""
-    for status in FIRST:
+def rows_by_status(rows: Sequence[ComparedRow]) -> Iterator[tuple[RowStatus, list[ComparedRow]]]:
+    """Yield the rows by status, the most important first."""
+    for status in STATUS_ORDER:
         if some := [row for row in rows if row.status == status]:
             yield some[0].status, some
 
 
-def said(status: str, row: Row) -> str:
-    """Return the verdict's word; of an undefended model what happened to the attack."""
+def status_word(status: str, row: ComparedRow) -> str:
+    """Return the status in a word; for the undefended model, how the attack changed."""
     attacked = row.where.defense == "none" and row.metric not in ("accuracy", "dice", "mse")
     return {"regression": "stronger", "improved": "weaker"}.get(status, status) if attacked else status
 
 
-def _names(row: Row) -> tuple[str, str, str, str]:
+def _names(row: ComparedRow) -> tuple[str, str, str, str]:
     return row.point, row.attack, row.place, row.title
 
 
@@ -80,27 +82,27 @@ def _table(result: Comparison) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("verdict", "defense", "attack", "where", "metric", "BASELINE", "NEW", "worse by [95 %]", ""):
         shown.add_column(name, no_wrap=name in ("verdict", "metric", "worse by [95 %]"), overflow="fold")
-    for status, rows in ordered(result.rows):
-        for row in rows[:MANY] if status != "ok" else []:
+    for status, rows in rows_by_status(result.rows):
+        for row in rows[:SHOWN_ROWS] if status != "ok" else []:
             levels = ("", "") if row.change is None else (row.change.base, row.change.new)
             figures = [level if isinstance(level, str) else row.figure(level) for level in levels]
-            words = (*_names(row), *figures, changed(row), remarks(row))
+            words = (*_names(row), *figures, worsening_words(row), row_remarks(row))
             color = _COLORS.get(status, "yellow") if row.where.defense not in CONTROLS else "yellow"
-            shown.add_row(f"[{color}]{said(status, row)}[/]", *(escape(word) for word in words))
-        if status != "ok" and len(rows) > MANY:
-            shown.add_row(status, f"and {len(rows) - MANY} more; --markdown and --json have all")
+            shown.add_row(f"[{color}]{status_word(status, row)}[/]", *(escape(word) for word in words))
+        if status != "ok" and len(rows) > SHOWN_ROWS:
+            shown.add_row(status, f"and {len(rows) - SHOWN_ROWS} more; --markdown and --json have all")
     return shown
 
 
 def print_report(result: Comparison) -> None:
-    """Print the verdict, the faults and the rows that are not simply as they were."""
+    """Print the rows that are not "ok", the remarks, and the verdict."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(width=REPORT_WIDTH)
     shown = _table(result)
     if shown.row_count:
         console.print(shown)
-    for word, line in sorted(result.remarks, key=lambda remark: LAST.index(remark[0])):
+    for word, line in sorted(result.remarks, key=lambda remark: REMARK_ORDER.index(remark[0])):
         head = f"[{'yellow' if word == 'warning' else 'bold red'}]{word}:[/] " if word else ""
         console.print(head + escape(printable(line)), highlight=False)
     color = "bold green" if result.exit_code == 0 else "bold red"
@@ -108,23 +110,23 @@ def print_report(result: Comparison) -> None:
 
 
 def markdown_text(text: str) -> str:
-    """Return `text` as it is: no markup, link or mention; GitHub looks for these after it has undone escapes."""
+    """Return `text` without markup, links or mentions; GitHub makes these after it has undone escapes."""
     plain = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
-    return _LINKED.sub(lambda found: f"{found[0]}<!-- -->", plain)
+    return _LINKED.sub(lambda match: f"{match[0]}<!-- -->", plain)
 
 
 def markdown(result: Comparison) -> str:
-    """Return the comparison as Markdown: verdict, faults, a table by status; what is as it was is folded."""
+    """Return the comparison as Markdown: verdict, remarks, one table per status; unchanged rows are folded."""
     lines = ["## ppbench compare", "", f"**{markdown_text(result.verdict)}**", ""]
     lines += [f"BASELINE {markdown_text(str(result.baseline))}, NEW {markdown_text(str(result.new))}", ""]
     lines += [f"- {f'{word}: ' if word else ''}{markdown_text(line)}" for word, line in result.remarks]
-    for status, rows in ordered(result.rows):
+    for status, rows in rows_by_status(result.rows):
         folded = status in ("inconclusive", "unjudged", "new", "ok")
         head = f"{status} ({len(rows)})"
         lines += ["", f"<details><summary>{head}</summary>" if folded else f"### {head}", ""]
         lines += ["| defense | attack | where | metric | BASELINE to NEW |", "| --- | --- | --- | --- | --- |"]
         for row in rows:
-            words = (*_names(row), told(row))
+            words = (*_names(row), row_summary(row))
             lines.append(f"| {' | '.join(markdown_text(word) for word in words)} |")
         lines += ["", "</details>"] if folded else []
     return "\n".join(lines) + "\n"

@@ -9,61 +9,61 @@ from dataclasses import replace
 import numpy as np
 
 from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
-from ppbench.records.figure import leak
+from ppbench.records.figure import leakage_value
 from ppbench.records.schema import Utility
 from ppbench.report.compare import paired
-from ppbench.report.compare.join import Facts, Joined, Pair, Where, facts_of, notes
-from ppbench.report.compare.judge import Row, row_of
-from ppbench.report.compare.paired import Change, change, level_of, same, with_luck
-from ppbench.report.compare.samples import RULES, TRAINED, Floats, rules_for, sample_of
+from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
+from ppbench.report.compare.judge import ComparedRow, unjudged_row
+from ppbench.report.compare.paired import Change, change, model_figure, unchanged, with_luck
+from ppbench.report.compare.samples import ALL_RULES, TRAINED_STAGES, Floats, rules_for, sample_of
 from ppbench.report.frame import MODEL, POINT, Key, key_of
 from ppbench.report.worst import Measured, cell_of, worst_case
 
 ACCURACY, EPSILON, CAP = 0.01, 0.25, 0.01
-"""How much worse counts: of an accuracy or a Dice coefficient (of a mean squared error: of its size), of a claimed
-epsilon, of a CAP."""
-CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # of training, of a CAP over attacks on trained models and on fresh ones
+"""Tolerances: of an accuracy or a Dice coefficient (of a mean squared error: relative), of a claimed epsilon, of a
+CAP."""
+CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # luck of training of a CAP over attacks on trained models, and on fresh ones
 _Z = 3.92  # width of a 95 % interval over its standard error
-LUCK = 0.5  # of training, of an accuracy, in tolerances; see `Rule.luck`
+LUCK = 0.5  # luck of training of an accuracy, in tolerances; see `Rule.luck`
 
 
-def rows_of(joined: Joined) -> list[Row]:
-    """Return every row, not yet judged; what is of no attack is a headline, but for CAPs, one an attack."""
+def rows_of(joined: Joined) -> list[ComparedRow]:
+    """Return every row, not yet judged; rows without an attack are headlines, except for CAPs, one per attack."""
     chosen = headlines(joined.pairs)
     rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
-    everything = frozenset(rule.metric for rule in RULES)
+    everything = frozenset(rule.metric for rule in ALL_RULES)
     rows += [row for pair in worst_cases(joined.pairs) for row in _cells(pair, everything)]
     for trained in _trainings(joined.pairs):
         rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
     rows += cap_rows(joined)
-    rows += [Row(left.where, "", "", left.status, None, 0.0, left.reason, left.record) for left in joined.left]
+    rows += [ComparedRow(left.where, "", "", left.status, None, 0.0, left.reason, left.record) for left in joined.left]
     return sorted(rows, key=lambda row: (*row.where.order(), row.subset, row.metric))
 
 
-def _cells(pair: Pair, headline: frozenset[str]) -> Iterator[Row]:
-    """Yield a row for each judged metric that BASELINE has in every seed; those in `headline` are headlines."""
+def _cells(pair: RowPair, headline: frozenset[str]) -> Iterator[ComparedRow]:
+    """Yield a row for each judged metric that BASELINE has in every seed; headline: metrics of headlines."""
     for rule in rules_for(pair.base[0]):
         if all((metric := r.metric(rule.metric)) is not None and metric.value is not None for r in pair.base):
             yield replace(_cell(pair, rule), headline=rule.metric in headline)
 
 
-def _cell(pair: Pair, rule: Rule) -> Row:
+def _cell(pair: RowPair, rule: Rule) -> ComparedRow:
     theirs = [r.metric(rule.metric) for r in pair.new]
     for metric in theirs:
         if metric is None or metric.value is None:
             reason = "the record has no such metric" if metric is None else metric.reason or "null"
-            return row_of(pair, rule, None, f"not in NEW: {reason}")
+            return unjudged_row(pair, rule, None, f"not in NEW: {reason}")
     deltas = [(a.privacy.delta, b.privacy.delta) for a, b in zip(pair.base, pair.new, strict=True)]
     if rule.form == "epsilon" and any(one != two for one, two in deltas):
         note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
-        return replace(row_of(pair, rule, None, note), status="incomparable")
-    found = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
-    luck = rule.luck if pair.where.stage in TRAINED else 0.0
-    return row_of(pair, rule, with_luck(found, luck, len(pair.seeds)), "")
+        return replace(unjudged_row(pair, rule, None, note), status="incomparable")
+    estimated = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    luck = rule.luck if pair.where.stage in TRAINED_STAGES else 0.0
+    return unjudged_row(pair, rule, with_luck(estimated, luck, len(pair.seeds)), "")
 
 
-def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield what was trained at each point: any of its cells tells its accuracy, and an audit's has its own."""
+def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
+    """Yield one pair per training: any of its cells has its accuracy; an audit is a training of its own."""
     points = defaultdict[tuple[Where, Key], dict[int, tuple[Measured, Measured]]](dict)
     for pair in pairs:
         config = pair.base[0].config
@@ -74,14 +74,14 @@ def _trainings(pairs: Sequence[Pair]) -> Iterator[Pair]:
             points[key].setdefault(seed, (one, two))
     for (where, _), seeds in points.items():
         order = tuple(sorted(seeds))
-        yield Pair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
+        yield RowPair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
 
 
-def _utilities(pair: Pair) -> Iterator[Row]:
+def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
     for name, safer in (("accuracy", True), ("dice", True), ("mse", False)):
         if name == "mse" and pair.base[0].utility.accuracy is not None:
-            continue  # of a classifier the accuracy is judged
-        sides = [[level_of(record.utility, name) for record in side] for side in (pair.base, pair.new)]
+            continue  # a classifier is judged by accuracy
+        sides = [[model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
@@ -89,16 +89,16 @@ def _utilities(pair: Pair) -> Iterator[Row]:
         tolerance = ACCURACY * (mean if name == "mse" else 1.0)
         rule = Rule(name, name, "all", "mean", tolerance, safer, LUCK * tolerance)
         if len(new) < len(base):
-            reason = next((r.utility.reason for r in pair.new if level_of(r.utility, name) is None), None)
-            yield row_of(pair, rule, None, f"not in NEW: {reason}")
+            reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
+            yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
-            yield row_of(pair, rule, same(mean, sum(b.n for b in base), "equal utility"), "")
+            yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield row_of(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
+            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
 
 
-def _epsilons(pair: Pair) -> Iterator[Row]:
-    """Yield the change of the claimed epsilon, which is stated and not estimated; a guarantee that is gone is worse."""
+def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
+    """Yield the change of the claimed epsilon, which is not estimated; a lost guarantee is a regression."""
     rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, 0.0)
     base, new = ([r.privacy.epsilon for r in side] for side in (pair.base, pair.new))
     ours, theirs = ([e for e in side if e is not None] for side in (base, new))
@@ -107,33 +107,35 @@ def _epsilons(pair: Pair) -> Iterator[Row]:
     deltas = [{r.privacy.delta for r in side} for side in (pair.base, pair.new)]
     if len(theirs) < len(ours):
         note = f"no guarantee in NEW: {pair.new[0].privacy.reason}"
-        yield replace(row_of(pair, rule, None, note), status="regression")
+        yield replace(unjudged_row(pair, rule, None, note), status="regression")
     elif deltas[0] != deltas[1]:
         note = f"delta is {sorted(map(str, deltas[0]))}, NEW has {sorted(map(str, deltas[1]))}"
-        yield replace(row_of(pair, rule, None, note), status="incomparable")
+        yield replace(unjudged_row(pair, rule, None, note), status="incomparable")
     else:
         one, two = float(np.mean(ours)), float(np.mean(theirs))
         worse = two - one
-        yield row_of(pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), "")
+        yield unjudged_row(
+            pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
+        )
 
 
 # -- the CAP, a mean over control values of accuracy times distance ---------------------------------------------------
-def cap_rows(joined: Joined) -> Iterator[Row]:
-    """Yield the change of the CAP of every series of control values that is whole on both sides."""
+def cap_rows(joined: Joined) -> Iterator[ComparedRow]:
+    """Yield the change of the CAP of every series of control values that is complete on both sides."""
     broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
-    series = defaultdict[tuple[Where, Facts, tuple[int, ...]], list[Pair]](list)
+    series = defaultdict[tuple[Where, EqualFacts, tuple[int, ...]], list[RowPair]](list)
     for pair in joined.pairs:
         where = replace(pair.where, value=None)
         if where.control and where not in broken:
-            series[where, facts_of(pair.base[0].config), pair.seeds].append(pair)
+            series[where, equal_facts(pair.base[0].config), pair.seeds].append(pair)
     for (where, _, seeds), some in series.items():
         if len(some) > 1:
-            yield from _cap(Pair(where, seeds, some[0].base, some[0].new, notes(some)), some)
+            yield from _cap(RowPair(where, seeds, some[0].base, some[0].new, notes(some)), some)
 
 
-def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
+def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
     """Yield the change of one series' CAP."""
-    # Victims are drawn alike at all control values; accuracies by the normal law of their intervals, a side at once.
+    # Resamples draw the same victims at all control values, and accuracies from the normal law of their intervals.
     question = question_for(shown.base[0])
     law = question.distance()
     if law is None:
@@ -143,19 +145,21 @@ def _cap(shown: Pair, some: Sequence[Pair]) -> Iterator[Row]:
     cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
-    row = Rule("cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED else UNTRAINED_LUCK)
+    row = Rule(
+        "cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED_STAGES else UNTRAINED_LUCK
+    )
     n = sum(len(r.victims) for r, _ in cells)
     worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
     if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
-        yield row_of(shown, row, same(base, n), "")
+        yield unjudged_row(shown, row, unchanged(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
-    found = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
-    yield row_of(shown, row, with_luck(found, row.luck, len(shown.seeds)), "")
+    estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
+    yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
 
 
-def _cap_resamples(some: Sequence[Pair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
-    """Return the worsening of a CAP in all resamples, and the CAP of both sides."""
+def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
+    """Return the worsening of a CAP [1 + REPLICATES], and the CAP on both sides."""
     each: list[Floats] = []
     levels: list[tuple[float, float]] = []
     for place in range(len(some[0].seeds)):
@@ -179,24 +183,24 @@ def _accuracies(utility: Utility, luck: Floats) -> Floats:
     return np.concatenate([[value], np.clip(value + luck * (high - low) / _Z, 0.0, 1.0)])
 
 
-# -- what is said of a defense first ---------------------------------------------------------------------------------
+# -- headlines -------------------------------------------------------------------------------------------------------
 MAIN = ("epsilon_lower", "label_accuracy", "asr", "auc", "tracing_accuracy", "agreement", "output_error")
-"""The metric that an attack stands for a point with, the first that BASELINE has."""
+"""The metric of a point's headline: the first of these that BASELINE has."""
 _Point = tuple[Where, Key, tuple[int, ...], str]
 
 
-def _points(pairs: Sequence[Pair]) -> dict[_Point, list[int]]:
-    """Return the places in `pairs` of the attacks of one kind on each point."""
+def _points(pairs: Sequence[RowPair]) -> dict[_Point, list[int]]:
+    """Return the indices in `pairs` of the attacks of one kind on each point."""
     points = defaultdict[_Point, list[int]](list)
     for number, pair in enumerate(pairs):
         key = key_of(pair.base[0].config)
         where = replace(pair.where, attack="", follows="")
-        points[where, key.only(POINT), pair.seeds, key.asked].append(number)
+        points[where, key.only(POINT), pair.seeds, key.question].append(number)
     return points
 
 
-def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Yield the worst case of each point, over the reconstruction attacks that are on both sides, if several are."""
+def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
+    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
     for (where, _, seeds, kind), places in _points(pairs).items():
         if not question_of(kind).inputs or len(places) < 2:
             continue
@@ -207,33 +211,33 @@ def worst_cases(pairs: Sequence[Pair]) -> Iterator[Pair]:
         ]
         base, new = (tuple(case for case in side if case is not None) for side in sides)
         if len(base) == len(new) == len(seeds):
-            yield Pair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, notes(some))
+            yield RowPair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, notes(some))
 
 
-def headlines(pairs: Sequence[Pair]) -> list[frozenset[str]]:
+def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     """Return the metrics of each pair that are headlines.
 
-    A lone reconstruction attack is the worst case itself. Of other kinds the attack that leaks most in BASELINE stands
-    for the point, by one metric; NEW has no say in it, or chance would have.
+    A lone reconstruction attack is the worst case itself. Of other kinds, the attack that leaks most in BASELINE is the
+    headline, by one metric; choosing by NEW would select by chance.
     """
-    found = [frozenset[str]() for _ in pairs]
+    metrics = [frozenset[str]() for _ in pairs]
     for (_, _, _, kind), places in _points(pairs).items():
         if question_of(kind).inputs:
             if len(places) == 1:
-                found[places[0]] = frozenset(rule.metric for rule in RULES)
+                metrics[places[0]] = frozenset(rule.metric for rule in ALL_RULES)
             continue
         names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
         metric = next((name for name in names if any(_leaked(pairs[p].base, name) is not None for p in places)), None)
         if metric is not None:
             levels = [-np.inf if (level := _leaked(pairs[p].base, metric)) is None else level for p in places]
-            found[places[int(np.argmax(levels))]] = frozenset([metric])
-    return found
+            metrics[places[int(np.argmax(levels))]] = frozenset([metric])
+    return metrics
 
 
 def _leaked(records: Sequence[Measured], name: str) -> float | None:
-    """Return how much leaks by a judged metric, the mean over seeds; None where a seed lacks it."""
+    """Return the leak by a judged metric, the mean over seeds; None where a seed lacks it."""
     if all(rule.metric != name for rule in rules_for(records[0])):
         return None
     metrics = [record.metric(name) for record in records]
-    known = [leak(metric) for metric in metrics if metric is not None and metric.value is not None]
+    known = [leakage_value(metric) for metric in metrics if metric is not None and metric.value is not None]
     return float(np.mean(known)) if len(known) == len(records) else None

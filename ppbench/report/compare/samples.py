@@ -1,4 +1,4 @@
-"""The victims of two cells lined up, and the statistics that are judged, over many resamples at once."""
+"""The aligned victims of two cells, and the judged statistics over many resamples at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ppbench.report.worst import Measured
 
 Floats = NDArray[np.float64]
 FPR = 0.01
-TRAINED = ("final", "iterate", "audit")
-"""Stages at which all victims share a trained model: one training is one draw, however many victims it has."""
-RULES = tuple(rule for question in questions().values() for rule in question.rules)
-"""What is judged. Records hold more figures of the same victims; judging each would only cost power (Holm).
+TRAINED_STAGES = ("final", "iterate", "audit")
+"""Stages at which all victims share one trained model, which is a single draw."""
+ALL_RULES = tuple(rule for question in questions().values() for rule in question.rules)
+"""The judged metrics. Records hold more figures of the same victims; judging each would only cost power (Holm).
 
 Luck was measured on ONE setting (digits, MLP, 21 trainings: `benchmarks/bench_compare.py rerun`) and rounded up; other
-networks have more (docs/compare.md). Of rows of tables, canaries, epsilon and outputs it is assumed.
+networks have more (docs/compare.md). For table rows, canaries, epsilon and outputs it is assumed.
 """
 
 
@@ -33,11 +33,11 @@ def rules_for(record: Measured) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The n victims of one cell, in U independent units, as they count for one metric on both sides.
+    """The n victims of one cell, in U independent units, for one metric on both sides.
 
-    base, new: [n] figures, of membership scores; weight: [n], summing to 1; unit: [n] each victim's, 0 to U - 1;
-    stratum: [U], within which units are resampled; member: [n], all False but of membership; group: [n] victims that
-    share a threshold; delta: of the guarantee that epsilon is bounded for.
+    base, new: [n] figures, for membership scores; weight: [n], summing to 1; unit: [n] each victim's, 0 to U - 1;
+    stratum: [U], within which units are resampled; member: [n], all False except for membership; group: [n], equal for
+    victims that share a threshold; delta: that of the guarantee whose epsilon is bounded.
     """
 
     base: Floats
@@ -56,12 +56,12 @@ class Sample:
 
     @property
     def single(self) -> bool:
-        """Whether each victim is a unit of its own and counts the same."""
+        """Whether each victim is a unit of its own and all have equal weight."""
         return len(self.stratum) == len(self.unit) and bool(np.allclose(self.weight, self.weight[0]))
 
 
 def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
-    """Return the victims of two cells that ask the same, lined up by what they are; ValueError where they differ."""
+    """Return the aligned victims of two cells of one question; ValueError where these differ."""
     question, other = question_for(base), question_for(new)
     ours, theirs = (sorted(_subset(record.victims, rule), key=lambda v: v.place) for record in (base, new))
     if [v.place for v in ours] != [v.place for v in theirs]:
@@ -89,21 +89,21 @@ def sample_of(base: Measured, new: Measured, rule: Rule) -> Sample:
 
 
 def _groups(half: NDArray[np.intp], member: NDArray[np.bool_], pooled: bool) -> NDArray[np.intp]:
-    """Return the halves; or one group where a half's non-members are too few for the rate, as `tpr_at` does."""
+    """Return the halves as groups; or one group where a half's non-members are too few for the rate, as in `tpr_at`."""
     fewest = min((int((~member & (half == h)).sum()) for h in np.unique(half)), default=0)
     return np.zeros_like(half) if pooled and FPR * fewest < 1 else half
 
 
 def _subset(victims: Sequence[Score], rule: Rule) -> list[Score]:
-    """Return whom a metric is about: of membership average records, or canaries; the latter alone are both."""
+    """Return a metric's victims: canaries, or average records; where there are only canaries, these for both."""
     if rule.subset == "all":
         return list(victims)
     canaries = [v for v in victims if v.canary]
     return canaries if rule.subset == "canaries" else [v for v in victims if not v.canary] or canaries
 
 
-def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> Floats:
-    """Return how often each unit is drawn: [1 + replicates, U]; the first row is the sample itself, all ones."""
+def resampling_counts(sample: Sample, replicates: int, generator: np.random.Generator) -> Floats:
+    """Return how often each unit is drawn, [1 + replicates, U]; the first row, all ones, is the sample itself."""
     drawn = np.ones((1 + replicates, len(sample.stratum)))
     for stratum in np.unique(sample.stratum):
         places = np.flatnonzero(sample.stratum == stratum)
@@ -113,8 +113,8 @@ def counts(sample: Sample, replicates: int, generator: np.random.Generator) -> F
     return drawn
 
 
-def statistic(sample: Sample, values: Floats, form: str, drawn: Floats) -> Floats:
-    """Return the statistic of `values` [n] in every resample: [R] of `drawn` [R, U]."""
+def resampled_statistic(sample: Sample, values: Floats, form: str, drawn: Floats) -> Floats:
+    """Return the statistic of `values` [n] in every resample, [R], given the counts `drawn` [R, U]."""
     if form in ("mean", "decision"):
         total = np.bincount(sample.unit, sample.weight * values, minlength=drawn.shape[1])
         return np.asarray((drawn @ total) / (drawn @ np.bincount(sample.unit, sample.weight)))
@@ -137,7 +137,7 @@ def _median(values: Floats, each: Floats) -> Floats:
 
 
 def _curve(values: Floats, member: NDArray[np.bool_], each: Floats) -> tuple[Floats, Floats]:
-    """Return (TPR, FPR) at the distinct scores, falling: both [R, D], from the highest threshold on."""
+    """Return (TPR, FPR) at the D distinct scores, from the highest threshold down, both [R, D]."""
     order = np.argsort(-values, kind="stable")
     falling, inside = values[order], member[order]
     ends = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
@@ -159,7 +159,7 @@ def _tpr(values: Floats, member: NDArray[np.bool_], each: Floats) -> Floats:
 
 
 def _epsilon(sample: Sample, values: Floats, each: Floats) -> Floats:
-    """Return the bound from the quarter with the highest scores called in and the lowest called out, as audits do."""
+    """Return the bound that guesses the quarter with the highest scores in and the lowest out, as audits do."""
     order = np.argsort(values, kind="stable")
     drawn, inside = each[:, order], sample.member[order]
     upto = drawn.cumsum(axis=1)

@@ -1,4 +1,4 @@
-"""What a reader is told first, the same on page, in terminal and JSON: the line, rows at a glance, how far to trust."""
+"""The answer on page, in terminal and JSON: the headline, a table at a glance, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import boards
+from ppbench.report.page.boards import boards_of
 from ppbench.report.page.costs import CostRow, TimesOf, costs
 from ppbench.report.page.entries import Board
-from ppbench.report.page.evaluations import Judged, judged
+from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
 from ppbench.report.page.headline import Headline, headline_of
 from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.table import no_claims
@@ -21,7 +21,7 @@ from ppbench.report.page.trust import Trust, trust_of
 
 @dataclass(frozen=True)
 class Answer:
-    """boards: all of them; tables: a table at a glance for each evaluation; see the modules of the others."""
+    """The answer of an evaluation. tables: a table at a glance for each evaluation."""
 
     headline: Headline
     boards: tuple[Board, ...]
@@ -29,7 +29,7 @@ class Answer:
     trust: Trust
 
     def as_dict(self) -> dict[str, Any]:
-        """Return line, settings and reliability for programs, in types that JSON has."""
+        """Return headline, settings and reliability in types that JSON has."""
         rows = [row for table in self.tables for row in table.compared]
         return {
             "headline": self.headline.words,
@@ -39,17 +39,17 @@ class Answer:
         }
 
 
-def answer_to(
-    found: Sequence[Board], told: Sequence[Judged], costs: Sequence[CostRow], harness: Check | None
+def answer_from(
+    boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow], harness: Check | None
 ) -> Answer:
-    """Return the answer from what a page is made of; harness: what its self-test says, None: nothing is known."""
-    tables = overviews(found, told, costs)
-    trust = trust_of(found, told, harness, tables)
-    return Answer(headline_of(tables, trust), tuple(found), tuple(tables), trust)
+    """Return the answer from the parts of a page; harness: check of the self-test, None where unknown."""
+    tables = overviews(boards, evaluations, costs)
+    trust = trust_of(boards, evaluations, harness, tables)
+    return Answer(headline_of(tables, trust), tuple(boards), tuple(tables), trust)
 
 
 def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf = lambda _: None) -> Answer:
-    """Return the answer that `records` give. harness: None: its self-test has not ended, the controls vouch alone."""
+    """Return the answer of `records`. harness: None before the self-test has ended: the controls count alone."""
     frame, sound = frame_of(records), harness is None or harness.ok is not False
-    found = boards(frame, no_claims, sound)
-    return answer_to(found, judged(frame, sound), costs(found, frame, times), harness)
+    all_boards = boards_of(frame, no_claims, sound)
+    return answer_from(all_boards, judged_evaluations(frame, sound), costs(all_boards, frame, times), harness)

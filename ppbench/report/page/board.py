@@ -16,28 +16,28 @@ from ppbench.base.locks import locked
 from ppbench.base.registry import load
 from ppbench.federation.claim import allowed
 from ppbench.federation.contract import Claim, Defense
-from ppbench.questions.base import missing
+from ppbench.questions.base import missing_sentences
 from ppbench.records.origin import Origin, origin_of
 from ppbench.records.schema import Record
 from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
 from ppbench.records.times import time_of
-from ppbench.report.claims import Checked, Unchecked, check
+from ppbench.report.claims import Checked, Unchecked, check_claims
 from ppbench.report.claims.premise import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards
-from ppbench.report.page.evaluations import judged, said
+from ppbench.report.page.boards import boards_of
+from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.table import csv_text, write_csv
 from ppbench.report.page.worst import worst_csv
 
 WORST_CASE = "worst_case.csv"
-ASKED = {
+CLAIM_FORMS = {
     ("membership", "iterate"): {"asr": "ASR {:.1%}"},
     ("reconstruction", "init"): {"psnr_median": "PSNR {:.2f} dB"},
 }
-"""What a claim must be about to stand beside a cell of a kind and stage, CAP aside, and how it is told."""
+"""By kind and stage of a cell: the metric that a comparable claim has, except CAP, and its form."""
 
 
 @lru_cache
@@ -50,9 +50,9 @@ def _claims(defense: str) -> tuple[Claim, ...]:
 
 
 def claimed(record: Record) -> str:
-    """Return what the defense's paper claims for this very setting, as "CAP 0.69 (Table 8)", or ""."""
+    """Return the claim of the defense's paper for this very setting, as "CAP 0.69 (Table 8)", or ""."""
     config = record.config
-    forms = ASKED.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
+    forms = CLAIM_FORMS.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
     for claim in _claims(config.defense.id):
         fits = (
             claim.metric in forms
@@ -68,36 +68,36 @@ def claimed(record: Record) -> str:
 
 
 def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
-    """Return what becomes of the claims of the papers of the defenses that `records` are about."""
+    """Return the outcomes of the claims of all defenses in `records`."""
     names = sorted({record.config.defense.id for record in records})
-    return check({name: claims for name in names if (claims := _claims(name))}, records, ())
+    return check_claims({name: claims for name in names if (claims := _claims(name))}, records, ())
 
 
 def up_to_date(store: Store) -> bool:
-    """Return whether the tables, written last, are what the records give; never while one of these cannot be read."""
+    """Return whether the written tables are those of the records; False while a record cannot be read."""
     worst = store.out / WORST_CASE
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
         return False
-    with loaded(store) as (records, problems):
+    with loaded_records(store) as (records, problems):
         sound = _harness(store, problems).ok is not False
         if problems:
             return False
         frame = frame_of(records)
-        found = boards(frame, claimed, sound)
-        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, found):
+        all_boards = boards_of(frame, claimed, sound)
+        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, all_boards):
             return False
-        return worst.read_text(encoding="utf-8") == worst_csv(found)
+        return worst.read_text(encoding="utf-8") == worst_csv(all_boards)
 
 
 @contextmanager
-def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
-    """Give the readable records, out of the search for cycles (they are millions of objects), and what is wrong."""
+def loaded_records(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
+    """Yield the readable records, with the garbage collector paused (there are millions of objects), and problems."""
     gc.disable()
     try:
         records, problems = store.readable()
         gc.freeze()
         gc.enable()
-        yield records, problems + missing(records)
+        yield records, problems + missing_sentences(records)
     finally:
         gc.unfreeze()
         gc.enable()
@@ -105,7 +105,7 @@ def loaded(store: Store) -> Iterator[tuple[list[Record], list[str]]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A board as written. paths: page and tables; problems: what could not be read and is missing, in sentences."""
+    """A written board. paths: page and tables; problems: what could not be read and is missing, in sentences."""
 
     paths: tuple[Path, ...]
     figures: tuple[Path, ...]
@@ -113,7 +113,7 @@ class Written:
 
 
 def write_board(store: Store) -> list[Path]:
-    """Write the board of a folder and return its files, see `rebuild`; what could not be read is warned of."""
+    """Write the board of a folder and return its files, see `rebuild`; warns of what cannot be read."""
     written = rebuild(store)
     for problem in written.problems:
         warnings.warn(problem, stacklevel=2)
@@ -123,9 +123,9 @@ def write_board(store: Store) -> list[Path]:
 def rebuild(store: Store) -> Written:
     """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
 
-    What cannot be read costs nothing but itself; UsageError where no record can be read, or nothing written.
+    Unreadable files are left out; UsageError where no record can be read, or nothing written.
     """
-    with locked(store.out, "writing its board"), loaded(store) as (records, problems):
+    with locked(store.out, "writing its board"), loaded_records(store) as (records, problems):
         if not records and problems:
             raise UsageError(f"{store.out} holds no record that can be read: {problems[0]}")
         if not records:
@@ -140,11 +140,11 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     from ppbench.report.page.html import Page
 
     harness = _harness(store, problems)
-    sound = harness.ok is not False  # where it is not known, the controls vouch alone, and the page says so
+    sound = harness.ok is not False  # where it is unknown, the controls count alone, and the page says so
     records = frame_of(records)
-    found, told = boards(records, claimed, sound), judged(records, sound)
+    all_boards, evaluations = boards_of(records, claimed, sound), judged_evaluations(records, sound)
     folder = store.out / "figures"
-    drawn = write_figures(folder, found, Knowledge.of(records))  # first: the page takes what is drawn here
+    drawn = write_figures(folder, all_boards, Knowledge.of(records))  # first: the page reuses these drawings
     page = Page(
         records,
         harness=harness,
@@ -152,23 +152,23 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
         images=store.images,
         times=partial(time_of, store.out),
         sound=sound,
-        said=said(told),
+        sentences=defense_sentences(evaluations),
         outcomes=outcomes_of(records) if sound else (),
-        found=found,
-        evaluations=told,
+        boards=all_boards,
+        evaluations=evaluations,
         problems=problems,
         bare=store.bare,
         origin=_origin(store, problems),
     )
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
-    write_atomic(worst, worst_csv(found).encode())
-    write_csv(records, store.csv_path, claims=claimed, found=found)  # last: it tells whether the board is complete
+    write_atomic(worst, worst_csv(all_boards).encode())
+    write_csv(records, store.csv_path, claims=claimed, boards=all_boards)  # last: it marks the board as complete
     return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 
 def _origin(store: Store, problems: list[str]) -> Origin:
-    """Return where the folder's results come from; of what cannot be read a sentence goes to `problems`."""
+    """Return the origin of the folder's results; adds a sentence to `problems` if it cannot be read."""
     try:
         return origin_of(store)
     except UsageError as error:
@@ -177,7 +177,7 @@ def _origin(store: Store, problems: list[str]) -> Origin:
 
 
 def _harness(store: Store, problems: list[str]) -> Check:
-    """Return what the folder's self-test says; of one that cannot be read a sentence goes to `problems`."""
+    """Return the check of the folder's self-test; adds a sentence to `problems` if it cannot be read."""
     try:
         return check_harness(soundness_of(store))
     except UsageError as error:

@@ -1,12 +1,12 @@
-"""Records grouped into boards, a row for each defense and control value, ranked by worst case."""
+"""Records grouped into boards with one row per defense and control value, ranked by worst case."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from ppbench.questions.base import Missing, Question, question_for, question_of
-from ppbench.records.figure import best, leak
+from ppbench.questions.base import MissingQuestion, Question, question_for, question_of
+from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import Check, check_controls
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
@@ -14,30 +14,30 @@ from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leak_of
 from ppbench.report.learning import USABLE, learning_of, points_lost
 from ppbench.report.page.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
-from ppbench.report.page.evaluations import differences
+from ppbench.report.page.evaluations import key_differences
 from ppbench.report.page.table import Claims
-from ppbench.report.strays import FAR, STRAY, strays
+from ppbench.report.strays import STRAY_DISTANCE, STRAY_MARK, strays
 
 STAGE_ORDER = ("init", "iterate", "final", "audit")
 COSTLY = "costs accuracy"
 """Badge of rows that lose more accuracy than a usable setting may."""
 UNLEARNED = "undefended model learned too little"
-"""Badge of rows beside an undefended model of which no loss could be told from losing everything."""
+"""Badge of rows whose undefended model learned too little for losses to mean anything."""
 UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, AT_CHANCE, UNLEARNED, "diverged", "failed", "control"}
 """Badges of rows that have no rank."""
 
 
-def boards(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
-    """Return every board of `records`, in the order of their questions; `sound` as of `judged`, else none is ranked."""
+def boards_of(records: Sequence[Record], claims: Claims, sound: bool = True) -> list[Board]:
+    """Return every board of `records`, by question; sound: as in `judged_evaluations`, if False none is ranked."""
     frame = frame_of(records)
     scopes, known, far = frame.by(SCOPE), Knowledge.of(frame), strays(frame)
-    known_here = frame.of([record for record in frame if not isinstance(question_for(record), Missing)])
+    known_here = frame.of([record for record in frame if not isinstance(question_for(record), MissingQuestion)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
     return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound, far) for key, some in groups]
 
 
 def _place(setting: Key) -> tuple[object, ...]:
-    """Return what boards are sorted by."""
+    """Return the sort key of a board."""
     about = setting.suite, setting.data, setting.model, question_of(setting.kind).order, setting.kind, setting.threat
     return *about, STAGE_ORDER.index(setting.stage), setting.batch, setting.text()
 
@@ -53,7 +53,7 @@ def _board(
 ) -> Board:
     question = question_of(setting.kind)
     name, rows = question.headline(members[0].config), members.by(ROW)
-    differs, leaks = differences(list(rows)), _leaks(rows, known)
+    differs, leaks = key_differences(list(rows)), _leaks(rows, known)
     entries = [
         replace(_entry(key, rows[key], name, known, claims, differs[key]), leak=leaks[key])
         for key in sorted(rows, key=Key.text)
@@ -66,9 +66,9 @@ def _board(
 
 
 def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, with a badge where the model is not usable beside the undefended of the same federation."""
+    """Return the entries with a badge where the model is not usable beside the undefended of the same federation."""
     undefended = {e.key.only(EVALUATION): e.sample.utility for e in entries if e.defense.id == "none"}
-    found = []
+    marked = []
     for entry in entries:
         whole = undefended.get(entry.key.only(EVALUATION))
         clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
@@ -79,26 +79,28 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
         elif entry.role == "compared" and loss is not None and loss > USABLE:
             title = f"The model loses {loss:.1f} points of accuracy beside the undefended: not ranked."
             entry = replace(entry, badges=(*entry.badges, Badge(COSTLY, "info", title)))
-        found.append(entry)
-    return found
+        marked.append(entry)
+    return marked
 
 
 def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
-    """Return the entries, with a badge where a training is far from that of every other seed."""
-    title = f"Accuracy is more than {STRAY:.0%} from that of every other seed: one training, not the defense's."
-    badge = Badge(FAR, "warning", title)
+    """Return the entries with a badge where a training is far from that of every other seed."""
+    title = (
+        f"Accuracy is more than {STRAY_DISTANCE:.0%} from that of every other seed: one training, not the defense's."
+    )
+    badge = Badge(STRAY_MARK, "warning", title)
     return [replace(e, badges=(*e.badges, badge)) if e.key.only(TRAINED) in far else e for e in entries]
 
 
 def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:
-    """Return how far inputs leak in each row, beside the undefended of the same federation and seed."""
-    found: dict[Key, Leak | None] = {}
+    """Return the leak of inputs in each row, beside the undefended one of the same federation and seed."""
+    leaks: dict[Key, Leak | None] = {}
     undefended: dict[Key, Leak | None] = {}
     for key, row in sorted(rows.items(), key=lambda pair: pair[0].defense != "none"):
-        found[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
+        leaks[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
         if key.defense == "none":
-            undefended[key.only(EVALUATION)] = found[key]
-    return found
+            undefended[key.only(EVALUATION)] = leaks[key]
+    return leaks
 
 
 def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims, differs: str) -> Entry:
@@ -127,7 +129,7 @@ def _headline(entry: Entry, name: str) -> Metric | None:
 def _order(entry: Entry, name: str) -> tuple[int, float, str, float]:
     """Return the sort key: `none`, then the least leaking first, rows without a figure, `full_noise`."""
     metric = _headline(entry, name) or (None if entry.labels is None else entry.labels.metric("label_accuracy"))
-    leaked = float("inf") if metric is None or metric.value is None else leak(metric)
+    leaked = float("inf") if metric is None or metric.value is None else leakage_value(metric)
     place = {"none": 0, "full_noise": 2}.get(entry.defense.id, 1)
     return place, leaked, entry.defense.id, entry.key.value or 0.0
 
@@ -144,30 +146,30 @@ def _span(entry: Entry, name: str) -> tuple[float, float] | None:
 def _ranked(entries: Sequence[Entry], name: str) -> list[Entry]:
     """Return the entries with rank intervals: two rows whose intervals overlap are not separated.
 
-    What gives no more than a blind guess is one tie: by how far it stays below says nothing of privacy.
+    Rows no better than a blind guess are one tie: how far they stay below it does not matter for privacy.
     """
     own_spans = {id(entry): span for entry in entries if (span := _span(entry, name)) is not None}
     blind = [id(e) for e in entries if e.leak is not None and e.leak.level == "blind" and id(e) in own_spans]
     if blind:
         tie = min(own_spans[one][0] for one in blind), max(own_spans[one][1] for one in blind)
         own_spans |= dict.fromkeys(blind, tie)
-    spans, found = list(own_spans.values()), []
+    spans, ranked = list(own_spans.values()), []
     for entry in entries:
         if (own := own_spans.get(id(entry))) is not None:
             first = 1 + sum(other[1] < own[0] for other in spans)
             last = len(spans) - sum(other[0] > own[1] for other in spans)
             entry = replace(entry, rank_low=first, rank_high=last)
-        found.append(entry)
-    return found
+        ranked.append(entry)
+    return ranked
 
 
 # -- controls: whether the ranks of a board mean something ------------------------------------------------------------
 def _checks(question: Question, entries: Sequence[Entry], scope: Sequence[Record]) -> tuple[Check, ...]:
-    """Return the controls' verdict on one board: over `scope`, and that the attacks break `none` on this very board."""
-    found = {check.control: check for check in check_controls(scope)}
-    own = _none_falls(question, entries, found["none"])
-    # Uploads of noise hide no model from who is sent it: extraction has one control only.
-    return (own, found["full_noise"]) if question.noise else (own,)
+    """Return the checks of one board: over `scope`, and whether the attacks break `none` on this very board."""
+    checks = {check.control: check for check in check_controls(scope)}
+    own = _none_falls(question, entries, checks["none"])
+    # Noise in uploads does not hide the model from its recipient: extraction has only one control.
+    return (own, checks["full_noise"]) if question.noise else (own,)
 
 
 def _none_falls(question: Question, entries: Sequence[Entry], general: Check) -> Check:

@@ -1,6 +1,6 @@
-"""What a defense costs beside the undefended model: ratios of bytes and memory from records, times from beside them.
+"""A defense's costs against the undefended model: bytes and memory from records, times from files beside them.
 
-Nothing is ranked by any of it: a cost says nothing about privacy.
+Nothing is ranked by costs: they say nothing about privacy.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ppbench.records.schema import Cost, Metric, Record
 from ppbench.records.times import ClientTime, EncryptionTime
 from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import about
+from ppbench.report.page.evaluations import evaluation_words
 from ppbench.report.refutation import Refutation, refutation_of
 
 TimesOf = Callable[[Record], ClientTime | None]
-"""Finds what was measured in a record's training; `times.time_of` of a folder is one."""
+"""Returns the times measured in a record's training, as `times.time_of` of a folder does."""
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """A client's costs over those of `none` in the same federation; None where `none` did not run or costs nothing."""
+    """A client's costs over those of `none` in the same federation; None where that is missing or costs nothing."""
 
     up: float | None = None
     down: float | None = None
@@ -30,16 +30,16 @@ class Ratios:
 
 
 def relative_costs(records: Iterable[Record]) -> dict[str, Ratios]:
-    """Return the ratios by cell; a cell that failed has costs too, its training did not fail."""
-    found: dict[str, Ratios] = {}
+    """Return the ratios by cell id; failed cells have costs too, as their training did not fail."""
+    by_cell: dict[str, Ratios] = {}
     for evaluation in frame_of(records).by(EVALUATION).values():
         plain = next((r.cost for r in reversed(evaluation) if r.config.defense.id == "none"), None)
-        found |= {record.cell_id: ratios(record.cost, plain) for record in evaluation}
-    return found
+        by_cell |= {record.cell_id: cost_ratios(record.cost, plain) for record in evaluation}
+    return by_cell
 
 
-def ratios(cost: Cost, plain: Cost | None) -> Ratios:
-    """Return `cost` over `plain`."""
+def cost_ratios(cost: Cost, plain: Cost | None) -> Ratios:
+    """Return the ratios of `cost` to `plain`."""
     names = () if plain is None else ("bytes_up", "bytes_down", "memory_peak")
     return Ratios(*(_over(getattr(cost, name), getattr(plain, name)) for name in names))
 
@@ -75,15 +75,15 @@ def _range(values: Sequence[float], form: str = ".2f") -> str:
     return "-".join(ends)
 
 
-def encryption_sentence(found: EncryptionTime | None) -> str:
-    """Return "encryption adds 5.9 s a client and round, 2.1 s at the server (phe 1.5.0)", or why not; "" for none."""
-    if found is None:
+def encryption_sentence(time: EncryptionTime | None) -> str:
+    """Return "encryption adds 5.9 s a client and round, 2.1 s at the server (phe 1.5.0)", or the reason, or ""."""
+    if time is None:
         return ""
-    if found.client is None or found.server is None:
-        return f"encryption {found.reason}"
+    if time.client is None or time.server is None:
+        return f"encryption {time.reason}"
     return (
-        f"encryption adds {_seconds(found.client)} a client and round, {_seconds(found.server)} at the server "
-        f"({found.library})"
+        f"encryption adds {_seconds(time.client)} a client and round, {_seconds(time.server)} at the server "
+        f"({time.library})"
     )
 
 
@@ -95,9 +95,9 @@ def _seconds(time: float) -> str:
 # -- the page's table -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CostRow:
-    """What a setting costs a client, in itself and beside `none`.
+    """A setting's costs for a client, absolute and against `none`.
 
-    bound: the largest on epsilon of its audits; refutation: what shows that the stated epsilon is wrong.
+    bound: the largest lower bound on epsilon by its audits; refutation: that of the stated epsilon, or None.
     """
 
     entry: Entry
@@ -108,20 +108,20 @@ class CostRow:
 
     @property
     def encryption(self) -> str:
-        """What real encryption adds to a round, or ""."""
+        """The cost of real encryption in words, or ""."""
         return encryption_sentence(None if self.time is None else self.time.encryption)
 
     @property
     def setting(self) -> str:
         """Data, network and federation in words."""
-        return about(self.entry.key)
+        return evaluation_words(self.entry.key)
 
 
-def costs(found: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
-    """Return one row a defense setting and federation; of each federation `none` first."""
+def costs(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+    """Return one row per defense setting and federation; in each federation `none` comes first."""
     frame, entries = frame_of(records), dict[Key, Entry]()
     relative, trained = relative_costs(frame), frame.by(TRAINED)
-    for board in found:
+    for board in boards:
         for entry in board.entries:
             entries.setdefault(entry.key.only(TRAINED), entry)
     table = []

@@ -1,4 +1,4 @@
-"""Two figures of a board: what each attack reaches with how many gradient evaluations, and ROC curves on log scales."""
+"""Two figures of a board: each attack's result by the number of gradient evaluations, and ROC curves on log scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from ppbench.metrics.membership import roc, together
+from ppbench.metrics.membership import merged, roc
 from ppbench.metrics.modalities import BROKEN_DB, modality_of
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.flags import reached
@@ -25,11 +25,11 @@ from ppbench.report.page.entries import Board
 from ppbench.report.page.figures import INK, Plot, tip
 
 PANELS = 6
-"""Rows of a board side by side in one figure; further ones go into another."""
-MARKS = 150
-"""Budgets at which a line is drawn, at most: evenly chosen among those at which something changed."""
-LINES = 10
-"""ROC curves in one figure: as many as there are colors; further rows go into another figure."""
+"""Rows of a board in one figure; further ones go into another."""
+BUDGET_MARKS = 150
+"""Largest number of budgets at which a line is drawn: evenly chosen among those at which something changed."""
+ROC_LINES = 10
+"""ROC curves in one figure, as many as there are colors; further rows go into another figure."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Budget:
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return f"{self.title}: share of victims above 20 dB and median PSNR"
 
     def draw(self) -> Figure:
-        """Return the figure: a column a panel, the share above, the median PSNR below, one line an attack."""
+        """Return the figure: one column per panel, the share above, the median PSNR below, one line per attack."""
         names = sorted({line.attack for _, lines in self.panels for line in lines})
         style, count = dict(zip(names, _styles(len(names)), strict=True)), len(self.panels)
         columns = max(1, min(4, count + 1, len(names)))
@@ -75,7 +75,7 @@ class Budget:
             axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
             axis.xaxis.set_major_formatter(_plain)
         for axis in grid.flat:
-            axis.xaxis.set_minor_locator(NullLocator())  # of a dozen panels they take half of the time
+            axis.xaxis.set_minor_locator(NullLocator())  # they take half of the time to draw
         grid[1][(count - 1) // 2].set_xlabel("gradient evaluations a batch")
         handles = [Line2D([], [], linewidth=1.4, label=name[:40], **style[name]) for name in names]
         figure.legend(handles=handles, loc="lower center", ncols=columns, fontsize=8)
@@ -103,7 +103,7 @@ class Rocs:
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return f"{self.title}: ROC curves, log scales"
 
     def draw(self) -> Figure:
@@ -119,7 +119,7 @@ class Rocs:
 
 
 def curves(board: Board, about: str) -> list[Plot]:
-    """Return the curves of a board; `about` says in words what it attacks. None where there is nothing to draw."""
+    """Return the curves of a board, [] where there is nothing to draw; about: what it attacks, in words."""
     chart = question_of(board.setting.kind).chart
     if chart == "budget" and board.images:
         return [*budgets(board, about)]
@@ -127,24 +127,23 @@ def curves(board: Board, about: str) -> list[Plot]:
 
 
 def budget_line(record: Record) -> BudgetLine | None:
-    """Return what an attack reached with how many gradient evaluations a batch; None where it searched for nothing.
+    """Return an attack's result by the number of gradient evaluations per batch; None if it did not search.
 
-    A victim counts with what would have been answered then: along `ImageScore.path`, else 0 dB until its batch was
-    done.
+    A victim counts with the answer at that budget: along `ImageScore.path`, else 0 dB until its batch was done.
     """
     scores: Sequence[Any] = record.victims if question_for(record).inputs else ()
     marks = sorted({max(1, m) for score in scores for m in (score.evaluations, *(m for m, _ in score.path))})
     if record.status != "complete" or not marks or marks[-1] <= 1:
         return None
-    if len(marks) > MARKS:
-        marks = [marks[i] for i in np.unique(np.linspace(0, len(marks) - 1, MARKS).round().astype(int))]
+    if len(marks) > BUDGET_MARKS:
+        marks = [marks[i] for i in np.unique(np.linspace(0, len(marks) - 1, BUDGET_MARKS).round().astype(int))]
     values = [[reached(score, mark) for score in scores] for mark in marks]
     share = tuple(sum(v > BROKEN_DB for v in row) / len(row) for row in values)
     return BudgetLine(record.config.attack.id, tuple(marks), share, tuple(median(row) for row in values))
 
 
 def budgets(board: Board, about: str) -> list[Budget]:
-    """Return the budget curves of a board of images, PANELS rows a figure; rows of full noise are left out."""
+    """Return the budget curves of a board of images, PANELS rows per figure, without rows of full noise."""
     panels = []
     for entry in board.entries:
         lines = [line for record in entry.records if (line := budget_line(record)) is not None]
@@ -156,12 +155,16 @@ def budgets(board: Board, about: str) -> list[Budget]:
 
 
 def rocs(board: Board, about: str) -> list[Rocs]:
-    """Return the ROC curves of a membership board, LINES rows a figure."""
+    """Return the ROC curves of a membership board, ROC_LINES rows per figure."""
     average = _strongest(board, "auc", canaries=False)
     canaries = _strongest(board, "canary_auc", canaries=True)
-    parts = range(0, max(len(average), len(canaries)), LINES)
+    parts = range(0, max(len(average), len(canaries)), ROC_LINES)
     return [
-        Rocs(f"ROC, {about}" + _part(i, len(parts)), tuple(average[at : at + LINES]), tuple(canaries[at : at + LINES]))
+        Rocs(
+            f"ROC, {about}" + _part(i, len(parts)),
+            tuple(average[at : at + ROC_LINES]),
+            tuple(canaries[at : at + ROC_LINES]),
+        )
         for i, at in enumerate(parts)
     ]
 
@@ -172,20 +175,20 @@ def _part(index: int, parts: int) -> str:
 
 def _strongest(board: Board, metric: str, canaries: bool) -> list[RocLine]:
     """Return the ROC curve of the attack with the largest `metric` on each row, one threshold for both halves."""
-    found = []
+    lines = []
     for entry in board.entries:
         record = best([r for r in entry.records if r.status == "complete"], metric)
         members = [] if record is None else [v for v in record.victims if v.canary == canaries]
         # Where there are only canaries, `auc` is theirs; the panel of average records then stays empty.
-        curve = roc(together(halves(members))) if members else None
+        curve = roc(merged(halves(members))) if members else None
         if record is not None and curve is not None:
             fpr, tpr = (tuple(rates.tolist()) for rates in (curve.fpr, curve.tpr))
-            found.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))
-    return found
+            lines.append(RocLine(f"{entry.name}: {record.config.attack.id}", fpr, tpr, curve.members, curve.others))
+    return lines
 
 
 def _steps(axis: Any, line: BudgetLine, values: tuple[float, ...], words: str, look: dict[str, Any]) -> None:
-    """Draw what an attack reached in steps, with a dot where it ended."""
+    """Draw an attack's result as steps, with a dot at its end."""
     marks, shown = (line.marks, values) if len(line.marks) > 1 else (line.marks * 2, values * 2)
     (steps,) = axis.plot(marks, shown, drawstyle="steps-post", linewidth=1.4, **look)
     (dot,) = axis.plot(marks[-1:], shown[-1:], linestyle="none", marker="o", markersize=4, color=steps.get_color())
@@ -224,7 +227,7 @@ def _styles(count: int) -> list[dict[str, Any]]:
 
 
 def _figure(width: float, height: float, rows: int) -> Figure:
-    """Return a figure of so many inches, more below for a legend of `rows`; laid out by hand, in half the time."""
+    """Return a figure of that size in inches, plus a legend of `rows`; laid out by hand, which halves the time."""
     whole = height + 0.2 * rows
     figure, foot = Figure(figsize=(width, whole)), (0.6 + 0.2 * rows) / whole
     figure.subplots_adjust(left=0.62 / width, right=1 - 0.12 / width, top=1 - 0.3 / whole, bottom=foot)

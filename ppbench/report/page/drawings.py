@@ -1,4 +1,4 @@
-"""The figures of boards where they are needed: on the page, as long as there is place, and in a folder."""
+"""The figures of boards on the page, as long as there is room, and in a folder."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.page.figures import Picture, Plot, svg_of
 from ppbench.report.page.ppc import ppcs
-from ppbench.report.page.sections import Chart, about
+from ppbench.report.page.sections import Chart, board_target
 from ppbench.report.page.tradeoff import tradeoff_of
 
-BUDGET = 8_000_000
-"""Characters of figures that a page carries at most; what is beyond is named, and lies in figures/."""
-LISTED = "figures.json"
-"""Names of the figures that a board wrote: a later one removes these and nothing else."""
+FIGURE_BUDGET = 8_000_000
+"""Largest number of characters of figures on a page; further ones are named, and are only in figures/."""
+FIGURE_LIST = "figures.json"
+"""File with the names of the figures that a board wrote: a later one removes only these."""
 _FIGURE = re.compile(r"[a-z0-9-]+\.(?:svg|png)")
-HEAD = 400
-"""Bytes at the head of a PNG in which its label stands."""
+PNG_HEAD = 400
+"""Number of bytes at the head of a PNG that include its label."""
 
 
 class Drawings:
-    """The figures of a page, up to a number of characters: what comes first is drawn."""
+    """The figures of a page, drawn in order up to `FIGURE_BUDGET` characters."""
 
     def __init__(self) -> None:
-        self._left = BUDGET
+        self._left = FIGURE_BUDGET
 
     def chart(self, plot: Plot, caps: tuple[tuple[str, Cap], ...] = ()) -> Chart:
         """Return a figure for the page; caps: of its lines."""
@@ -44,20 +44,20 @@ class Drawings:
         return Chart(plot.title, Markup(svg) or None, caps)
 
 
-def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> list[Path]:
+def write_figures(folder: Path, boards: Sequence[Board], known: Knowledge) -> list[Path]:
     """Write all boards' figures as SVG, and as PNG those whose label there differs; remove those of earlier boards.
 
-    Only what `LISTED` names is removed, and no folder or link that lies in its place: other pictures are somebody's.
+    Only files named in `FIGURE_LIST` are removed, no folders or links: other pictures are the user's.
     """
     make_folder(folder)
-    plots = _by_name([named for board in found for named in _named(board, known)])
+    plots = _by_name([named for board in boards for named in _named(board, known)])
     names = [f"{name}{end}" for name in plots for end in (".svg", ".png")]
     before = _listed(folder)
-    _list(folder, {*before, *names})  # first: what a kill leaves of this board is known as ours
+    _list(folder, {*before, *names})  # first: after a kill, files of this board are known as ours
     for name, plot in plots.items():
         vector, dots, picture = folder / f"{name}.svg", folder / f"{name}.png", Picture(plot)
         write_atomic(vector, svg_of(plot).encode())
-        if kind_of(dots, follow=False) != "file" or picture.label.encode() not in read_regular(dots)[:HEAD]:
+        if kind_of(dots, follow=False) != "file" or picture.label.encode() not in read_regular(dots)[:PNG_HEAD]:
             write_atomic(dots, picture.png())
     for name in before.difference(names):
         if kind_of(folder / name, follow=False) == "file":
@@ -66,43 +66,45 @@ def write_figures(folder: Path, found: Sequence[Board], known: Knowledge) -> lis
     return [folder / name for name in names]
 
 
-def _by_name(found: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
+def _by_name(named: Sequence[tuple[str, Plot]]) -> dict[str, Plot]:
     """Return figures by the names of their files, from the words that name them."""
     uses: Counter[str] = Counter()
     plots = {}
-    for words, plot in found:
+    for words, plot in named:
         name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-        uses[name] += 1  # boards may differ in what the words leave out
+        uses[name] += 1  # words of two boards may be equal
         plots[name if uses[name] == 1 else f"{name}-{uses[name]}"] = plot
     return plots
 
 
 def _listed(folder: Path) -> set[str]:
-    """Return the names of the figures that an earlier board wrote; none where that is not known."""
+    """Return the names of the figures that an earlier board wrote; empty where unknown."""
     try:
-        told = json.loads(read_regular(folder / LISTED))
+        names = json.loads(read_regular(folder / FIGURE_LIST))
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, RecursionError) as cause:
-        warnings.warn(f"{folder / LISTED} cannot be read ({cause}), so figures of earlier boards stay.", stacklevel=2)
+        warnings.warn(
+            f"{folder / FIGURE_LIST} cannot be read ({cause}), so figures of earlier boards stay.", stacklevel=2
+        )
         return set()
-    return {name for name in told if isinstance(name, str) and _FIGURE.fullmatch(name)}
+    return {name for name in names if isinstance(name, str) and _FIGURE.fullmatch(name)}
 
 
 def _list(folder: Path, names: set[str]) -> None:
-    write_atomic(folder / LISTED, (json.dumps(sorted(names), indent=1) + "\n").encode())
+    write_atomic(folder / FIGURE_LIST, (json.dumps(sorted(names), indent=1) + "\n").encode())
 
 
 def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:
     """Yield a board's figures with words that name their files."""
     setting = board.setting
     plain = (setting.probe, setting.probe_rounds) == ("gradient", 1)
-    held = "" if plain else f"{setting.probe} {setting.probe_rounds}"
+    probed = "" if plain else f"{setting.probe} {setting.probe_rounds}"
     suite = "" if setting.suite == ALONE else setting.suite
     where = f"{suite} {setting.data} {setting.train}"
     if (figure := tradeoff_of(board)) is not None and not setting.intended:
-        yield f"tradeoff {where} {setting.network} {figure.title} {held}", figure
+        yield f"tradeoff {where} {setting.network} {figure.title} {probed}", figure
     for ppc in ppcs(board, known):
-        yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {held} {ppc.distance}", ppc
-    for curve in curves(board, about(setting)):
-        yield f"{curve.title} {where} {setting.network} {held}", curve
+        yield f"ppc {where} {setting.network} {setting.threat} {ppc.title} {probed} {ppc.distance}", ppc
+    for curve in curves(board, board_target(setting)):
+        yield f"{curve.title} {where} {setting.network} {probed}", curve

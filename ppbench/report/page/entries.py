@@ -1,4 +1,4 @@
-"""Rows and boards: what the page shows of one setting, short remarks on it, and which attacks know the defense."""
+"""Rows and boards: what the page shows of one setting, and short remarks on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppbench.metrics.modalities import modality_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
-from ppbench.report.controls import BELIED, CONTROLS, Check, unread
+from ppbench.report.controls import BELIED, CONTROLS, Check, nothing_to_read
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
@@ -18,14 +18,14 @@ from ppbench.report.worst import WorstCase
 UNINFORMED = ("plain attacks only", "knowledge not shown")
 """Badges of rows on which no attack is shown to know the defense."""
 COLLAPSED = "training collapsed"
-"""Badge of rows of which no training learnt."""
+"""Badge of rows of which no training learned."""
 AT_CHANCE = "accuracy at chance"
 """Badge of rows whose model learned nothing."""
 
 
 @dataclass(frozen=True)
 class Badge:
-    """A short remark on a row. tone: how it is colored; title: the sentence behind it."""
+    """A short remark on a row. tone: its color; title: the remark in a sentence."""
 
     text: str
     tone: Literal["info", "good", "warning", "error"]
@@ -36,11 +36,11 @@ class Badge:
 class Entry:
     """One row: a defense at one control value, under all attacks of its board.
 
-    key: by `ROW`; sample: any of its records, for what all share; records: all, failed ones too; plain, worst: the
-    worst case over attacks that do not know the defense, and over all; labels: the cell with the highest label
-    accuracy; flags: those of its records, each once; claimed: what its paper prints; differs: in what else than the
-    control value it is not like others of its board; rank_low, rank_high: its ranks, None where it is not ranked; leak:
-    how far its inputs leak, None where none was to be rebuilt.
+    key: by `ROW`; sample: one of its records, for shared fields; records: all, including failed ones; plain, worst: the
+    worst case over unaware attacks, and over all; labels: the cell with the highest label accuracy; flags: those of its
+    records, each once; claimed: its paper's claim; differs: how it differs from others of its board beside the control
+    value; rank_low, rank_high: its ranks, None where it is not ranked; leak: of its inputs, None without
+    reconstructions.
     """
 
     key: Key
@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def rank(self) -> str:
-        """Its ranks in words: "1", "2-4", or "" where it is not ranked."""
+        """The ranks in words: "1", "2-4", or "" where it is not ranked."""
         return "-".join(dict.fromkeys(str(end) for end in (self.rank_low, self.rank_high) if end is not None))
 
     @property
@@ -69,12 +69,12 @@ class Entry:
 
     @property
     def role(self) -> str:
-        """A control, or one of the compared."""
+        """ "control" or "compared"."""
         return "control" if self.defense.id in CONTROLS else "compared"
 
     @property
     def name(self) -> str:
-        """The defense, its control value and what else tells the row from others: "spn alpha2 = 0.1, seed 1"."""
+        """The defense, its control value and other differences: "spn alpha2 = 0.1, seed 1"."""
         about = ", ".join(word for word in (self.control, self.differs) if word)
         return f"{self.defense.id} {about}".strip()
 
@@ -90,8 +90,8 @@ class Entry:
 class Board:
     """Rows that may be compared.
 
-    setting: what they share, a key by `BOARD`; headline: the metric that they are ranked by; checks: what the controls
-    say of this board; reliable: whether they hold, so that ranks mean something.
+    setting: their shared key, by `BOARD`; headline: the metric that they are ranked by; checks: those of the controls
+    on this board; reliable: whether all hold, so that ranks mean something.
     """
 
     setting: Key
@@ -102,22 +102,22 @@ class Board:
 
     @property
     def images(self) -> bool:
-        """Whether the data are images: rows of tables are not judged in decibels."""
+        """Whether the data are images, not rows of a table."""
         return modality_of(self.entries[0].sample.config).decibels
 
 
 def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
-    """Yield the remarks on a row of `members` that a reader must not miss; `known`: which attacks know a defense."""
+    """Yield the remarks on a row with the records `members`; known: which attacks know a defense."""
     defense = members[0].config.defense.id
     if defense in CONTROLS:
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
     elif not any(known.adaptive(r) and r.status == "complete" for r in members):
         yield Badge(UNINFORMED[0], "warning", "No attack here knows this defense, so it is not ranked.")
     elif not known.vouches(members):
-        title = "Attacks here say that they know this defense, and nothing else shows it: not ranked."
+        title = "Attacks here declare that they know this defense, but nothing else shows it: not ranked."
         yield Badge(UNINFORMED[1], "warning", title)
     if any(flag.code in BELIED for record in members for flag in record.flags):
-        yield Badge("belied", "error", "Its server, or its training, belies what attacks are shown: not ranked.")
+        yield Badge("belied", "error", "Its server, or its training, contradicts what attacks are given: not ranked.")
     if known.weaker(members):
         yield Badge(
             "knows more, finds less",
@@ -125,7 +125,7 @@ def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
             "Attacks that know the defense rebuild less than those that do not: they are not at full strength here.",
         )
     for status in ("diverged", "failed"):
-        number = sum(record.status == status and not unread(record) for record in members)
+        number = sum(record.status == status and not nothing_to_read(record) for record in members)
         if number:
             title = f"{number} of {len(members)} cells {status}; the worst case may be worse than shown."
             yield Badge(status, "error", title)
@@ -133,7 +133,7 @@ def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
 
 
 def _of_training(utility: Utility) -> Iterable[Badge]:
-    """Yield the remarks on what training gave."""
+    """Yield the remarks on a training."""
     if utility.is_collapsed:
         title = (
             f"It {utility.collapse}: its accuracy may be the training's failure, not the defense's price. Not ranked."

@@ -1,7 +1,7 @@
-"""How every figure is drawn, as SVG and PNG; what there is to draw lies in `ppc`, `curves` and `played`.
+"""Drawing of all figures, as SVG and PNG; the plots are in `ppc`, `curves`, `played` and `tradeoff`.
 
-Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names of defenses and attacks are
-drawn as plain text, never as formulas. A figure is the same in a file and on the page.
+Equal input gives equal bytes: no dates, no process-wide state, ids from a fixed salt. Names are drawn as plain text,
+never as formulas. A figure is the same in a file and on the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 INK = "#010203"
 """Color of text and axes; the inline form replaces it by `currentColor`, so that it reads on dark pages too."""
 DPI = 150
-"""Dots an inch of PNGs."""
+"""Dots per inch of PNGs."""
 STYLE: Final[Any] = {
     **seaborn.axes_style("ticks"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
@@ -34,26 +34,26 @@ STYLE: Final[Any] = {
     "legend.frameon": False,
     "axes.titley": 1.0,  # or matplotlib measures all ticks twice to find a place
 }
-"""The rcParams of all figures; passed to `rc_context`, so nothing process-wide changes."""
+"""The rcParams of all figures, for `rc_context`, so that nothing process-wide changes."""
 
 
 class Plot(Protocol):
-    """What can be drawn; frozen, and `str` says all of it."""
+    """A figure to draw: frozen, with a `str` that includes all of it."""
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """Its title."""
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
 
     def draw(self) -> Figure:
         """Return the figure."""
 
 
 def tip(line: Line2D, about: str, points: Iterable[str] = ()) -> None:
-    """Let who points at a line read `about`, at its markers `points`: the line's id, made titles in the SVG."""
+    """Give a line the tooltip `about`, and its markers `points`: kept in the line's id until the SVG has titles."""
     line.set_gid("tip\n" + "\n".join(" ".join(words.split()) for words in (about, *points)))
 
 
@@ -75,7 +75,7 @@ _MANY = 400  # figures: more than a page has drawn
 
 
 class Picture:
-    """A figure, drawn once. svg: matplotlib's; label: what its PNG is known by: equal labels, equal bytes."""
+    """A figure, drawn once. svg: matplotlib's; label: a hash in its PNG: equal labels, equal bytes."""
 
     def __init__(self, plot: Plot) -> None:
         self._style = STYLE | {"svg.hashsalt": str(plot)}
@@ -89,7 +89,7 @@ class Picture:
         _KEPT[str(plot)] = self.svg
 
     def png(self) -> bytes:
-        """Return the figure as PNG on white, DPI dots an inch, with its label inside."""
+        """Return the figure as PNG on white, with its label inside."""
         buffer, about = io.BytesIO(), {"Software": None, "Source": self.label}
         fast = {"compress_level": 3}
         with matplotlib.rc_context(self._style):
@@ -98,13 +98,13 @@ class Picture:
 
 
 def svg_of(plot: Plot, *, inline: bool = False) -> str:
-    """Return a figure as SVG for a file or, `inline`, for pasting into HTML; one that was drawn is not drawn again."""
+    """Return a figure as SVG for a file or, `inline`, for pasting into HTML; cached."""
     svg = _KEPT.get(str(plot)) or Picture(plot).svg
     return _inline(svg, plot.label) if inline else svg.replace(INK, "#222222")
 
 
 def _inline(svg: str, label: str) -> str:
-    """Return matplotlib's SVG for a page: its ink and font, a third of the characters, nothing like an address."""
+    """Return matplotlib's SVG for a page: with its ink and font, a third of the size, and without addresses."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, rest = svg.split(">", 1)
     view, width = re.search(r'viewBox="[^"]*"', head), re.search(r'viewBox="0 0 ([\d.]+)', head)
@@ -117,6 +117,6 @@ def _inline(svg: str, label: str) -> str:
 
 
 def _short(element: re.Match[str]) -> str:
-    """Return a tag with two digits after the point and without what the page says: fonts, turns by nothing."""
+    """Return a tag with two decimals, without fonts and null rotations."""
     text = re.sub(r' transform="rotate\(-0 [^"]*"|font-family: [^;"]*;? ?', "", element[0])
     return re.sub(r"\s+", " ", re.sub(r"(\.\d\d)\d+", r"\1", text))

@@ -1,4 +1,4 @@
-"""What an evaluation came to, in one line: the first thing that page, terminal and JSON say."""
+"""The result of an evaluation in one line: the first thing on page, in terminal and JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ppbench.base.errors import count_of, listed
-from ppbench.records.figure import best
-from ppbench.records.figure import leak as leak_amount
+from ppbench.records.figure import best, leakage_value
 from ppbench.report.controls import value
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE
@@ -16,19 +15,19 @@ from ppbench.report.page.overview import Overview
 from ppbench.report.page.standing import Setting, Standing, Tone, reason_of
 from ppbench.report.page.trust import Trust
 
-Fate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
+HeadlineFate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One line. tone: whether it is good news for who relies on the defense."""
+    """One line. tone: whether it is good news for users of the defense."""
 
     words: str
     tone: Tone
 
 
 @dataclass(frozen=True)
-class Row:
+class HeadlineRow:
     """A defense's row in the table of one evaluation."""
 
     table: Overview
@@ -41,13 +40,13 @@ class Row:
 
     @property
     def setting(self) -> str:
-        """The setting that the row tells of, as "sigma=1"; "" where it is the only one, or has no parameter."""
+        """The row's setting, as "sigma=1"; "" where it is the only one, or has no parameter."""
         control = self.standing.value.entry.control.replace(" = ", "=")
         return control if len(self.standing.grid) > 1 else ""
 
     @property
-    def fate(self) -> Fate:
-        """Which of `FORMS` it is counted by."""
+    def fate(self) -> HeadlineFate:
+        """The key of `FORMS` under which it is counted."""
         setting = self.standing.value
         if setting.judgement.fate == "silent":
             return "open"
@@ -64,8 +63,8 @@ class Row:
 
 
 def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
-    """Return what was found on the defenses of `tables`, of each the usable setting that leaks least."""
-    rows = [Row(table, row) for table in tables if table.reliable for row in table.compared]
+    """Return the headline on the defenses of `tables`, each at its usable setting that leaks least."""
+    rows = [HeadlineRow(table, row) for table in tables if table.reliable for row in table.compared]
     if not trust.boards:
         return Headline("Nothing was evaluated.", "info")
     if trust.state == "unknown" or (trust.state == "failed" and not trust.sound):
@@ -78,12 +77,12 @@ def headline_of(tables: Sequence[Overview], trust: Trust) -> Headline:
 
 
 def costs_alone(tables: Sequence[Overview]) -> bool:
-    """Return whether nothing was attacked that a defense could fall to: what is told is what it costs."""
+    """Return whether nothing was attacked, so that only costs are reported."""
     return bool(tables) and not any(table.questions for table in tables)
 
 
-def _costs(rows: Sequence[Row]) -> str:
-    """Return the least and the largest upload beside the undefended client's, "" where none was measured."""
+def _costs(rows: Sequence[HeadlineRow]) -> str:
+    """Return a sentence on the least and the largest ratio of uploads to the undefended, "" where none was measured."""
     settings = [row.standing.value for row in rows]
     uploads = [(v.cost.ratios.up, v.entry.defense.id) for v in settings if v.cost and v.cost.ratios.up]
     if not uploads:
@@ -95,19 +94,19 @@ def _costs(rows: Sequence[Row]) -> str:
 
 
 # -- one defense -----------------------------------------------------------------------------------------------------
-def _one(row: Row) -> Headline:
-    """Return the line on one defense: the setting that its row tells of, and what became of its others."""
+def _one(row: HeadlineRow) -> Headline:
+    """Return the headline on one defense: on its row's setting, then on its others."""
     setting, name, fate = row.standing.value, row.name, row.fate
     where, leak = f" at {row.setting}" if row.setting else "", setting.leak
     end = f"; {row.table.unlearned}. {row.table.advice}" if row.table.unlearned else "."
     if fate == "useless":
-        return Headline(f"{name} has no usable setting: {_why_useless(row)}{_others(row)}{_given(row)}.", "warning")
+        return Headline(f"{name} has no usable setting: {_why_useless(row)}{_others(row)}{_recovered(row)}.", "warning")
     if fate == "refuted":
-        assert setting.refutation is not None  # it is what the fate says
+        assert setting.refutation is not None  # implied by the fate
         return Headline(f"{name} is refuted{where}: {setting.refutation.words}{_beside(setting)}{end}", "error")
     if fate == "unlearned":
         words = f"{name}: inconclusive, because {row.table.unlearned}; no setting can be called usable"
-        return Headline(f"{words}{_others(row)}{_given(row)}. {row.table.advice}", "warning")
+        return Headline(f"{words}{_others(row)}{_recovered(row)}. {row.table.advice}", "warning")
     if leak is None or setting.judgement.fate == "silent":
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
@@ -117,19 +116,19 @@ def _one(row: Row) -> Headline:
         return Headline(f"{words}{named}{_beside(setting)}{refuted}{_others(row)}{end}", "error")
     if fate == "stand":
         words = f"{name} stands{where}{_in_seeds(setting)} against the attacks tried here"
-        untested = "; untested against one who knows of it" if leak.untested else ""
+        untested = "; untested against an aware attacker" if leak.untested else ""
         seen = f"{leak.noun} no better than blind{_figures(row)}{_beside(setting)}"
-        return Headline(f"{words}: {seen}{untested}{_others(row)}{_given_elsewhere(row)}.", row.standing.tone)
+        return Headline(f"{words}: {seen}{untested}{_others(row)}{_recovered_elsewhere(row)}.", row.standing.tone)
     if setting.judgement.verdict.startswith("inconclusive"):
-        words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_given(row)}"
+        words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_recovered(row)}"
         return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
     reason = "attacks failed" if setting.lacking else reason_of(leak)
-    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}{_given_elsewhere(row)}"
+    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
     return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
-def _everywhere(row: Row) -> str:
-    """Return " at all 3 settings, 1 of them usable": where a defense falls whose row falls."""
+def _everywhere(row: HeadlineRow) -> str:
+    """Return where a defense falls: " at all 3 settings, 1 of them usable"; "" with one setting."""
     grid, usable, leaking = row.standing.grid, row.standing.usable, row.standing.leaking
     if len(grid) == 1:
         return ""
@@ -142,8 +141,8 @@ def _everywhere(row: Row) -> str:
     return " at every usable setting" if len(usable) > 1 else f" at its one usable setting, {row.setting}"
 
 
-def _others(row: Row) -> str:
-    """Return what became of the settings that the line does not tell of: what leaks most there, what is not usable.
+def _others(row: HeadlineRow) -> str:
+    """Return words on the other settings: the worst leak, and how many are not usable.
 
     "; images are rebuilt at 20 dB at 1 of 3 settings; 2 of 3 settings are not usable".
     """
@@ -169,7 +168,7 @@ def _others(row: Row) -> str:
 
 
 def _is_far_worse(one: Setting, other: Setting) -> bool:
-    """Return whether more leaks at one of two settings that leak: at another level, or with half the squared error."""
+    """Return whether `one` leaks far more than `other`: at a worse level, or with half the squared error."""
     assert one.leak is not None and other.leak is not None
     if one.metric is None or other.metric is None or one.leak.level != other.leak.level:
         return SEVERITY[one.leak.level] > SEVERITY[other.leak.level]
@@ -181,20 +180,20 @@ def _control(setting: Setting) -> str:
 
 
 def _amount(setting: Setting) -> float:
-    """Return how much comes out of inputs, larger being more: dB of images, minus the relative error of rows."""
+    """Return how much of inputs leaks, larger is more: dB of images, minus the relative error of rows."""
     metric = setting.metric
-    return -float("inf") if metric is None or metric.value is None else leak_amount(metric)
+    return -float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 def _amount_words(setting: Setting) -> str:
-    """Return " at 46 dB", of table rows " within 2%" where they are rebuilt, else " (relative error 30%)"."""
+    """Return " at 46 dB", for table rows " within 2%" where they are rebuilt, else " (relative error 30%)"."""
     metric = setting.metric
     if metric is None or metric.value is None or setting.leak is None:
         return ""
     return setting.leak.everybody.modality.beside(metric.value, setting.leak.level == "rebuilt")
 
 
-def _why_useless(row: Row) -> str:
+def _why_useless(row: HeadlineRow) -> str:
     grid = row.standing.grid
     if all(v.learning.state == "nothing" for v in grid):
         return "its model learned nothing" + ("" if len(grid) == 1 else f" at {_all(len(grid))} settings")
@@ -210,15 +209,15 @@ def _all(count: int) -> str:
 
 
 def _in_seeds(setting: Setting) -> str:
-    """Return " in all 3 seeds" or " in 2 of 3 seeds"; "" where there is one."""
+    """Return " in all 3 seeds" or " in 2 of 3 seeds"; "" with one seed."""
     if setting.seeds == 1:
         return ""
     count = setting.judgement.seeds
     return f" in {_all(setting.seeds)} seeds" if count == setting.seeds else f" in {count} of {setting.seeds} seeds"
 
 
-def _figures(row: Row) -> str:
-    """Return " at 46 dB (undefended 89, blind 11)"; of table rows their relative error."""
+def _figures(row: HeadlineRow) -> str:
+    """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
     setting, none = row.standing.value, row.standing.none
     words = _amount_words(setting)
     if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
@@ -230,20 +229,22 @@ def _figures(row: Row) -> str:
 
 
 def _beside(setting: Setting) -> str:
-    """Return ", 90% of labels, members", of what is recovered beside inputs."""
+    """Return what is recovered beside inputs: ", 90% of labels, members"."""
     share = None if setting.labels is None else value(best([setting.labels], "label_accuracy"), "label_accuracy")
-    return "".join(f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.given)
+    return "".join(
+        f", {share:.0%} of labels" if word == "labels" and share else f", {word}" for word in setting.recovered
+    )
 
 
-def _given_elsewhere(row: Row) -> str:
-    """Return what `_given` does, where another setting gives something that the setting of the line does not."""
-    own = {*row.standing.value.given}
-    return _given(row) if any({*v.given} - own for v in row.standing.grid) else ""
+def _recovered_elsewhere(row: HeadlineRow) -> str:
+    """Return `_recovered(row)` if another setting gives something that the headline's setting does not, else ""."""
+    own = {*row.standing.value.recovered}
+    return _recovered(row) if any({*v.recovered} - own for v in row.standing.grid) else ""
 
 
-def _given(row: Row) -> str:
-    """Return "; recovered: 90% of labels", at the setting at which most is, where the line says nothing of inputs."""
-    giving = [v for v in row.standing.grid if v.given]
+def _recovered(row: HeadlineRow) -> str:
+    """Return "; recovered: 90% of labels", at the setting with the most; "" where nothing is recovered."""
+    giving = [v for v in row.standing.grid if v.recovered]
     if not giving:
         return ""
     most = max(giving, key=lambda v: value(v.labels, "label_accuracy") or 0.0)
@@ -252,10 +253,10 @@ def _given(row: Row) -> str:
 
 
 # -- several ---------------------------------------------------------------------------------------------------------
-MOST = 120
-"""Characters of names that a group of defenses has in a headline; how many more there are is told."""
+NAMES_LENGTH = 120
+"""Largest number of characters of a group's names in a headline; of the others it gives the number."""
 
-FORMS: dict[Fate, str] = {
+FORMS: dict[HeadlineFate, str] = {
     "fall": "{who} fall{s} at every usable setting{names}",
     "exposed": "{who} fall{s}, with no setting known to be usable{names}",
     "partly": "{who} fall{s} in some seeds or evaluations and not in others{names}",
@@ -265,18 +266,18 @@ FORMS: dict[Fate, str] = {
     "unlearned": "{number} inconclusive, as the undefended model learned too little{but}{names}",
     "useless": "{number} without a usable setting{but}{names}",
 }
-"""What a headline says of defenses of one fate, in this order; a defense that is alone is named in place of numbers.
+"""Clauses on the defenses of one fate, in this order; a single defense is named instead of counted.
 
-but: what is given away by those that stand, or what else must be said along.
+but: qualifiers, such as what the standing ones give away.
 """
 
 
-def _many(rows: Sequence[Row]) -> Headline:
-    """Return how many defenses fall, stand, or leave it open, each by all its evaluations."""
-    by_name: dict[str, list[Row]] = {}
+def _many(rows: Sequence[HeadlineRow]) -> Headline:
+    """Return the headline on several rows: how many defenses fall, stand, or are undecided over all evaluations."""
+    by_name: dict[str, list[HeadlineRow]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
-    groups: dict[tuple[Fate, str], list[str]] = {}
+    groups: dict[tuple[HeadlineFate, str], list[str]] = {}
     for name, some in by_name.items():
         fate = _together({row.fate for row in some})
         at = dict.fromkeys(row.setting for row in some) if fate == "stand" else {}
@@ -285,10 +286,14 @@ def _many(rows: Sequence[Row]) -> Headline:
     parts, only = [], next(iter(by_name)) if len(by_name) == 1 else ""
     for fate, but in sorted(groups, key=lambda pair: ([*FORMS].index(pair[0]), pair[1])):
         names = groups[fate, but]
-        words = {"but": but, "s": "s" if len(names) == 1 else "", "names": "" if only else f" ({listed(names, MOST)})"}
+        words = {
+            "but": but,
+            "s": "s" if len(names) == 1 else "",
+            "names": "" if only else f" ({listed(names, NAMES_LENGTH)})",
+        }
         who = only or f"{len(names)} of {len(by_name)} defenses"
         if only and fate == "stand" and names[0] != only:
-            who = names[0]  # with the setting at which it stands
+            who = names[0]  # with its setting
         parts.append(FORMS[fate].format(who=who, number=who if only else len(names), **words))
     return Headline("; ".join(parts) + "." + _unlearned([row.table for row in rows]), _tone([*groups]))
 
@@ -305,8 +310,8 @@ def _unlearned(tables: Iterable[Overview]) -> str:
     return f" {clause}{where}. {first.advice}"
 
 
-def _tone(fates: Sequence[tuple[Fate, str]]) -> Tone:
-    """Return the tone of defenses' fates: good where all that can be used stand, and give nothing else away."""
+def _tone(fates: Sequence[tuple[HeadlineFate, str]]) -> Tone:
+    """Return the tone: "good" where all usable defenses stand and give nothing else away."""
     every = {fate for fate, _ in fates}
     if "stand" not in every and every & {"fall", "exposed", "partly", "refuted"}:
         return "error"
@@ -314,8 +319,8 @@ def _tone(fates: Sequence[tuple[Fate, str]]) -> Tone:
     return "good" if stand and not any(but for _, but in fates) else "warning"
 
 
-def _but(fate: Fate, rows: Sequence[Row]) -> str:
-    """Return what must be said along with a fate: " but for labels", who did not try, in how many evaluations."""
+def _but(fate: HeadlineFate, rows: Sequence[HeadlineRow]) -> str:
+    """Return the qualifiers of a fate: " but for labels", missing aware attacks, in how many evaluations it stands."""
     if fate == "useless":
         leaking = any(row.standing.leaking for row in rows)
         return ", leaking all the same" if leaking else ""
@@ -325,15 +330,15 @@ def _but(fate: Fate, rows: Sequence[Row]) -> str:
         return f"{words}, leaking at other settings" if leaking else words
     if fate != "stand":
         return ""
-    recovered = [word for word in ("labels", "members") if any(word in row.standing.value.given for row in rows)]
+    recovered = [word for word in ("labels", "members") if any(word in row.standing.value.recovered for row in rows)]
     leaks = [row.standing.value.leak for row in rows]
     words = f" but for {' and '.join(recovered)}" if recovered else ""
     untested = any(leak is not None and leak.untested for leak in leaks)
-    return f"{words}, untested against those who know of it" if untested else words
+    return f"{words}, untested against aware attackers" if untested else words
 
 
-def _together(fates: set[Fate]) -> Fate:
-    """Return the fate of a defense in several evaluations: that it stands, or is not usable, must hold in all."""
+def _together(fates: set[HeadlineFate]) -> HeadlineFate:
+    """Return the fate of a defense over several evaluations: "stand" and "useless" must hold in all."""
     if len(fates) == 1:
         return next(iter(fates))
     if fates <= {"fall", "exposed"}:

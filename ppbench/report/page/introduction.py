@@ -1,4 +1,4 @@
-"""What a defense is, for who never heard of it: in plain words, with its paper."""
+"""A short introduction of a defense, with its paper."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ARXIV = re.compile(r"arXiv:? ?(\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Introduction:
-    """A defense in a line. words: what it does, its own first sentence, "" where it is not installed here; paper: its
-    citation, or ""; link: where to read it, or "".
+    """A defense in a line. words: its own first sentence, "" where it is not installed here; paper: citation, or "";
+    link: address of the paper, or "".
     """
 
     name: str
@@ -24,8 +24,8 @@ class Introduction:
     link: str
 
 
-def about_of(name: str) -> Introduction:
-    """Return what a defense says of itself."""
+def introduction_of(name: str) -> Introduction:
+    """Return the introduction of the defense `name`."""
     known = plugins("defenses").get(name)
     if known is None:
         return Introduction(name, "", "", "")
@@ -33,5 +33,5 @@ def about_of(name: str) -> Introduction:
         paper = str(getattr(load("defenses", name), "paper", ""))
     except UsageError:  # its records stay readable where it cannot be imported
         paper = ""
-    found = _ARXIV.search(paper)
-    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{found[1]}" if found else "")
+    match = _ARXIV.search(paper)
+    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{match[1]}" if match else "")

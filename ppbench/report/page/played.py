@@ -1,4 +1,4 @@
-"""A figure of who played which role how often in training: FedPC's pilots, who reveal their models."""
+"""A figure of how often each client played a role in training, such as FedPC's pilots, who reveal their models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ppbench.base.errors import count_of
 from ppbench.records.schema import Played, Record
 from ppbench.report.frame import RUNS, Key, frame_of
 
-SHOWN = 30
-"""Clients drawn; beyond, those with fewest examples are left out."""
+SHOWN_CLIENTS = 30
+"""Largest number of clients drawn; those with fewest examples are left out."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class RoleCounts:
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return self.title
 
     def draw(self) -> Figure:
         """Return the figure: bars by client, most examples first, one color a label."""
-        order = sorted(range(len(self.examples)), key=lambda c: (-self.examples[c], c))[:SHOWN]
+        order = sorted(range(len(self.examples)), key=lambda c: (-self.examples[c], c))[:SHOWN_CLIENTS]
         many, width = len(self.labels), 0.8 / len(self.labels)
         figure = Figure(figsize=(5.4, 3.0), layout="constrained")
         axes, palette = figure.subplots(), seaborn.color_palette("colorblind")
@@ -49,24 +49,24 @@ class RoleCounts:
 
 
 def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
-    """Return the counts of every training in which clients played roles, but for the last, which is what is left."""
-    found: dict[Key, dict[str, tuple[Record, Played]]] = {}
+    """Return the counts of every training in which clients played roles, without the last role, which is the rest."""
+    trainings: dict[Key, dict[str, tuple[Record, Played]]] = {}
     frame = frame_of(records)
     for record in sorted(frame, key=lambda r: r.cell_id):
         if record.played is not None:
             key = frame.key(record)
             label = f"{key.control}={key.value:g}" if key.control else ""
-            found.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
-    return [counted for key in sorted(found, key=Key.text) for counted in _counts(found[key])]
+            trainings.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
+    return [counted for key in sorted(trainings, key=Key.text) for counted in _counts(trainings[key])]
 
 
 def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:
     labels = tuple(sorted(some, key=lambda label: float(label.partition("=")[2] or 0)))
     record, first = some[labels[0]]
     fed, about = record.config.federation, f"{record.config.defense.id}, {record.config.data.name}"
-    found = []
+    figures = []
     for index, role in enumerate(first.roles[:-1]):
         title = f"{about}, {count_of(fed.clients, 'client')}, {count_of(fed.rounds, 'round')}: rounds as {role}"
         counts = tuple(tuple(some[label][1].rounds[index]) for label in labels)
-        found.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
-    return found
+        figures.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
+    return figures

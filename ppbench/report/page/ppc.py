@@ -20,19 +20,19 @@ from ppbench.report.frame import TRAINED
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import INK, tip
-from ppbench.report.page.sections import weights
-from ppbench.report.strays import FAR
+from ppbench.report.page.sections import weights_words
+from ppbench.report.strays import STRAY_MARK
 
 REGIONS = (("#2ca25f", 0.0, math.log10(2)), ("#de2d26", math.log10(11), 99.0))
 _MARKERS = "os^Dv<>Ph*"
-LABELS = {d.name: f"{d.words} ({d.name})" for question in questions().values() for d in question.distances}
-"""What the axis of each distance is called."""
-Value = tuple[PpcPoint, str, float, float | None, float | None]
-"""A point, and of its accuracy or its distance the name, the value and the interval."""
+DISTANCE_LABELS = {d.name: f"{d.words} ({d.name})" for question in questions().values() for d in question.distances}
+"""The axis label of each distance."""
+MarkedValue = tuple[PpcPoint, str, float, float | None, float | None]
+"""A point, and the name, value and interval of its accuracy or distance."""
 
 
 @dataclass(frozen=True)
-class Line:
+class AttackLine:
     """One attack over the control values. adaptive: drawn solid and filled; plain ones dashed and hollow."""
 
     attack: str
@@ -47,12 +47,12 @@ class Ppc:
     title: str
     control: str
     distance: str
-    lines: tuple[Line, ...]
+    lines: tuple[AttackLine, ...]
     defense: str = ""
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return f"{self.title}: accuracy and distance over {self.control}"
 
     @cached_property
@@ -67,17 +67,17 @@ class Ppc:
 
     @cached_property
     def by_ratio(self) -> bool:
-        """Whether all ratios of gradient to perturbation are known, so that points lie by them."""
+        """Whether all ratios of gradient to perturbation are known, so that they are the x-axis."""
         return all(point.ratio is not None for point in self.points)
 
     def at(self, point: PpcPoint) -> float:
-        """Return a point's place: by its ratio, or evenly spaced (grids mix decades with steps, and have a 0)."""
+        """Return a point's x-coordinate: its ratio, or evenly spaced (grids mix decades with steps, and have a 0)."""
         known = point.x()
         return known if self.by_ratio and known is not None else float(self.grid.index(point.control))
 
     def draw(self) -> Figure:
         """Return the figure, laid out by hand: matplotlib's own layout takes as long as the drawing."""
-        legend = 0.19 * ((len(self.lines) + 2) // 2)  # inches, which must not eat up the plot
+        legend = 0.19 * ((len(self.lines) + 2) // 2)  # inches, added to the plot
         width, height, side, foot = 5.4, 2.95 + legend, 0.64, 0.58 + legend
         figure = Figure(figsize=(width, height))
         figure.subplots_adjust(left=side / width, right=1 - side / width, top=1 - 0.3 / height, bottom=foot / height)
@@ -99,12 +99,12 @@ class Ppc:
         values = [(p, "accuracy", p.accuracy, p.accuracy_low, p.accuracy_high) for p in one_each]
         look = dict(color=INK, linewidth=2, marker="o", markersize=3, label="accuracy (left axis)")
         self._curve(axis, values, look, "accuracy")
-        for mark, sign in ((UNLEARNT, "x"), (FAR, "D")):
+        for mark, sign in ((UNLEARNT, "x"), (STRAY_MARK, "D")):
             places = sorted({(self.at(p), p.accuracy) for p in self.points if p.mark == mark})  # of any seed
             if places:
                 axis.plot(*zip(*places, strict=True), sign, color=INK, markersize=9, fillstyle="none", label=mark)
 
-    def _distances(self, axis: Any, index: int, line: Line) -> None:
+    def _distances(self, axis: Any, index: int, line: AttackLine) -> None:
         palette = seaborn.color_palette("colorblind")
         color, marker = palette[(index + 1) % len(palette)], _MARKERS[index % len(_MARKERS)]
         label = f"{line.attack[:40]} ({'adaptive' if line.adaptive else 'plain'})"
@@ -113,8 +113,10 @@ class Ppc:
         look |= dict(markerfacecolor=color if line.adaptive else "none", linestyle="-" if line.adaptive else "--")
         self._curve(axis, values, look, label, f"{label}, ")
 
-    def _curve(self, axis: Any, values: Sequence[Value], look: dict[str, Any], about: str, head: str = "") -> None:
-        """Draw values with their intervals; who points at a marker reads it."""
+    def _curve(
+        self, axis: Any, values: Sequence[MarkedValue], look: dict[str, Any], about: str, head: str = ""
+    ) -> None:
+        """Draw values with their intervals and tooltips."""
         shown = sorted(values, key=lambda value: self.at(value[0]))
         places, heights = [self.at(point) for point, *_ in shown], [value for _, _, value, _, _ in shown]
         ends = [(v - (v if low is None else low), (v if high is None else high) - v) for _, _, v, low, high in shown]
@@ -122,7 +124,7 @@ class Ppc:
         tip(drawn.lines[0], about, (head + self._words(*value) for value in shown))
 
     def _words(self, point: PpcPoint, name: str, value: float, low: float | None, high: float | None) -> str:
-        """Return what a marker says: "sigma = 0.1: recon/1 0.512 (0.480 to 0.560), gradient / perturbation 3.1"."""
+        """Return a marker's tooltip: "sigma = 0.1: recon/1 0.512 (0.480 to 0.560), gradient / perturbation 3.1"."""
         interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
         ratio = "" if point.ratio is None else f", gradient / perturbation {point.ratio:.3g}"
         mark = f", {point.mark}" if point.mark else ""
@@ -131,7 +133,7 @@ class Ppc:
     def _axes(self, left: Any, right: Any) -> None:
         left.set_ylim(0, 1.02)
         left.set_ylabel("accuracy")
-        right.set_ylabel(LABELS[self.distance])
+        right.set_ylabel(DISTANCE_LABELS[self.distance])
         left.set_title(self.title[:80], fontsize=10)
         if not self.by_ratio:
             left.set_xticks(range(len(self.grid)), [f"{value:g}" for value in self.grid])
@@ -146,27 +148,29 @@ class Ppc:
 
 
 def ppcs(board: Board, known: Knowledge) -> list[Ppc]:
-    """Return a figure a defense and distance with two control values; rows that differ in more are other lines."""
+    """Return one figure per defense and distance with two control values; other differences make other lines."""
     lines: dict[tuple[str, str, str], dict[tuple[str, bool], list[PpcPoint]]] = defaultdict(dict)
-    far = {entry.key.only(TRAINED) for entry in board.entries if any(badge.text == FAR for badge in entry.badges)}
+    far = {
+        entry.key.only(TRAINED) for entry in board.entries if any(badge.text == STRAY_MARK for badge in entry.badges)
+    }
     for entry in board.entries:
         for record in entry.records:
             point, control = ppc_point(record, far=far), entry.defense.control
             if point is not None and control is not None:
                 key = (entry.defense.id, control.name, point.distance.name)
                 lines[key].setdefault((_line_name(entry, record), known.adaptive(record)), []).append(point)
-    found = []
+    figures = []
     for (defense, control_name, distance), attacks in sorted(lines.items()):
-        drawn = [Line(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]
+        drawn = [AttackLine(name, knows, tuple(points)) for (name, knows), points in sorted(attacks.items())]
         if len({point.control for line in drawn for point in line.points}) > 1:
             batch = "" if question_of(board.setting.kind).source == "model" else f"batch {board.setting.batch}, "
-            title = f"{defense}, {batch}{weights(board.setting)}"
-            found.append(Ppc(title, control_name, distance, tuple(drawn), defense))
-    return found
+            title = f"{defense}, {batch}{weights_words(board.setting)}"
+            figures.append(Ppc(title, control_name, distance, tuple(drawn), defense))
+    return figures
 
 
 def _line_name(entry: Entry, record: Record) -> str:
-    """Return what a line is called: the attack, whose images it uses, the victims' role, what differs."""
+    """Return the name of a line: the attack, the one that it follows, the victims' role, other differences."""
     attack, role = record.config.attack, record.config.role
     name = attack.id if attack.follows is None else f"{attack.id} after {attack.follows}"
     name = f"{name} ({role})" if role else name
@@ -175,9 +179,9 @@ def _line_name(entry: Entry, record: Record) -> str:
 
 def line_caps(board: Board, series: Mapping[str, SeriesCap]) -> dict[tuple[str, str], dict[str, Cap]]:
     """Return the CAP of every line of a board's figures by its name, for each defense and distance."""
-    found: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
+    by_line: dict[tuple[str, str], dict[str, Cap]] = defaultdict(dict)
     for entry in board.entries:
         for record in entry.records if entry.defense.control is not None else ():
             cap = series[record.cell_id].main
-            found[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
-    return found
+            by_line[entry.defense.id, cap.distance][_line_name(entry, record)] = cap
+    return by_line

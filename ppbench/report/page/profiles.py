@@ -1,4 +1,4 @@
-"""A defense's part of the page: what was found, its rows over the control grid, reconstructions, claims, costs."""
+"""A defense's part of the page: sentences, its rows over the control grid, reconstructions, claims, costs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
-from ppbench.report.page.evaluations import Said
+from ppbench.report.page.evaluations import DefenseSentence
 from ppbench.report.page.sections import Section
-from ppbench.report.page.sprites import Album, Floats
+from ppbench.report.page.sprites import Album, ImageArray
 
-Outcome = Checked | Unchecked
-"""What became of a claim."""
-FIRST = 12
-"""Settings of a defense whose reconstructions are shown in full; of the others the boards show the worst case."""
+ClaimOutcome = Checked | Unchecked
+"""The outcome of a claim."""
+FULL_GALLERIES = 12
+"""How many settings of a defense have all reconstructions shown; of others the boards show the worst case."""
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One row of a sprite: an attack's reconstructions, or the originals. cell: "" for these; psnr: median in dB."""
+    """One row of a sprite: an attack's reconstructions, or originals (cell: ""). psnr: median in dB."""
 
     name: str
     knows: bool
@@ -47,8 +47,8 @@ class Sprite:
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """What attacks made of one setting. main: the strongest plain one and the strongest that knows; rest: others."""
+class ReconstructionGallery:
+    """The reconstructions of one setting. main: of the strongest unaware and aware attack; rest: others."""
 
     about: str
     name: str
@@ -58,52 +58,52 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Profile:
-    """A defense's part of the page: what was found, its rows on all boards, reconstructions, claims and costs."""
+    """A defense's part of the page: sentences, its rows on all boards, reconstructions, claims and costs."""
 
     defense: str
     anchor: str
-    sentences: tuple[Said, ...]
+    sentences: tuple[DefenseSentence, ...]
     rows: tuple[tuple[Section, Entry], ...]
-    galleries: tuple[Gallery, ...]
-    outcomes: tuple[Outcome, ...]
+    galleries: tuple[ReconstructionGallery, ...]
+    outcomes: tuple[ClaimOutcome, ...]
     costs: tuple[CostRow, ...]
 
     @property
     def checked(self) -> tuple[Checked, ...]:
-        """The claims that the records say something about."""
+        """The claims that were checked."""
         return tuple(o for o in self.outcomes if isinstance(o, Checked))
 
     @property
     def unchecked(self) -> tuple[Unchecked, ...]:
-        """The claims that they say nothing about."""
+        """The claims that could not be checked."""
         return tuple(o for o in self.outcomes if isinstance(o, Unchecked))
 
     def count(self, verdict: str) -> int:
-        """Return how many claims have a verdict ("holds", "falls", "cannot be told")."""
+        """Return how many claims have a verdict ("holds", "falls", "inconclusive")."""
         return sum(o.finding.verdict == verdict for o in self.checked)
 
 
 def anchors(names: Iterable[str]) -> dict[str, str]:
-    """Return an id for each name, "defense-NAME", that addresses take; a number tells look-alikes apart."""
-    found: dict[str, str] = {}
+    """Return an HTML id for each name, "defense-NAME"; a number distinguishes equal ones."""
+    by_name: dict[str, str] = {}
     for name in sorted(names):
         stem = "defense-" + (re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-") or "x")
         number, anchor = 2, stem
-        while anchor in found.values():
+        while anchor in by_name.values():
             number, anchor = number + 1, f"{stem}-{number}"
-        found[name] = anchor
-    return found
+        by_name[name] = anchor
+    return by_name
 
 
 def profiles(
     sections: Sequence[Section],
-    said: Sequence[Said],
-    outcomes: Sequence[Outcome],
+    all_sentences: Sequence[DefenseSentence],
+    outcomes: Sequence[ClaimOutcome],
     costs: Sequence[CostRow],
     album: Album,
     known: Knowledge,
 ) -> list[Profile]:
-    """Return one part for each defense on the boards but the controls, by name."""
+    """Return one part for each defense on the boards, without controls, by name."""
     rows: dict[str, list[tuple[Section, Entry]]] = {}
     for section in sections:
         for entry in sorted(section.board.entries, key=lambda e: (e.differs, e.key.value or 0.0)):
@@ -114,9 +114,9 @@ def profiles(
         Profile(
             defense=name,
             anchor=places[name],
-            sentences=tuple(s for s in said if s.defense == name),
+            sentences=tuple(s for s in all_sentences if s.defense == name),
             rows=tuple(rows[name]),
-            galleries=tuple(islice(_galleries(rows[name], album, known), FIRST)),
+            galleries=tuple(islice(_galleries(rows[name], album, known), FULL_GALLERIES)),
             outcomes=tuple(o for o in outcomes if o.defense == name),
             costs=tuple(row for row in costs if row.entry.defense.id == name),
         )
@@ -124,42 +124,44 @@ def profiles(
     ]
 
 
-def _galleries(rows: Sequence[tuple[Section, Entry]], album: Album, known: Knowledge) -> Iterator[Gallery]:
+def _galleries(
+    rows: Sequence[tuple[Section, Entry]], album: Album, known: Knowledge
+) -> Iterator[ReconstructionGallery]:
     """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
         if section.question.inputs and modality_of(entry.sample.config).drawn:
-            found = _gallery(section, entry, album, known)
-            if found is not None:
-                yield found
+            gallery = _gallery(section, entry, album, known)
+            if gallery is not None:
+                yield gallery
 
 
-def _gallery(section: Section, entry: Entry, album: Album, known: Knowledge) -> Gallery | None:
-    told = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
-    sides = [best([r for r in told if known.adaptive(r) == knows], "psnr_median") for knows in (False, True)]
+def _gallery(section: Section, entry: Entry, album: Album, known: Knowledge) -> ReconstructionGallery | None:
+    complete = [r for r in entry.records if question_for(r).inputs and r.status == "complete"]
+    sides = [best([r for r in complete if known.adaptive(r) == knows], "psnr_median") for knows in (False, True)]
     shown = [r for r in sides if r is not None]
     main = _sprite(shown, album, known)
     if main is None:
         return None
-    rest = sorted((r for r in told if r not in shown), key=lambda r: r.config.attack.id)
-    return Gallery(section.short, entry.name, main, _sprite(rest, album, known))
+    rest = sorted((r for r in complete if r not in shown), key=lambda r: r.config.attack.id)
+    return ReconstructionGallery(section.short, entry.name, main, _sprite(rest, album, known))
 
 
 def _sprite(records: Sequence[Record], album: Album, known: Knowledge) -> Sprite | None:
-    """Return the originals above each record's reconstructions; above its own where it asked about other victims."""
-    rows: list[Floats] = []
+    """Return a sprite of originals and each record's reconstructions; originals repeat where victims differ."""
+    rows: list[ImageArray] = []
     shots: list[Shot] = []
-    truth: Floats | None = None
+    truth: ImageArray | None = None
     for record in records:
-        found = album.of(record)
-        if found is None:
+        images = album.of(record)
+        if images is None:
             continue
-        if truth is None or not np.array_equal(truth, found.truth):
-            if rows and found.truth.shape[1:] != rows[0].shape[1:]:
+        if truth is None or not np.array_equal(truth, images.truth):
+            if rows and images.truth.shape[1:] != rows[0].shape[1:]:
                 continue
-            truth = found.truth
+            truth = images.truth
             rows.append(truth)
             shots.append(Shot("originals", False, None, ""))
-        rows.append(found.guess)
+        rows.append(images.guess)
         psnr = value(record, "psnr_median")
         shots.append(Shot(record.config.attack.id, known.adaptive(record), psnr, record.cell_id))
     uri = album.sprite(rows) if rows else None

@@ -1,4 +1,4 @@
-"""What stands on the page for each board, in words."""
+"""The page's section of each board."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ppbench.report.page.evaluations import ALONE
 from ppbench.report.worst import Measured
 
 AUDITED = {"auc": "Average, AUC", "tpr_at_1pct_fpr": "Average, TPR at 1 % FPR", "epsilon_lower": "ε at least"}
-"""Further figures of audits: each by the attack that is strongest in it, which may be another than the worst case."""
+"""Further figures of audits: each by its own strongest attack, which may not be the worst case."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure. svg: the drawing, None where the page has no place for it; caps: of a PPC the CAP of each line."""
+    """One figure. svg: None where the page has no room for it; caps: for a PPC, the CAP of each line."""
 
     title: str
     svg: Markup | None
@@ -31,9 +31,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """One board with what is drawn for it.
+    """One board with its figures.
 
-    anchor: its place on the page; strips: data URIs by row, or None; tradeoff: all settings in one figure.
+    anchor: its id on the page; strips: data URIs by row, or None; tradeoff: all settings in one figure.
     """
 
     board: Board
@@ -45,13 +45,13 @@ class Section:
 
     @property
     def question(self) -> Question:
-        """What was asked."""
+        """The board's question."""
         return question_of(self.board.setting.kind)
 
     @property
     def short(self) -> str:
-        """What the board is about in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
-        return words_of(self.board.setting)
+        """The board in a few words, for links and rows: "Reconstruction, server/1, random weights"."""
+        return board_title(self.board.setting)
 
     @property
     def group(self) -> str:
@@ -62,44 +62,44 @@ class Section:
 
     @property
     def menu(self) -> str:
-        """The group in few words: the suite, or where nobody's suite asked the data and the network."""
+        """The group in few words: the suite, or outside suites the data and the network."""
         setting = self.board.setting
         return f"{setting.data}, {setting.network}" if setting.suite == ALONE else setting.suite
 
     @property
     def weights(self) -> str:
-        """Which model is attacked."""
-        return weights(self.board.setting)
+        """The attacked model, in words."""
+        return weights_words(self.board.setting)
 
     @property
     def batch(self) -> str:
-        """What a probed client held and did, in words; "" where no client was probed."""
+        """The probed batch in words; "" where no client was probed."""
         return batch_of(self.board.setting)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Metrics of the worst case, with their titles; of audits, those that some attack gave."""
+        """Metrics of the worst case with titles, plus those in `AUDITED` that an audit has."""
         own = self.question.columns(self.board.headline)
-        given = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
-        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in given and c not in own)
+        measured = {m.name for e in self.board.entries for r in e.records for m in r.metrics}
+        return own + tuple(c for c in AUDITED.items() if self._audited and c[0] in measured and c not in own)
 
     @property
     def _audited(self) -> bool:
         return self.question.audits and self.board.setting.stage == "audit"
 
     def shown(self, entry: Entry, name: str) -> Measured | None:
-        """Return what has the metric `name` stands in the row: of an audit's, the strongest in it."""
+        """Return the source of the metric `name` in a row: the worst case, for `AUDITED` ones the strongest cell."""
         return best(entry.records, name) if self._audited and name in AUDITED else entry.worst
 
     @property
     def utility(self) -> str:
-        """What the column of the model's use is called."""
+        """The title of the utility column: "Accuracy" or "Error"."""
         numbers = [entry.sample.utility for entry in self.board.entries]
         return "Error" if any(u.accuracy is None and u.mse is not None for u in numbers) else "Accuracy"
 
 
-def weights(setting: Key) -> str:
-    """Return which model a board attacks, in words."""
+def weights_words(setting: Key) -> str:
+    """Return the model that a board attacks, in words."""
     if setting.stage == "audit":
         return f"an audited training ({setting.canaries} canaries, {setting.references} reference runs)"
     if question_of(setting.kind).source == "model":
@@ -108,25 +108,25 @@ def weights(setting: Key) -> str:
 
 
 def batch_of(setting: Key) -> str:
-    """Return what a probed client held and did, in words; "" where no client was probed."""
+    """Return the probed batch in words; "" where no client was probed."""
     if question_of(setting.kind).source != "probe":
         return ""
     what = "" if setting.probe == "gradient" else ", local training"
     return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
 
 
-def words_of(setting: Key) -> str:
+def board_title(setting: Key) -> str:
     """Return a board in a few words: "Reconstruction, server/1, random weights, batch 1"."""
-    words = setting.kind.capitalize(), setting.threat, weights(setting), batch_of(setting)
+    words = setting.kind.capitalize(), setting.threat, weights_words(setting), batch_of(setting)
     return ", ".join(word for word in words if word)
 
 
-def metric_of(record: Measured, name: str) -> Metric | None:
-    """Return a metric, or the share of its victims that are rebuilt."""
+def section_metric(record: Measured, name: str) -> Metric | None:
+    """Return a metric of a record; "share_rebuilt" is the share of its victims that are rebuilt."""
     return rebuilt_share(record) if name == "share_rebuilt" else record.metric(name)
 
 
-def about(setting: Key) -> str:
-    """Return what a board attacks, in words: the adversary, the model and the batch."""
+def board_target(setting: Key) -> str:
+    """Return the target of a board in words: the adversary, the model and the batch."""
     batch = "" if question_of(setting.kind).source == "model" else f", batch {setting.batch}"
-    return f"{setting.threat}, {weights(setting)}{batch}"
+    return f"{setting.threat}, {weights_words(setting)}{batch}"

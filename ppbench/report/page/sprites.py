@@ -1,4 +1,4 @@
-"""Reconstructed images as sprites: one PNG, a column a victim, the originals above what attacks made of them."""
+"""Reconstructed images as sprites: one PNG with one column per victim, originals above reconstructions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ppbench.records.schema import Record
-from ppbench.records.store import Images
+from ppbench.records.store import CellImages
 
-SHOWN = 10
-"""Images in a row: the first of the victims' list, not the best."""
-BUDGET = 6_000_000
-"""Bytes of sprites that a page carries at most; what is beyond is named, and lies beside the records."""
-ImagesOf = Callable[[Record], Images | None]
-"""Finds a record's reconstructions; `Store.images` is one."""
+SPRITE_COLUMNS = 10
+"""Images in a row: the first victims, not the best ones."""
+SPRITE_BUDGET = 6_000_000
+"""Largest number of bytes of sprites on a page; further images are only beside the records."""
+ImagesOf = Callable[[Record], CellImages | None]
+"""Returns a record's reconstructions, as `Store.images` does."""
 _TILE, _GAP = 32, 2
-Floats = NDArray[np.float32]
+ImageArray = NDArray[np.float32]
 
 
 def data_uri(png: bytes) -> str:
@@ -29,23 +29,23 @@ def data_uri(png: bytes) -> str:
 
 
 class Album:
-    """The images of a page, up to `budget` bytes of PNG: what comes first is shown. refused: sprites left out."""
+    """The images of a page, in order up to `budget` bytes of PNG. refused: number of sprites left out."""
 
-    def __init__(self, images: ImagesOf, budget: int = BUDGET) -> None:
+    def __init__(self, images: ImagesOf, budget: int = SPRITE_BUDGET) -> None:
         self._images, self.left, self.refused = images, budget, 0
 
-    def of(self, record: Record | None) -> Images | None:
-        """Return a record's images; None where it has none (tables, labels only) or no place is left."""
+    def of(self, record: Record | None) -> CellImages | None:
+        """Return a record's images; None where it has none (tables, labels) or no room is left."""
         if record is None:
             return None
         if self.left <= 0:
             self.refused += 1
             return None
-        found = self._images(record)
-        return None if found is None or found.guess.ndim != 4 or not len(found.guess) else found
+        images = self._images(record)
+        return None if images is None or images.guess.ndim != 4 or not len(images.guess) else images
 
-    def sprite(self, rows: Sequence[Floats], tile: int = _TILE) -> str | None:
-        """Return a data URI of rows of images [n, C, H, W], or None where it finds no place. tile: least pixels."""
+    def sprite(self, rows: Sequence[ImageArray], tile: int = _TILE) -> str | None:
+        """Return a data URI of rows of images [n, C, H, W], None without room; tile: pixels per image, at least."""
         png = sprite(rows, tile)
         if len(png) > self.left:
             self.refused, self.left = self.refused + 1, 0
@@ -55,18 +55,18 @@ class Album:
 
     def strip(self, record: Record | None) -> str | None:
         """Return a record's originals above its reconstructions as a data URI, or None."""
-        found = self.of(record)
-        return None if found is None else self.sprite((found.truth, found.guess))
+        images = self.of(record)
+        return None if images is None else self.sprite((images.truth, images.guess))
 
 
-def sprite(rows: Sequence[Floats], tile: int = _TILE) -> bytes:
-    """Return a PNG, a row of up to SHOWN images for each of `rows` [n, C, H, W]; pixels enlarged to about `tile` each.
+def sprite(rows: Sequence[ImageArray], tile: int = _TILE) -> bytes:
+    """Return a PNG with one row of up to SPRITE_COLUMNS images for each of `rows` [n, C, H, W], and transparent gaps.
 
-    Gaps are clear.
+    tile: size of an image to which pixels are enlarged, about.
     """
     scale = max(1, round(tile / max(rows[0].shape[2:])))
     height, width = rows[0].shape[2] * scale, rows[0].shape[3] * scale
-    count = min(max(map(len, rows)), SHOWN)
+    count = min(max(map(len, rows)), SPRITE_COLUMNS)
     canvas = np.zeros((len(rows) * (height + _GAP) - _GAP, count * (width + _GAP) - _GAP, 4), dtype=np.uint8)
     for row, images in enumerate(rows):
         top = row * (height + _GAP)
@@ -78,8 +78,8 @@ def sprite(rows: Sequence[Floats], tile: int = _TILE) -> bytes:
     return buffer.getvalue()
 
 
-def _tile(image: Floats, scale: int) -> NDArray[np.uint8]:
-    """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; one that is not finite as a checkerboard."""
+def _tile(image: ImageArray, scale: int) -> NDArray[np.uint8]:
+    """Return one image [C, H, W] as RGBA [H * scale, W * scale, 4]; a checkerboard if it is not finite."""
     if not np.isfinite(image).all():
         rows, columns = np.indices(image.shape[1:])
         grey = np.where((rows + columns) % 2, 110, 150)[..., None].repeat(3, axis=2)

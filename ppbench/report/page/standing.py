@@ -1,4 +1,4 @@
-"""How a defense fares over its control values and seeds, and the setting that a row at a glance tells of."""
+"""A defense's results over its control values and seeds, and the setting that its row shows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ppbench.metrics.guarantee import epsilon_words
-from ppbench.records.figure import best, leak
+from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding, value, widened
-from ppbench.report.leak import SEVERITY, WORDS, Leak
-from ppbench.report.learning import Learning, State, keeps_enough, learning_of, points_lost, score_of
+from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak
+from ppbench.report.learning import Learning, LearningState, keeps_enough, learning_of, points_lost, score_of
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.refutation import Refutation
@@ -24,14 +24,14 @@ KEEPS: tuple[str, Tone] = ("members not found", "good")
 
 
 @dataclass(frozen=True)
-class Value:
+class SeedValue:
     """A defense at one control value and seed.
 
-    entry: its row of the judged boards that leaks most, `leak` how far; labels: the highest label accuracy; batch: the
-    strongest cell that tells who was in a batch, of that row's scene; members, canaries, outputs: the strongest cells;
-    found, tried: the strongest membership cells by metric, and of how many; reliable: whether the controls of its
-    evaluation hold and the undefended model falls wherever it was judged; lacking: whether an attack failed or training
-    diverged; cost: its row of the costs.
+    entry: its row of the judged boards that leaks most; leak: that of the row; labels: the cell with the highest label
+    accuracy; batch: the strongest cell on members of a batch, in that scene; members, canaries, outputs: the strongest
+    cells; membership, tried: the strongest membership cells by metric, and the number of all; reliable: whether the
+    controls of its evaluation hold and the undefended model falls on all judged boards; lacking: whether an attack
+    failed or training diverged; cost: its row of the costs.
     """
 
     entry: Entry
@@ -40,7 +40,7 @@ class Value:
     batch: Record | None
     members: Record | None
     canaries: Record | None
-    found: tuple[tuple[str, Record], ...]
+    membership: tuple[tuple[str, Record], ...]
     outputs: Record | None
     tried: int
     reliable: bool
@@ -49,12 +49,12 @@ class Value:
 
     @property
     def worst(self) -> WorstCase | None:
-        """The worst case of what was to be rebuilt; None where nothing was, or no attack gave a figure."""
+        """The worst case of reconstructions; None without any figure."""
         return None if self.leak is None else self.leak.worst
 
     @property
     def metric(self) -> Metric | None:
-        """What the worst case is measured by."""
+        """The headline metric of the worst case."""
         return None if self.worst is None else self.worst.metric(rebuilding(self.worst))
 
     @property
@@ -64,7 +64,7 @@ class Value:
 
     @property
     def refutation(self) -> Refutation | None:
-        """What shows that the stated epsilon is wrong; None where nothing does."""
+        """The refutation of the stated epsilon, or None."""
         return None if self.cost is None else self.cost.refutation
 
     @property
@@ -75,13 +75,13 @@ class Value:
     @property
     def gives_members(self) -> bool:
         """Whether members or canaries are found above chance, at the level of all cells tried."""
-        return any(above_chance(record, name, self.tried) for name, record in self.found)
+        return any(above_chance(record, name, self.tried) for name, record in self.membership)
 
     @property
     def gives_labels(self) -> bool:
         """Whether labels are recovered above chance, at the level of all attacks on the row.
 
-        A guess of the commonest class needs no upload: its share counts as chance where that is larger.
+        The share of the commonest class counts as chance where it is larger.
         """
         if self.labels is None or not above_chance(self.labels, "label_accuracy", len(self.entry.records)):
             return False
@@ -89,17 +89,17 @@ class Value:
         return ends is None or ends[0] > self.labels.utility.floor
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """What is found beside inputs: "labels", "members"."""
-        told = (("labels", self.gives_labels), ("members", self.gives_members))
-        return tuple(word for word, is_given in told if is_given)
+    def recovered(self) -> tuple[str, ...]:
+        """What is recovered beside inputs: "labels", "members"."""
+        parts = (("labels", self.gives_labels), ("members", self.gives_members))
+        return tuple(word for word, is_recovered in parts if is_recovered)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a setting came to. fate: `leaks` is shown, `withstands` needs every seed, else it is `open` or `silent`.
+    """The judgment of a setting. fate: "leaks" if shown, "withstands" if in every seed, else "open" or "silent".
 
-    verdict: in a few words; tone: whether they are good news; seeds: in how many seeds it came to that.
+    verdict: in a few words; tone: whether it is good news; seeds: number of seeds with that fate.
     """
 
     fate: Literal["leaks", "withstands", "open", "silent"]
@@ -110,27 +110,27 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Setting:
-    """A defense at one control value over all seeds that it was evaluated with.
+    """A defense at one control value over all its seeds.
 
     values: one for each seed; none: the undefended model at the same seeds, or None; seeds: how many seeds there are;
-    tried: how many settings the defense has; differs: in what else than its control value it is unlike others. Figures
-    are those of the seed that leaks most, accuracy is the mean.
+    tried: how many settings the defense has; differs: differences from others beside the control value. Figures are
+    those of the seed that leaks most; accuracy is the mean.
     """
 
-    values: tuple[Value, ...]
+    values: tuple[SeedValue, ...]
     none: Setting | None
     seeds: int
     tried: int = 1
     differs: str = ""
 
     @cached_property
-    def sound(self) -> tuple[Value, ...]:
-        """The values from whose evaluations something may be concluded."""
+    def sound(self) -> tuple[SeedValue, ...]:
+        """The values of reliable evaluations."""
         return tuple(v for v in self.values if v.reliable)
 
     @cached_property
-    def shown(self) -> Value:
-        """The seed that leaks most, of those from which something may be concluded if there are any."""
+    def shown(self) -> SeedValue:
+        """The value that leaks most, of the reliable ones if there are any."""
         return max(self.sound or self.values, key=_severity)
 
     @property
@@ -140,7 +140,7 @@ class Setting:
 
     @property
     def leak(self) -> Leak | None:
-        """How far that seed's inputs leak."""
+        """That seed's leak of inputs."""
         return self.shown.leak
 
     @property
@@ -150,7 +150,7 @@ class Setting:
 
     @property
     def metric(self) -> Metric | None:
-        """What that worst case is measured by."""
+        """The headline metric of that worst case."""
         return self.shown.metric
 
     @property
@@ -165,13 +165,13 @@ class Setting:
 
     @property
     def found_again(self) -> Measured | None:
-        """The cell, or worst case, by which most originals are found again among held-out images, of that seed."""
+        """The cell, or worst case, of that seed with the most originals re-identified among held-out images."""
         tops = () if self.leak is None else self.leak.everybody.readers
         return next((top for name, top in tops if name == "reidentified"), None)
 
     @property
     def batch(self) -> Record | None:
-        """The cell of all seeds that tells best who was in a batch."""
+        """The strongest cell of all seeds on members of a batch."""
         return best([v.batch for v in self.values if v.batch is not None], "batch_asr")
 
     @property
@@ -202,14 +202,14 @@ class Setting:
 
     @property
     def use(self) -> float:
-        """How good the model is, larger being better: by accuracy, or where there is none by its error."""
+        """The model's utility, larger is better: its accuracy, or minus its error."""
         if self.accuracy is not None:
             return self.accuracy
         return -float("inf") if self.mse is None else -self.mse
 
     @cached_property
     def refutation(self) -> Refutation | None:
-        """What shows at some seed that the stated epsilon is wrong; None where nothing does."""
+        """A refutation of the stated epsilon at some seed, or None."""
         return next((v.refutation for v in self.sound if v.refutation is not None), None)
 
     @property
@@ -219,16 +219,16 @@ class Setting:
 
     @property
     def epsilon(self) -> str:
-        """The guarantee in words: its epsilon, that there is none, or that it is refuted; "" where none is stated."""
+        """The stated guarantee in words, whether vacuous or refuted; "" where none is stated."""
         stated = self.entry.sample.privacy.epsilon
         if stated is None:
             return ""
         return f"refuted ({stated:.3g})" if self.refuted else epsilon_words(stated)
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def recovered(self) -> tuple[str, ...]:
         """What is recovered beside inputs at some seed: "labels", "members"."""
-        return tuple(word for word in ("labels", "members") if any(word in v.given for v in self.values))
+        return tuple(word for word in ("labels", "members") if any(word in v.recovered for v in self.values))
 
     @property
     def lacking(self) -> bool:
@@ -239,22 +239,22 @@ class Setting:
     def loss(self) -> float | None:
         """Points of accuracy gained over the undefended model of the same seeds, below 0 where it loses.
 
-        None where that one learned too little: losing nothing of nothing is no figure.
+        None where that one learned too little.
         """
         loss = points_lost(self.accuracy, _mean([v.accuracy for v in self._same_seeds]))
         known = self.none is not None and self.none.learning.suffices
         return None if loss is None or not known else 0.0 - loss
 
     @property
-    def _same_seeds(self) -> tuple[Value, ...]:
-        """The undefended model at the seeds that this setting has."""
+    def _same_seeds(self) -> tuple[SeedValue, ...]:
+        """The undefended model's values at the seeds of this setting."""
         seeds = {v.entry.key.seed for v in self.values}
         return () if self.none is None else tuple(v for v in self.none.values if v.entry.key.seed in seeds)
 
     @cached_property
     def learning(self) -> Learning:
-        """What was learned at the seed at which that is least."""
-        order: tuple[State, ...] = ("nothing", "little", "unknown", "learned")
+        """What the model learned at the seed where that is least."""
+        order: tuple[LearningState, ...] = ("nothing", "little", "unknown", "learned")
         return min((learning_of(v.entry.sample.utility) for v in self.values), key=lambda one: order.index(one.state))
 
     @cached_property
@@ -271,7 +271,7 @@ class Setting:
 
     @cached_property
     def judgement(self) -> Judgement:
-        """What all seeds together say: that it withstands the attacks needs every one of them."""
+        """The judgment over all seeds; "withstands" needs every one of them."""
         every = [(v, _judged(v, self._beside(v), self.tried)) for v in self.sound]
         if not every:
             return Judgement("silent", "nothing concluded", "info")
@@ -282,32 +282,32 @@ class Setting:
             return replace(worst, verdict=f"{worst.verdict}{count}", seeds=len(leaking))
         withstanding = [one for _, one in every if one.fate == "withstands"]
         if len(withstanding) == self.seeds:
-            fullest = max(withstanding, key=lambda one: len(one.verdict))  # with all that must be said along
+            fullest = max(withstanding, key=lambda one: len(one.verdict))  # with all qualifiers
             return replace(fullest, seeds=self.seeds)
         if withstanding:
             words = f"inconclusive ({len(withstanding)} of {self.seeds} seeds)"
             return Judgement("open", words, "warning", len(withstanding))
         return max(every, key=lambda pair: _severity(pair[0]))[1]
 
-    def _beside(self, value: Value) -> Value | None:
+    def _beside(self, value: SeedValue) -> SeedValue | None:
         """Return the undefended model at a value's seed."""
         same = (v for v in (() if self.none is None else self.none.values) if v.entry.key.seed == value.entry.key.seed)
         return next(same, None)
 
     @property
     def verdict(self) -> str:
-        """The verdict in a few words, with what must be said along of a model that is not usable."""
+        """The verdict in a few words, with "not usable" where that applies."""
         words = self.judgement.verdict
         return f"{words}; not usable" if self.usable is False and self.judgement.fate != "silent" else words
 
     @property
     def tone(self) -> Tone:
-        """Whether that is good news: of a model that is not usable it never is."""
+        """The verdict's tone; never "good" for a model that is not usable."""
         unusable = self.usable is False and self.judgement.tone == "good"
         return "warning" if unusable else self.judgement.tone
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for programs, in types that JSON has."""
+        """Return the setting in types that JSON has."""
         control = self.entry.defense.control
         return {
             "defense": self.entry.defense.id,
@@ -323,7 +323,7 @@ class Setting:
             "epsilon": self.epsilon,
             "usable": self.usable,
             "labels": value(self.labels, "label_accuracy"),
-            "gives": list(self.given),
+            "gives": list(self.recovered),
         }
 
 
@@ -332,18 +332,18 @@ def _mean(figures: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(figures) else None
 
 
-def _severity(value: Value) -> tuple[int, bool, bool, float]:
-    """Return what seeds are ordered by: how far inputs leak, refuted, what failed, and by how much inputs leak."""
+def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
+    """Return the order of seeds: level of leak, refuted epsilon, failures, and amount of the leak."""
     if value.leak is None:
         return int(value.gives_members), value.refuted, value.lacking, 0.0
     metric = value.metric
-    amount = -float("inf") if metric is None or metric.value is None else leak(metric)
+    amount = -float("inf") if metric is None or metric.value is None else leakage_value(metric)
     return SEVERITY[value.leak.level], value.refuted, value.lacking, amount
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One row. value: the setting that it tells of; grid: all, best models first; none: the undefended, or None."""
+    """One row. value: the setting shown; grid: all settings, best models first; none: the undefended model, or None."""
 
     value: Setting
     grid: tuple[Setting, ...]
@@ -358,12 +358,12 @@ class Standing:
 
     @property
     def accuracies(self) -> tuple[float, float] | None:
-        """The lowest and the highest accuracy over the grid; None of a single value."""
+        """The lowest and the highest accuracy over the grid; None for a single setting."""
         return _ends([v.accuracy for v in self.grid])
 
     @property
     def leaks(self) -> tuple[float, float] | None:
-        """The same of the worst case."""
+        """The lowest and the highest figure of the worst case, as in `accuracies`."""
         return _ends([None if v.metric is None else v.metric.value for v in self.grid])
 
     @property
@@ -382,11 +382,10 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
     return (min(known), max(known)) if len(values) > 1 and known else None
 
 
-def standing(grid: Sequence[Setting], none: Setting | None) -> Standing:
+def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
     """Return a defense's row beside the undefended.
 
-    Told of is, of the usable settings, the one that leaks least; where all leak alike, the one that resists attackers
-    unaware of the defense best: there it looks best, and its fall says most.
+    The row shows the usable setting that leaks least; of equals, the one that resists unaware attackers best.
     """
     ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
     usable = [v for v in ordered if v.usable is not False]
@@ -398,58 +397,67 @@ def standing(grid: Sequence[Setting], none: Setting | None) -> Standing:
 
 
 def undefended(none: Setting) -> Standing:
-    """Return the row of the undefended model, which is what others are judged beside."""
+    """Return the row of the undefended model."""
     return Standing(none, (none,), None, "undefended", "info")
 
 
 def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
     order = ("withstands", "open", "silent", "leaks").index(setting.judgement.fate)
     if setting.leak is None:
-        return order, 0, setting.lacking, len(setting.given), 0.0
+        return order, 0, setting.lacking, len(setting.recovered), 0.0
     level = setting.leak.level
     plainly = 0.0 if level == "blind" else _plainly(setting.shown)
-    return order, SEVERITY[level], setting.lacking, len(setting.given), plainly
+    return order, SEVERITY[level], setting.lacking, len(setting.recovered), plainly
 
 
-SHORT = {
+UNDECIDED_REASONS = {
     "undefended_stands": "undecided, undefended stands too",
     "undefended_missing": "undecided, undefended not attacked",
     "unlearned": "undecided, undefended model learned too little",
     "belied": "undecided, belied",
     "unmeasured": "undecided, recognition not measured",
 }
-"""Why a level is undecided, by the code of its qualifier."""
+"""Words on why a level is undecided, by the code of its qualifier."""
 
 
 def reason_of(leak: Leak) -> str:
     """Return why a level is undecided, in words."""
-    return next((q.words for q in leak.qualifiers if q.code in SHORT), "a leak is neither shown nor ruled out")
+    return next(
+        (q.words for q in leak.qualifiers if q.code in UNDECIDED_REASONS), "a leak is neither shown nor ruled out"
+    )
 
 
-def chip(value: Value) -> tuple[str, Tone]:
-    """Return how far a setting leaks, with what must be said along, and whether that is good."""
+def chip(value: SeedValue) -> tuple[str, Tone]:
+    """Return the level of a setting with its qualifiers in words, and the tone."""
     leak = value.leak
     if leak is None:
         return "not attacked", "info"
     if leak.falls or value.refuted:
         clear = leak.everybody.clear if leak.level == "recognizable" else ()
-        seen = [f"{WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
+        seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
         return ", ".join([*seen, *_refuted(value)]), "error"
     if value.lacking:
         return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
-        reason = next((SHORT[q.code] for q in leak.qualifiers if q.code in SHORT), WORDS["undecided"])
-        return ", ".join([reason, *(f"gives {word}" for word in value.given)]), "warning"
-    words = [WORDS["blind"], *(["untested"] if leak.untested else ()), *(f"gives {word}" for word in value.given)]
+        reason = next(
+            (UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS),
+            LEVEL_WORDS["undecided"],
+        )
+        return ", ".join([reason, *(f"gives {word}" for word in value.recovered)]), "warning"
+    words = [
+        LEVEL_WORDS["blind"],
+        *(["untested"] if leak.untested else ()),
+        *(f"gives {word}" for word in value.recovered),
+    ]
     return ", ".join(words), "warning" if len(words) > 1 else "good"
 
 
-def _refuted(value: Value) -> list[str]:
+def _refuted(value: SeedValue) -> list[str]:
     return [] if value.refutation is None else [f"epsilon refuted by {value.refutation.by}"]
 
 
-def _judged(value: Value, none: Value | None, tried: int) -> Judgement:
-    """Return what one seed says of a setting, one of `tried`, beside the undefended model of that seed."""
+def _judged(value: SeedValue, none: SeedValue | None, tried: int) -> Judgement:
+    """Return the judgment of a setting, one of `tried`, at one seed, beside the undefended model of that seed."""
     if value.leak is None:
         return _of_model(value, none, tried)
     verdict, tone = chip(value)
@@ -459,28 +467,28 @@ def _judged(value: Value, none: Value | None, tried: int) -> Judgement:
     return Judgement("withstands" if withstands else "open", verdict, tone)
 
 
-def _of_model(value: Value, none: Value | None, tried: int) -> Judgement:
-    """Judge by members and by outputs, where nothing was to be rebuilt."""
+def _of_model(value: SeedValue, none: SeedValue | None, tried: int) -> Judgement:
+    """Return the judgment by members and by outputs, where there are no reconstructions."""
     if value.refuted:
         return Judgement("leaks", ", ".join(_refuted(value)), "error")
     if value.gives_members:
-        return Judgement("leaks", f"gives members to {winner_of(value.found[0][1])}", "error")
+        return Judgement("leaks", f"gives members to {winner_of(value.membership[0][1])}", "error")
     if value.outputs is not None and outputs_fate(value.outputs, tried) == "falls":
         return Judgement("leaks", f"outputs read by {winner_of(value.outputs)}", "error")
     known = none.members if none is not None and none.gives_members else None
     if value.members is not None and members_fate(value.members, value.tried, known) == "stands":
         return Judgement("withstands", *KEEPS)
-    # That no members are found says little: chance is where weak attacks end.
+    # That no members are found shows little: weak attacks end at chance.
     return Judgement("open", "undecided", "warning")
 
 
-def _plainly(value: Value) -> float:
-    """Return how much attackers who do not know the defense find: where it looks best, its fall says most."""
+def _plainly(value: SeedValue) -> float:
+    """Return how much unaware attackers find, larger is more."""
     plain = value.entry.plain
     metric = None if plain is None else plain.metric(rebuilding(plain))
-    return float("inf") if metric is None or metric.value is None else leak(metric)
+    return float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
-def winner_of(found: Measured | None) -> str:
-    """Return an attack's name, of a worst case that of its most frequent winner."""
-    return found.attack if isinstance(found, WorstCase) else attack_of(found)
+def winner_of(record: Measured | None) -> str:
+    """Return a cell's attack, or a worst case's most frequent winner."""
+    return record.attack if isinstance(record, WorstCase) else attack_of(record)

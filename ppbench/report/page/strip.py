@@ -1,4 +1,4 @@
-"""The strip of pictures at the head of a page: originals, what attackers made of them, and a blind guess."""
+"""The strip of pictures at the head of a page: originals, reconstructions, and a blind guess."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ppbench.metrics.modalities import modality_of
 from ppbench.records.schema import Record
 from ppbench.report.leak import Leak
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.sprites import Album, Floats
+from ppbench.report.page.sprites import Album, ImageArray
 from ppbench.report.page.standing import Standing
 from ppbench.report.verdict.lines import decibels
 from ppbench.report.worst import WorstCase, attack_of
 
-MOST = 8
-"""Defenses whose pictures stand at the head of a page, with the undefended."""
+MOST_DEFENSES = 8
+"""How many defenses have pictures at the head of a page, with the undefended."""
 TILE, COUNT = 64, 8
-"""Pixels a side of an image, at least, and how many there are: the first victims of the list, not the best."""
+"""Least pixels per side of an image, and number of images: the first victims, not the best ones."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of the strip. words: what it is; figure: its median PSNR with interval, or "" for none."""
+class StripLine:
+    """One row of the strip. words: its label; figure: its median PSNR with interval, or ""."""
 
     words: str
     figure: str
@@ -32,79 +32,79 @@ class Line:
 
 @dataclass(frozen=True)
 class Strip:
-    """The pictures of one setting. setting: in words; uri: all rows in one PNG; lines: what each is."""
+    """The pictures of one setting. setting: in words; uri: all rows in one PNG; lines: the label of each row."""
 
     setting: str
     uri: str
-    lines: tuple[Line, ...]
+    lines: tuple[StripLine, ...]
 
 
 def strips_of(table: Overview, album: Album) -> list[Strip]:
-    """Return the pictures of an evaluation: of its one defense by attacker, of several a line each, or none."""
+    """Return the pictures of an evaluation, if any: by attacker for one defense, else one line per defense."""
     rows = [row for row in table.rows if row.value.leak is not None]
     compared = [row.value for row in rows if row.value.entry.role == "compared"]
     if len(compared) == 1:
         words = ", ".join(word for word in (compared[0].entry.control, table.scene) if word)
-        found = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
+        strip = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
     else:
-        found = _compared(table.scene, rows, album)
-    return [] if found is None else [found]
+        strip = _compared(table.scene, rows, album)
+    return [] if strip is None else [strip]
 
 
 def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | None:
-    """Return the originals above what the worst case made of them under each defense that has the same victims."""
-    pictures: list[Floats] = []
-    lines: list[Line] = []
-    for row in rows[:MOST]:
+    """Return the originals above the worst case's reconstructions under each defense with the same victims."""
+    pictures: list[ImageArray] = []
+    lines: list[StripLine] = []
+    for row in rows[:MOST_DEFENSES]:
         worst = row.value.worst
-        found = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
-        if found is None or worst is None or (pictures and not np.array_equal(pictures[0], found[0])):
+        images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
+        if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
             continue
         if not pictures:
-            pictures, lines = [found[0]], [Line("original", "")]
+            pictures, lines = [images[0]], [StripLine("original", "")]
         name = row.value.entry.defense.id
         words = f"{name} {row.value.entry.control.replace(' = ', '=')}".strip()
-        pictures.append(found[1])
-        lines.append(Line(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
+        pictures.append(images[1])
+        lines.append(StripLine(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
     uri = album.sprite(pictures, TILE) if len(pictures) > 1 else None
     return None if uri is None else Strip(setting, uri, tuple(lines))
 
 
 def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip | None:
-    """Return the pictures of a setting of the defense `name`; None without images, or without place for them."""
+    """Return the pictures of a setting of the defense `name`; None without images or room for them."""
     if leak is None or leak.worst is None or not modality_of(leak.worst.config).drawn:
         return None
     whole = _pictures(leak.worst, album)
     if whole is None:
         return None
     truth, best, blind = whole
-    rows, lines = [truth], [Line("original", "")]
+    rows, lines = [truth], [StripLine("original", "")]
     sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
     sides += [(f"attacker aware of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
     for who, case in sides:
-        found = None if case is None else _pictures(case, album)
-        if found is not None:
-            rows.append(found[1] if case is not leak.worst else best)
-            lines.append(Line(f"{who} ({attack_of(case)})", decibels(case)))
+        pictures = None if case is None else _pictures(case, album)
+        if pictures is not None:
+            rows.append(pictures[1] if case is not leak.worst else best)
+            lines.append(StripLine(f"{who} ({attack_of(case)})", decibels(case)))
     if blind is not None:
         rows.append(np.repeat(blind, len(truth), axis=0))
-        lines.append(Line("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
+        lines.append(StripLine("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
     uri = album.sprite(rows, TILE)
     return None if uri is None else Strip(setting, uri, tuple(lines))
 
 
-def _pictures(case: WorstCase, album: Album) -> tuple[Floats, Floats, Floats | None] | None:
-    """Return the first originals, what the attack that is best on each made of it, [n, C, H, W], and a blind guess."""
-    truth: list[Floats] = []
-    guess: list[Floats] = []
-    blind: Floats | None = None
+def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, ImageArray | None] | None:
+    """Return originals, their best reconstructions, both [n, C, H, W], and a blind guess; None without images."""
+    truth: list[ImageArray] = []
+    guess: list[ImageArray] = []
+    blind: ImageArray | None = None
     winners: Sequence[Record] = case.winners or [case.leading] * len(case.victims)
     for score, record in list(zip(case.victims, winners, strict=True))[:COUNT]:
         images = album.of(record)
         if images is None:
             return None
         place = [victim.place for victim in record.victims].index(score.place)
-        if place >= len(images.truth):  # a file of fewer images than the record has victims: it may come from anyone
+        if place >= len(images.truth):  # the file may hold fewer images than the record has victims
             break
         truth.append(images.truth[place])
         guess.append(images.guess[place])

@@ -1,4 +1,4 @@
-"""The table of all cells: one row a cell, and the CSV file that is written from it; columns: `report.columns`."""
+"""The table of all cells, one row per cell, and its CSV file; columns: `report.columns`."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from ppbench.base.files import write_atomic
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.cap import caps, record_distance
-from ppbench.report.columns import CELLS, ENDS, Row, Value
+from ppbench.report.columns import CELLS, ENDS, ColumnValue, Row
 from ppbench.report.frame import Key, frame_of
 from ppbench.report.page.costs import relative_costs
 from ppbench.report.page.entries import Board
 
 Claims = Callable[[Record], str]
-"""What a paper prints about the defense of a record, in words; "" where it prints nothing comparable."""
+"""Returns the claim of the defense's paper for a record, in words; "" where none is comparable."""
 COLUMNS: Final = [column.name for column in CELLS]
 """The names of the columns of leaderboard.csv, in order."""
 
 
 def no_claims(record: Record) -> str:
-    """Return "": for tables made without the defenses at hand."""
+    """Return "", for tables without claims."""
     return ""
 
 
-def further(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return the metrics, with their titles, of questions of other packages that `records` answer."""
-    found = [question for name, question in questions().items() if not question.chapter]
+def foreign_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return (name, title) of the metrics of other packages' questions in `records`."""
+    foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
-    return [figure for question in found if question.name in kinds for figure in question.figures]
+    return [figure for question in foreign if question.name in kinds for figure in question.figures]
 
 
-def rows(records: Sequence[Record], claims: Claims = no_claims, found: Sequence[Board] = ()) -> list[Row]:
+def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
     """Return the table, sorted by suite, threat model, defense, control value, stage, batch, attack and name.
 
-    found: the boards of `records`, for the ranks of the rows on which the cells stand; none is ranked without.
+    boards: those of `records`, for the ranks of the cells' rows; no ranks without.
     """
     cells = frame_of(records)
-    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(found)
-    told = [
-        facts(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
+    series, costs, ranks = caps(cells), relative_costs(cells), ranks_of(boards)
+    described = [
+        column_roots(cells.key(r), r, cap=series[r.cell_id].main, unit=series[r.cell_id].unit, ratios=costs[r.cell_id])
         | {"claimed": claims(r)}
         for r in cells
     ]
-    return sorted((_row(about, ranks.get(about["record"].cell_id, {})) for about in told), key=_order)
+    return sorted((_row(about, ranks.get(about["record"].cell_id, {})) for about in described), key=_order)
 
 
-def ranks_of(found: Sequence[Board]) -> dict[str, Row]:
-    """Return `rank_low` and `rank_high` of each cell on boards by its name: those of the row that it stands on."""
+def ranks_of(boards: Sequence[Board]) -> dict[str, Row]:
+    """Return `rank_low` and `rank_high` of each cell's row on the boards, by cell id."""
     return {
         record.cell_id: {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
-        for board in found
+        for board in boards
         for entry in board.entries
         for record in entry.records
     }
@@ -67,8 +67,8 @@ def _order(row: Row) -> tuple[object, ...]:
     return *where, row["stage"], row["batch_size"], f"{row['role']}{row['attack']}", row["cell_id"]
 
 
-def facts(key: Key, record: Record, **more: Any) -> dict[str, Any]:
-    """Return what the paths of columns begin with, of a cell or of a row of a board by its `key` and a sample."""
+def column_roots(key: Key, record: Record, **more: Any) -> dict[str, Any]:
+    """Return the roots of the columns' paths, for a cell, or for a row of a board by its key and sample."""
     config = record.config
     return {
         "key": key,
@@ -87,31 +87,31 @@ def facts(key: Key, record: Record, **more: Any) -> dict[str, Any]:
 
 
 def _row(about: Mapping[str, Any], more: Row) -> Row:
-    found = dict(more)
+    values = dict(more)
     for metric in about["record"].metrics:
-        found |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
-        found[f"{metric.name}_chance"] = metric.chance
-    return {c.name: read(about, c.path) if c.path else found.get(c.name) for c in CELLS}
+        values |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
+        values[f"{metric.name}_chance"] = metric.chance
+    return {c.name: read_path(about, c.path) if c.path else values.get(c.name) for c in CELLS}
 
 
-def read(about: Mapping[str, Any], path: str) -> Any:
-    """Return what lies at a path of attributes, None where one on the way is None."""
+def read_path(about: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path of attributes, None where one on the way is None."""
     first, *rest = path.split(".")
-    found = about[first]
+    value = about[first]
     for name in rest:
-        found = None if found is None else getattr(found, name)
-    return found
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def tuned_text(record: Record) -> str:
-    """Return the settings that an attack was run with after tuning, as "lr=0.1, tv=0.01"; "" where none were tried."""
+    """Return the settings that an attack was run with after tuning, as "lr=0.1, tv=0.01"; "" without tuning."""
     if record.tuned is None or not record.tuned.variants:
         return ""
     return ", ".join(f"{name}={value}" for name, value in record.tuned.variants[record.tuned.chosen].items())
 
 
-def text(value: Value) -> str:
-    """Return a field as written: floats to ten digits; text that a spreadsheet would run after an apostrophe."""
+def csv_field(value: ColumnValue) -> str:
+    """Return a field as text: floats to ten digits; an apostrophe before text that a spreadsheet would run."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -122,23 +122,23 @@ def text(value: Value) -> str:
     return guarded.replace("\r", " ")  # Python 3.11's csv does not quote a lone carriage return
 
 
-def csv_text(records: Sequence[Record], claims: Claims = no_claims, found: Sequence[Board] = ()) -> str:
-    """Return the CSV: a header and one row a cell; found: the boards of `records`.
+def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> str:
+    """Return the CSV: a header and one row per cell; boards: those of `records`.
 
-    A function of the records, of claims and of whether the self-test passed, so it can be verified.
+    A function of the records, the claims and whether the self-test passed, so that it can be verified.
     """
-    buffer, more = io.StringIO(), [name for name, _ in further(records)]
+    buffer, more = io.StringIO(), [name for name, _ in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
-    for row in rows(records, claims, found):
+    for row in table_rows(records, claims, boards):
         others = [value for name in more for value in own[str(row["cell_id"])].get(name, (None,) * 3)]
-        writer.writerow([text(value) for value in (*row.values(), *others)])
+        writer.writerow([csv_field(value) for value in (*row.values(), *others)])
     return buffer.getvalue()
 
 
 def write_csv(
-    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, found: Sequence[Board] = ()
+    records: Sequence[Record], path: Path, *, claims: Claims = no_claims, boards: Sequence[Board] = ()
 ) -> None:
-    """Write the CSV to `path`, whole or not at all. Raises UsageError where it cannot be written."""
-    write_atomic(path, csv_text(records, claims, found).encode())
+    """Write the CSV to `path`, completely or not at all. Raises UsageError where it cannot be written."""
+    write_atomic(path, csv_text(records, claims, boards).encode())

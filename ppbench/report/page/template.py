@@ -1,7 +1,7 @@
-"""The page's template: what it calls, figures as it shows them, scripts and style sheets.
+"""The page's template: its functions, formats of figures, scripts and style sheets.
 
-Third-party builds are kept in `vendor/` with their digests. The page's content security policy allows a script by its
-digest alone, so what stands in the file is what runs.
+Third-party builds are in `vendor/` with their digests. The page's content security policy allows scripts only by their
+digests.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from markupsafe import Markup
 from ppbench.metrics.guarantee import epsilon_words
 from ppbench.records.schema import Metric, Utility
 from ppbench.report.claims.page import claimed_text
-from ppbench.report.leak import WORDS
+from ppbench.report.leak import LEVEL_WORDS
 from ppbench.report.learning import USABLE
-from ppbench.report.page.sections import metric_of
+from ppbench.report.page.sections import section_metric
 from ppbench.report.worst import attack_of, cell_of
 
-TEMPLATES = Path(__file__).parent / "templates"
+PAGE_TEMPLATES = Path(__file__).parent / "templates"
 VENDOR = Path(__file__).parent / "vendor"
 SCRIPT, STYLE = VENDOR / "tabulator.min.js", VENDOR / "tabulator_simple.min.css"
-OWN = (TEMPLATES / "tables.js", TEMPLATES / "page.js")
+OWN_SCRIPTS = (PAGE_TEMPLATES / "tables.js", PAGE_TEMPLATES / "page.js")
 _MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Assets:
-    """What a page carries. scripts: in the order in which they run; digests: of each, as a policy names them."""
+    """Scripts and style of a page. scripts: in the order in which they run; digests: of each, as in the policy."""
 
     scripts: tuple[Markup, ...]
     digests: tuple[str, ...]
     style: Markup
 
 
-def digest(script: str) -> str:
+def script_digest(script: str) -> str:
     """Return the source expression of a content security policy that allows `script`, e.g. "sha256-...="."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @lru_cache(maxsize=1)
 def assets() -> Assets:
-    """Return scripts and style of a page, without source maps; ValueError where one would end its own element."""
+    """Return scripts and style of a page, without source maps; ValueError where a script would end its own element."""
     script, style = (_MAP.sub("", path.read_text(encoding="utf-8")).strip() for path in (SCRIPT, STYLE))
-    scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN))
+    scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN_SCRIPTS))
     if any(re.search(r"</script|<!--", one, re.IGNORECASE) for one in scripts):
         raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
-    own = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return Assets(tuple(map(Markup, scripts)), tuple(map(digest, scripts)), Markup(f"{style}\n{own}"))
+    own = (PAGE_TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return Assets(tuple(map(Markup, scripts)), tuple(map(script_digest, scripts)), Markup(f"{style}\n{own}"))
 
 
 @lru_cache(maxsize=1)
 def template() -> Template:
-    """Return the page's template with what it calls and carries, compiled once a process."""
+    """Return the page's template with its functions and assets, compiled once per process."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(PAGE_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {
-        form.__name__: form for form in (number, percent, size, span, error, seconds, capitalized, epsilon_words)
+        form.__name__: form for form in (number, percent, byte_size, span, error, seconds, capitalized, epsilon_words)
     }
     environment.globals |= {
         "assets": assets(),
         "attack_of": attack_of,
         "cell_of": cell_of,
-        "metric_of": metric_of,
+        "metric_of": section_metric,
         "claimed_text": claimed_text,
-        "words": WORDS,
+        "words": LEVEL_WORDS,
         "usable_points": USABLE,
     }
     return environment.get_template("page.html.j2")
@@ -105,11 +105,11 @@ def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
 
 
 def capitalized(text: str) -> str:
-    """Return a sentence that begins with a capital, the rest as it is."""
+    """Return a sentence with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
-def size(value: float | None) -> str:
+def byte_size(value: float | None) -> str:
     """Return bytes in B, kB, MB or GB (powers of 1000)."""
     if value is None:
         return "n/a"

@@ -1,4 +1,4 @@
-"""One figure a board: what each setting leaks in the worst case over the accuracy that it leaves."""
+"""One figure per board: each setting's worst case over its accuracy."""
 
 from __future__ import annotations
 
@@ -14,46 +14,44 @@ from ppbench.report.controls import CONTROLS
 from ppbench.report.metrics import METRICS
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import INK, tip
-from ppbench.report.page.sections import words_of
+from ppbench.report.page.sections import board_title
 
 _MARKERS = "os^Dv<>Ph*"
-Span = tuple[float, float, float]
-"""A figure, and where its 95 % interval begins and ends."""
+FigureInterval = tuple[float, float, float]
+"""A figure, and the low and high end of its 95 % interval."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A row of a board. series: its defense and what is alike along a control value; about: its control value, or "";
-    accuracy, leak: value, low and high end.
-    """
+class TradeoffPoint:
+    """A row of a board. series: its defense and what differs beside the control value; about: the control value."""
 
     series: str
     about: str
-    accuracy: Span
-    leak: Span
+    accuracy: FigureInterval
+    leak: FigureInterval
 
     @property
     def words(self) -> str:
-        """What who points at it reads."""
+        """The tooltip."""
         accuracy, leak = (f"{v:.3g} ({low:.3g} to {high:.3g})" for v, low, high in (self.accuracy, self.leak))
         return f"{self.series} {self.about}".strip() + f": accuracy {accuracy}, worst case {leak}"
 
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Settings of a board in the order of its series. metric: what is ranked by; safer: whether less of it leaks more;
-    chance: of the metric, or what a blind guess gets; None: not known.
+    """Settings of a board by series. metric: that of the ranks; safer: whether less of it leaks more; chance: the value
+    of a blind guess, None where unknown.
     """
 
     title: str
     metric: str
     safer: bool
     chance: float | None
-    settings: tuple[Setting, ...]
+    settings: tuple[TradeoffPoint, ...]
 
     @property
     def label(self) -> str:
-        """What is read to who cannot see it."""
+        """The text for screen readers."""
         return f"{self.title}: worst case over accuracy. " + "; ".join(one.words for one in self.settings)
 
     def draw(self) -> Figure:
@@ -87,14 +85,14 @@ class Tradeoff:
         return figure
 
 
-def _ends(figures: Sequence[Span]) -> list[list[float]]:
+def _ends(figures: Sequence[FigureInterval]) -> list[list[float]]:
     """Return how far the intervals reach below, and above."""
     return [[abs(one[0] - one[side]) for one in figures] for side in (1, 2)]
 
 
 def tradeoff_of(board: Board) -> Tradeoff | None:
     """Return a board's figure; None where fewer than two defended settings have both figures."""
-    entries = sorted(board.entries, key=lambda entry: entry.key.value or 0.0)  # a line goes along the control value
+    entries = sorted(board.entries, key=lambda entry: entry.key.value or 0.0)  # lines follow the control value
     settings = [one for entry in entries for one in _settings(entry, board.headline)]
     if sum(one.series not in CONTROLS for one in settings) < 2:
         return None
@@ -104,18 +102,18 @@ def tradeoff_of(board: Board) -> Tradeoff | None:
     unit = METRICS.get(board.headline, ("", ""))[0] if board.headline in METRICS else ""
     words = f"{board.headline}{f' ({unit})' if unit else ''}"
     ordered = sorted(settings, key=lambda one: (one.series not in CONTROLS, one.series))
-    return Tradeoff(words_of(board.setting), words, any(m.higher_is_safer for m in metrics), chance, tuple(ordered))
+    return Tradeoff(board_title(board.setting), words, any(m.higher_is_safer for m in metrics), chance, tuple(ordered))
 
 
-def _settings(entry: Entry, name: str) -> Iterator[Setting]:
+def _settings(entry: Entry, name: str) -> Iterator[TradeoffPoint]:
     metric = None if entry.worst is None else entry.worst.metric(name)
     use = entry.sample.utility
     if metric is None or metric.value is None or use.accuracy is None:
         return
     series = " ".join(word for word in (entry.defense.id, entry.differs) if word)
     accuracy = _span(use.accuracy, use.low, use.high)
-    yield Setting(series, entry.control, accuracy, _span(metric.value, metric.low, metric.high))
+    yield TradeoffPoint(series, entry.control, accuracy, _span(metric.value, metric.low, metric.high))
 
 
-def _span(value: float, low: float | None, high: float | None) -> Span:
+def _span(value: float, low: float | None, high: float | None) -> FigureInterval:
     return value, value if low is None else low, value if high is None else high

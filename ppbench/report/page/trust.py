@@ -1,8 +1,8 @@
-"""Whether what is concluded can be relied on: one signal, the same on the page, in JSON and in the terminal.
+"""Whether conclusions can be relied on: one signal for page, JSON and terminal.
 
-A control that fails speaks against everything. Where the undefended model learned too little, what leaks leaks all the
-same, but nothing is usable and nothing is said to withstand the attacks. A board on which even the undefended model
-resists the attacks says nothing about defenses, and nothing against the other boards.
+A failed control invalidates everything. Where the undefended model learned too little, leaks still count, but nothing
+is usable and nothing withstands the attacks. A board on which even the undefended model resists the attacks shows
+nothing about defenses, and nothing against other boards.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Literal
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check
 from ppbench.report.page.entries import Board
-from ppbench.report.page.evaluations import Judged, checks_of
+from ppbench.report.page.evaluations import JudgedEvaluation, checks_of
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.sections import words_of
+from ppbench.report.page.sections import board_title
 
-State = Literal["failed", "unknown", "unlearned", "partly", "holds"]
+TrustState = Literal["failed", "unknown", "unlearned", "partly", "holds"]
 
 
 @dataclass(frozen=True)
-class Silent:
-    """A board that nothing can be concluded from. place: its number, from 1; title, reason: in words."""
+class SilentBoard:
+    """A board without conclusions. place: its number, from 1; title, reason: in words."""
 
     place: int
     title: str
@@ -33,26 +33,26 @@ class Silent:
 
 @dataclass(frozen=True)
 class Trust:
-    """What the controls say of all evaluations.
+    """The controls of all evaluations.
 
-    checks: theirs and the harness's; boards: how many there are; evaluations, sound: how many there are, and of how
-    many something may be concluded; leaking: whether some defense is shown to leak. company: a sentence on where other
-    packages' attacks ran, "" without any.
+    checks: theirs and the harness's; boards: number of boards; evaluations, sound: number of evaluations, and of
+    reliable ones; leaking: whether some defense is shown to leak; company: a sentence on where other packages' attacks
+    ran, or "".
     """
 
     checks: tuple[Check, ...]
     boards: int
-    silent: tuple[Silent, ...]
+    silent: tuple[SilentBoard, ...]
     evaluations: int
     sound: int
     leaking: bool
     company: str = ""
 
     @cached_property
-    def state(self) -> State:
-        """Failed: a control speaks against the results; unknown: one did not run; partly: some boards say nothing.
+    def state(self) -> TrustState:
+        """ "failed": a control failed; "unknown": one did not run; "partly": some boards show nothing.
 
-        Unlearned: an undefended model learned too little to judge by.
+        "unlearned": an undefended model learned too little.
         """
         controls = [check for check in self.checks if check.control != "learning"]
         if any(check.ok is False for check in controls):
@@ -65,15 +65,15 @@ class Trust:
 
     @property
     def reliable(self) -> bool:
-        """Whether something can be concluded: all controls ran and hold.
+        """Whether conclusions can be drawn: all controls ran and hold.
 
-        Where the undefended model learned too little, that something leaks is all that can be.
+        Where the undefended model learned too little, the only conclusion can be that something leaks.
         """
         return self.state in ("partly", "holds") or (self.state == "unlearned" and self.leaking)
 
     @property
     def sentence(self) -> str:
-        """Say it in one line, and where strangers' attacks ran in another."""
+        """The state in a sentence, and `company`."""
         return " ".join(filter(None, (self._controls, self.company)))
 
     @property
@@ -103,7 +103,7 @@ class Trust:
         return "; ".join(dict.fromkeys(one.reason for one in self.silent))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for programs, in types that JSON has."""
+        """Return the state in types that JSON has."""
         return {
             "state": self.state,
             "sentence": self.sentence,
@@ -114,20 +114,20 @@ class Trust:
 
 
 def trust_of(
-    found: Sequence[Board], told: Sequence[Judged], harness: Check | None, tables: Sequence[Overview]
+    boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], harness: Check | None, tables: Sequence[Overview]
 ) -> Trust:
-    """Return what can be relied on, from all boards, in order, and all evaluations; harness: its self-test or None."""
+    """Return the trust in all boards, in order, and all evaluations; harness: check of the self-test, or None."""
     silent = [
-        Silent(place, words_of(board.setting), reason)
-        for place, board in enumerate(found, start=1)
+        SilentBoard(place, board_title(board.setting), reason)
+        for place, board in enumerate(boards, start=1)
         if (reason := _reason(board)) and not board.setting.intended
     ]
-    checks = (*checks_of(told), *(() if harness is None else (harness,)), *_learning(tables))
-    records = [record for one in told for record in one.records]
-    sound = sum(one.reliable for one in told)
+    checks = (*checks_of(evaluations), *(() if harness is None else (harness,)), *_learning(tables))
+    records = [record for one in evaluations for record in one.records]
+    sound = sum(one.reliable for one in evaluations)
     rows = [row for table in tables if table.reliable for row in table.compared]
-    leaking = any(row.leaking or any(setting.given for setting in row.grid) for row in rows)
-    return Trust(checks, len(found), tuple(silent), len(told), sound, leaking, company_of(records))
+    leaking = any(row.leaking or any(setting.recovered for setting in row.grid) for row in rows)
+    return Trust(checks, len(boards), tuple(silent), len(evaluations), sound, leaking, company_of(records))
 
 
 def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
@@ -140,7 +140,7 @@ def _learning(tables: Sequence[Overview]) -> Iterator[Check]:
 
 
 def company_of(records: Iterable[Record]) -> str:
-    """Return where attacks of other packages ran, in sentences: beside the truth, or apart and kept from what."""
+    """Return sentences on where attacks of other packages ran, and what they could not access."""
     where: dict[str, set[str]] = {}
     for record in records:
         if record.config.attack.code and record.status == "complete":
@@ -153,7 +153,7 @@ def company_of(records: Iterable[Record]) -> str:
 
 
 def _reason(board: Board) -> str:
-    """Return why nothing can be concluded from a board, "" where something can."""
+    """Return why a board shows nothing, a clause; "" where it shows something."""
     if board.reliable:
         return ""
     own = next((check for check in board.checks if check.control == "board"), None)

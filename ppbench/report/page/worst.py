@@ -1,4 +1,4 @@
-"""The worst case as a table: one row a defense, control value, stage and batch size, over all attacks that were run."""
+"""The worst case as a table: one row per defense, control value, stage and batch size, over all attacks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ppbench.questions.base import question_for, question_of
 from ppbench.report.columns import KEY, WORST, Row
 from ppbench.report.controls import value
 from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.table import facts, read, text
+from ppbench.report.page.table import column_roots, csv_field, read_path
 
-FIGURES = (
+WORST_FIGURES = (
     *("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean"),
     *("gain_median", "reidentified", "recognized"),
 )
-"""Metrics of the worst case; of the plain one the first two."""
+"""Metrics of the worst case; those of the plain one are the first two."""
 
 
 def worst_rows(boards: Sequence[Board]) -> list[Row]:
-    """Return the rows of the reconstruction boards by the columns of worst_case.csv; attacks: how many gave images."""
+    """Return the rows of the reconstruction boards by the columns of worst_case.csv."""
     return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
 
 
 def row_key(entry: Entry) -> Row:
-    """Return what tells a row of a board from all others, and its ranks."""
-    about = facts(entry.key, entry.sample, kind=entry.key.kind)
+    """Return the columns that identify a row of a board, and its ranks."""
+    about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
     ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
-    return {column.name: read(about, column.path) for column in KEY} | ranks
+    return {column.name: read_path(about, column.path) for column in KEY} | ranks
 
 
 def _row(board: Board, entry: Entry) -> Row:
@@ -47,15 +47,15 @@ def _row(board: Board, entry: Entry) -> Row:
         "worst": None if worst is None else worst.name,
         "worst_psnr_median_low": None if median is None else median.low,
         "worst_psnr_median_high": None if median is None else median.high,
-        **{f"plain_{name}": value(plain, name) for name in FIGURES[:2]},
-        **{f"worst_{name}": value(worst, name) for name in FIGURES},
+        **{f"plain_{name}": value(plain, name) for name in WORST_FIGURES[:2]},
+        **{f"worst_{name}": value(worst, name) for name in WORST_FIGURES},
     }
 
 
 def worst_csv(boards: Sequence[Board]) -> str:
     """Return worst_case.csv, floats with all their digits, without the columns that would be empty in every row.
 
-    It is a table to look at: which columns it has, beside those that tell rows apart, depends on what was asked.
+    Which columns it has, beside those that identify rows, depends on the results.
     """
     rows = worst_rows(boards)
     shown = [c.name for c in WORST if not rows or any(row[c.name] not in (None, "") for row in rows)]
@@ -63,5 +63,5 @@ def worst_csv(boards: Sequence[Board]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(shown)
     for row in rows:
-        writer.writerow([field if isinstance(field := row[name], float) else text(field) for name in shown])
+        writer.writerow([field if isinstance(field := row[name], float) else csv_field(field) for name in shown])
     return buffer.getvalue()

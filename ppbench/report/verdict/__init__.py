@@ -1,4 +1,4 @@
-"""What was found, in words: sentences computed from records, for the terminal and the head of the board."""
+"""The verdicts on a defense, in sentences computed from records, for the terminal and the head of the board."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from ppbench.records.schema import Record
 from ppbench.report.frame import TRAINED, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.refutation import refutation_of
-from ppbench.report.verdict.audits import what_audits_tell
-from ppbench.report.verdict.lines import labels_of, listed
-from ppbench.report.verdict.models import what_models_tell
-from ppbench.report.verdict.uploads import what_uploads_tell
+from ppbench.report.verdict.audits import audit_verdicts
+from ppbench.report.verdict.lines import listed_values, setting_labels
+from ppbench.report.verdict.models import model_verdicts
+from ppbench.report.verdict.uploads import upload_verdicts
 from ppbench.report.verdict.verdict import Verdict
 
-NUMBERS = 3  # words in which reasons may differ to be told as one
+MOST_DIFFERING_WORDS = 3  # words in which reasons may differ and still be joined into one
 
 
 def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return what was found about `defense`, question by question, in sentences; every figure is a record's."""
+    """Return the verdicts on `defense`, question by question; every figure is a record's."""
     frame = frame_of(records)
-    said = [*what_uploads_tell(defense, frame), *what_models_tell(defense, frame), *what_audits_tell(defense, frame)]
+    results = [*upload_verdicts(defense, frame), *model_verdicts(defense, frame), *audit_verdicts(defense, frame)]
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
-        said += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
-    stated = guarantee([r for r in frame if r.config.defense.id == defense])
-    said += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+        results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
+    stated = guarantee_sentences([r for r in frame if r.config.defense.id == defense])
+    results += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
-        return said
+        return results
     clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
-    said = [replace(one, fate="undecided") if one.fate == "stands" else one for one in said]
-    return [*said, Verdict(defense, "usability", None, clause)]
+    results = [replace(one, fate="undecided") if one.fate == "stands" else one for one in results]
+    return [*results, Verdict(defense, "usability", None, clause)]
 
 
 def sentences(defense: str, records: Sequence[Record]) -> list[str]:
@@ -42,10 +42,10 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     return [verdict.sentence for verdict in verdicts(defense, records)]
 
 
-def guarantee(records: Sequence[Record]) -> list[str]:
-    """Return what one defense guarantees, by `Record.privacy`; what reasons share over control values, once."""
-    label = labels_of(records)
-    said = _stated(records, label)
+def guarantee_sentences(records: Sequence[Record]) -> list[str]:
+    """Return sentences on what one defense guarantees, by `Record.privacy`; reasons are joined over control values."""
+    label = setting_labels(records)
+    lines = _stated(records, label)
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
@@ -53,15 +53,15 @@ def guarantee(records: Sequence[Record]) -> list[str]:
         if record.privacy.epsilon is None and reason:
             reasons.setdefault(reason, []).append(label[record.cell_id])
     if not reasons:
-        return said
+        return lines
     places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
     known = list(dict.fromkeys(word for at in places.values() for word in at))
-    where = f" at {listed(known)}" if said and known != [""] else ""
-    return [*said, f"No epsilon can be given{where}: {_clauses(places)}."]
+    where = f" at {listed_values(known)}" if lines and known != [""] else ""
+    return [*lines, f"No epsilon can be given{where}: {_clauses(places)}."]
 
 
 def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
-    """Return sentences on the epsilons that are stated; label: of settings, by cell."""
+    """Return sentences on the stated epsilons; label: words of the setting, by cell."""
     refuted: list[str] = []
     bounds: list[float] = []
     vacuous: dict[str, float] = {}
@@ -82,11 +82,11 @@ def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:
-    """Return reasons as one: "epsilon 1 / 3 is claimed" where numbers differ, else what all share, then the rest."""
+    """Return joined reasons: "epsilon 1 / 3 is claimed" where numbers differ, else shared clauses, then the rest."""
     words = [reason.split(" ") for reason in reasons]
     if len({len(some) for some in words}) == 1:
         places = [list(dict.fromkeys(place)) for place in zip(*words, strict=True)]
-        if sum(len(place) > 1 for place in places) <= NUMBERS:
+        if sum(len(place) > 1 for place in places) <= MOST_DIFFERING_WORDS:
             return " ".join(" / ".join(place) for place in places)
     split = {reason: reason.split("; ") for reason in reasons}
     common = [c for c in next(iter(split.values())) if all(c in clauses for clauses in split.values())]
@@ -94,5 +94,5 @@ def _clauses(reasons: dict[str, list[str]]) -> str:
     for reason, clauses in split.items():
         rest = "; ".join(clause for clause in clauses if clause not in common)
         if rest:
-            own.append(f"{listed(reasons[reason])}: {rest}" if reasons[reason] != [""] else rest)
+            own.append(f"{listed_values(reasons[reason])}: {rest}" if reasons[reason] != [""] else rest)
     return "; ".join([*common, *own])

@@ -1,4 +1,4 @@
-"""Records as rows of the final tables: the worst case of each kind, and of attacks that do not know the defense."""
+"""Records as rows of the final tables: the worst case of each kind, and that of unaware attacks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ppbench.report.controls import probe_words
 from ppbench.report.frame import SETTING, Frame, Key, frame_of
 from ppbench.report.worst import WorstCase, worst_of
 
-STAGES = {
+STAGE_WORDS = {
     "init": "at random weights",
     "iterate": "of what clients train on",
     "final": "after training",
     "audit": "after a training with canaries",
 }
-ORDER = tuple(STAGES)
+STAGE_RANK = tuple(STAGE_WORDS)
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The worst case over cells, each setting for itself: of plain attacks, of those that know the defense, of all."""
+    """The worst case over settings: of plain attacks, of those that know the defense, and of all."""
 
     plain: WorstCase | None
     knowing: WorstCase | None
@@ -36,13 +36,13 @@ class Sides:
     def of(records: Sequence[Record], metric: str) -> Sides:
         """Return the worst cases of `records`, cells of one kind, by `metric`."""
         frame = frame_of(records)
-        told = [r for r in frame if (m := r.metric(metric)) is not None and m.value is not None]
-        plain, knowing = ([r for r in told if r.config.attack.adaptive == knows] for knows in (False, True))
+        measured = [r for r in frame if (m := r.metric(metric)) is not None and m.value is not None]
+        plain, knowing = ([r for r in measured if r.config.attack.adaptive == knows] for knows in (False, True))
 
         def worst(some: Sequence[Record]) -> WorstCase | None:
             return worst_of((row.worst(metric) for row in frame.of(some).by(SETTING).values()), metric)
 
-        return Sides(worst(plain), worst(knowing), worst(told), len(plain), len(knowing))
+        return Sides(worst(plain), worst(knowing), worst(measured), len(plain), len(knowing))
 
     @property
     def tried(self) -> int:
@@ -51,8 +51,8 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The cells of one setting that a table has in a row. key: by `SETTING`; control: its control value, as words."""
+class SettingRow:
+    """The cells of one setting, a row of a table. key: by `SETTING`; control: the control value in words."""
 
     key: Key
     control: str
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def utility(self) -> Utility:
-        """What the model is good for."""
+        """The model's utility."""
         return self.records[0].utility
 
     @property
     def status(self) -> str:
-        """Of the first cell that is not complete, else "complete"."""
+        """The status of the first cell that is not complete, else "complete"."""
         return next((r.status for r in self.records if r.status != "complete"), "complete")
 
     @property
@@ -83,12 +83,12 @@ class Row:
 
     @cached_property
     def rebuilt(self) -> Sides:
-        """What is rebuilt of each victim at best."""
+        """Reconstructions by PSNR, the best of each victim."""
         return Sides.of(self.of("reconstruction"), "psnr_median")
 
     @property
     def labels(self) -> Record | None:
-        """The strongest recovery of labels; targets that are numbers have none."""
+        """The cell with the highest label accuracy; None for numeric targets."""
         return self.top("label_accuracy") if self.records[0].config.model.classes > 1 else None
 
     @cached_property
@@ -109,8 +109,8 @@ def extraction_metric_of(records: Iterable[Figured]) -> str:
     return next((question.headline(r.config) for r in records), "agreement")
 
 
-def labels_of(records: Sequence[Record]) -> dict[str, str]:
-    """Return "alpha2=0.1" by cell: the control parameter, what else differs among a defense's records, the role."""
+def setting_labels(records: Sequence[Record]) -> dict[str, str]:
+    """Return by cell id "alpha2=0.1": the control parameter, what else differs among a defense's records, the role."""
     seen: dict[tuple[str, str], set[object]] = {}
 
     def known(record: Record) -> dict[str, object]:
@@ -119,7 +119,7 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
     for record in records:
         for name, parameter in known(record).items():
             seen.setdefault((record.config.defense.id, name), set()).add(parameter)
-    found = {}
+    labels = {}
     for record in records:
         defense = record.config.defense
         words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
@@ -127,48 +127,48 @@ def labels_of(records: Sequence[Record]) -> dict[str, str]:
             if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
                 words.append(f"{name}={parameter}")
         words += [f"({record.config.role})"] if record.config.role else []
-        found[record.cell_id] = " ".join(words)
-    return found
+        labels[record.cell_id] = " ".join(words)
+    return labels
 
 
-def _rows(records: Sequence[Record], which: Callable[[Record], bool]) -> list[Row]:
-    """Return those of `records` that `which` takes as rows, controls first, then by control value, stage and batch."""
+def _rows(records: Sequence[Record], which: Callable[[Record], bool]) -> list[SettingRow]:
+    """Return the records selected by `which` as rows: controls first, then by control value, stage and batch."""
     frame = frame_of(records)
-    label = labels_of(frame)
+    label = setting_labels(frame)
     groups = frame.of([r for r in frame if which(r)]).by(SETTING)
-    return sorted((Row(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
+    return sorted((SettingRow(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
 
 
-def _order(row: Row) -> tuple[object, ...]:
+def _order(row: SettingRow) -> tuple[object, ...]:
     key = row.key
     rank = {"none": 0, "full_noise": 1}.get(key.defense, 2)
     number = 0.0 if key.value is None else key.value
-    place = row.control, ORDER.index(key.stage), key.batch
+    place = row.control, STAGE_RANK.index(key.stage), key.batch
     return rank, key.defense, key.threat, number, *place, key.probe, key.probe_rounds, key.text()
 
 
-def lines(records: Sequence[Record]) -> list[Row]:
+def upload_rows(records: Sequence[Record]) -> list[SettingRow]:
     """Return the rows on what uploads give away."""
     return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads")
 
 
-def held(records: Sequence[Record]) -> list[Row]:
-    """Return the rows on what models give away to who holds them: those trained on, and those delivered."""
+def model_rows(records: Sequence[Record]) -> list[SettingRow]:
+    """Return the rows on what models give away to their holders: those trained on, and those delivered."""
     return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "models")
 
 
-def audits(records: Sequence[Record]) -> list[Row]:
-    """Return the rows of all audits: a defense at one control value, to one adversary, in one audit."""
+def audit_rows(records: Sequence[Record]) -> list[SettingRow]:
+    """Return the rows of all audits: one per defense, control value, adversary and audit."""
     return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
 
 
-def undefended_row(rows: Iterable[Row], stage: str, batch: int) -> Row | None:
+def undefended_row(rows: Iterable[SettingRow], stage: str, batch: int) -> SettingRow | None:
     """Return the undefended row of a stage and batch."""
     return next((r for r in rows if (r.key.defense, r.key.stage, r.key.batch) == ("none", stage, batch)), None)
 
 
-def probed(row: Row, beside: Iterable[Row]) -> str:
-    """Return what was probed, in words: where it is not one gradient, or where other rows stand beside of another."""
+def probe_text(row: SettingRow, beside: Iterable[SettingRow]) -> str:
+    """Return a row's probe in words; "" where it and all rows in `beside` probe one gradient."""
     every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}
     return "" if every == {("gradient", 1)} else probe_words(row.key.probe, row.key.probe_rounds)
 
@@ -189,13 +189,13 @@ def decibels(record: Figured | None) -> str:
     return figure(record, "psnr_median", ".1f", " dB")
 
 
-def by(attack: str, control: str) -> str:
-    """Return who found a figure and where, as "dlg, sigma=0.1"."""
+def attack_at(attack: str, control: str) -> str:
+    """Return an attack with the control value, as "dlg, sigma=0.1"."""
     return f"{attack}, {control}" if control else attack
 
 
-def listed(labels: Sequence[str]) -> str:
-    """Return "kappa=1, 10 and 100": control values of one defense in words, their common name said once."""
+def listed_values(labels: Sequence[str]) -> str:
+    """Return "kappa=1, 10 and 100": control values of one defense in words, with their common name once."""
     names = {label.partition("=")[0] for label in labels}
     plain = all("=" in label and " " not in label for label in labels)
     words = [label.partition("=")[2] for label in labels] if plain and len(names) == 1 else list(labels)

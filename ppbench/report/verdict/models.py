@@ -1,7 +1,7 @@
-"""What a model gives away to who holds it, in sentences: members of the training data, and the true model's outputs.
+"""Verdicts on what a model gives away to its holder: members of the training data, and the true model's outputs.
 
-A masking defense has clients train on another model than it delivers. Both are judged, and who takes a model as it is
-apart from who knows of the mask.
+A masking defense has clients train on another model than it delivers. Both are judged, separately for attackers who
+take the model as it is and for those who know of the mask.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ppbench.federation.threats import recorded_threat
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import above_chance, value
-from ppbench.report.verdict.lines import Row, Sides, by, extraction_metric_of, figure, held, listed
-from ppbench.report.verdict.verdict import Fate, ModelFate, Verdict, members_fate, outputs_fate, same_outputs, together
+from ppbench.report.verdict.lines import (
+    SettingRow,
+    Sides,
+    attack_at,
+    extraction_metric_of,
+    figure,
+    listed_values,
+    model_rows,
+)
+from ppbench.report.verdict.verdict import (
+    Fate,
+    ModelFate,
+    Verdict,
+    joint_fate,
+    members_fate,
+    outputs_fate,
+    same_outputs,
+)
 from ppbench.report.worst import WorstCase, attack_of
-
-CLIENT = "client/1"
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,12 @@ class _Members:
     metric: ClassVar[str] = "asr"
     name: ClassVar[Literal["members"]] = "members"
 
-    def of(self, row: Row) -> Sides:
+    def of(self, row: SettingRow) -> Sides:
         return row.members
 
     @property
     def known(self) -> WorstCase | None:
-        """The undefended cell, where it finds members."""
+        """The undefended cell, if it finds members, else None."""
         return self.undefended if above_chance(self.undefended, "asr", self.tried) else None
 
     def fate(self, record: WorstCase, tried: int) -> ModelFate:
@@ -46,9 +61,9 @@ class _Members:
 
     @property
     def beside(self) -> str:
-        """What the undefended model gives away, to stand beside."""
+        """The undefended model's figure, in words."""
         if self.undefended is None:
-            return ", undefended: not asked"
+            return ", undefended: not attacked"
         weak = "" if self.known is not None else ", not above chance itself"
         return f", undefended {figure(self.undefended, 'asr', '.1%')}{weak}"
 
@@ -65,7 +80,7 @@ class _Outputs:
     def noun(self) -> str:
         return "the true model's decisions" if self.metric == "agreement" else "the true model's predictions"
 
-    def of(self, row: Row) -> Sides:
+    def of(self, row: SettingRow) -> Sides:
         return row.outputs
 
     def fate(self, record: WorstCase, tried: int) -> ModelFate:
@@ -83,40 +98,41 @@ class _Outputs:
 _Question = _Members | _Outputs
 
 
-def what_models_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return the sentences on members and true outputs, adversary by adversary."""
-    everything = held(records)
+def model_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return the verdicts on members and true outputs, by adversary."""
+    everything = model_rows(records)
     own = [row for row in everything if row.key.defense == defense]
     masked = any(row.key.stage == "iterate" for row in own)
     outputs = _Outputs(extraction_metric_of(records))
-    said: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for threat in sorted({row.key.threat for row in own}):
-        prefix = "" if threat == CLIENT else f"[{threat}] "
+        everybody = recorded_threat(threat).lone_client
+        prefix = "" if everybody else f"[{threat}] "
         mine = [row for row in own if row.key.threat == threat]
         trained_on, delivered = ([r for r in mine if r.key.stage == stage] for stage in ("iterate", "final"))
-        if threat != CLIENT and any((row.key.stage, row.key.threat) == ("final", CLIENT) for row in own):
-            delivered = []  # it is the model that clients are sent, and told of there
+        if not everybody and any(r.key.stage == "final" and recorded_threat(r.key.threat).lone_client for r in own):
+            delivered = []  # clients receive the same model: reported there
         members = [_undefended(everything, threat, stage, defense) for stage in ("iterate", "final")]
-        found = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
-        found += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
-        said += [verdict.worded(prefix + verdict.sentence) for verdict in [*found, *_answers(delivered, outputs)]]
-    return said
+        results = [*_judged(trained_on, members[0]), *_judged(trained_on, outputs)]
+        results += _delivered(delivered, members[1]) if masked else _queried(delivered, members[1])
+        verdicts += [verdict.worded(prefix + verdict.sentence) for verdict in [*results, *_answers(delivered, outputs)]]
+    return verdicts
 
 
-def _undefended(rows: Sequence[Row], threat: str, stage: str, defense: str) -> _Members:
-    """Return the question for members beside what `none` gives away at the same stage; nothing else compares."""
+def _undefended(rows: Sequence[SettingRow], threat: str, stage: str, defense: str) -> _Members:
+    """Return the question for members with the figure of `none` at the same stage, the only one that compares."""
     some = [r for r in rows if (r.key.defense, r.key.stage) == ("none", stage) and r.members.tried]
     some = [] if defense == "none" else [r for r in some if r.key.threat == threat] or some
-    found = best([r for row in some if (r := row.members.worst) is not None], "asr")
-    return _Members(found, sum(row.members.tried for row in some))
+    strongest = best([r for row in some if (r := row.members.worst) is not None], "asr")
+    return _Members(strongest, sum(row.members.tried for row in some))
 
 
 # -- the model that clients train on ---------------------------------------------------------------------------------
-def _judged(rows: Sequence[Row], question: _Question) -> list[Verdict]:
-    """Return a sentence for each set of control values that fare alike."""
+def _judged(rows: Sequence[SettingRow], question: _Question) -> list[Verdict]:
+    """Return one verdict per group of control values with one fate."""
     cells = [question.of(row) for row in rows]
     tried = sum(c.plain_tried for c in cells), sum(c.knowing_tried for c in cells)
-    groups: dict[tuple[ModelFate | None, ModelFate | None], list[Row]] = {}
+    groups: dict[tuple[ModelFate | None, ModelFate | None], list[SettingRow]] = {}
     for row, cell in zip(rows, cells, strict=True):
         plain, knowing = (
             None if record is None else question.fate(record, n)
@@ -124,40 +140,40 @@ def _judged(rows: Sequence[Row], question: _Question) -> list[Verdict]:
         )
         if plain is not None or knowing is not None:
             groups.setdefault((plain, knowing), []).append(row)
-    said = []
+    verdicts = []
     for (plain, knowing), some in groups.items():
         labels = [row.control for row in some if row.control]
-        where = f" at {listed(labels)}" if labels and len(groups) > 1 else ""
-        first = _told([question.of(row).plain for row in some], some, question)
-        second = _told([question.of(row).knowing for row in some], some, question)
+        where = f" at {listed_values(labels)}" if labels and len(groups) > 1 else ""
+        first = _strongest_words([question.of(row).plain for row in some], some, question)
+        second = _strongest_words([question.of(row).knowing for row in some], some, question)
         sentence = f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}."
-        became = together(side for side in (plain, knowing) if side is not None)
+        became = joint_fate(side for side in (plain, knowing) if side is not None)
         top = best([case for row in some if (case := question.of(row).worst) is not None], question.metric)
-        said.append(_verdict(some, question, top, became, sentence))
-    return said
+        verdicts.append(_verdict(some, question, top, became, sentence))
+    return verdicts
 
 
 def _verdict(
-    rows: Sequence[Row], question: _Question, top: WorstCase | None, became: Fate | None, sentence: str
+    rows: Sequence[SettingRow], question: _Question, top: WorstCase | None, became: Fate | None, sentence: str
 ) -> Verdict:
     keys = tuple(row.key for row in rows)
     return Verdict(rows[0].key.defense, question.name, became, sentence, keys, top, question.metric)
 
 
-def _told(found: Sequence[WorstCase | None], rows: Sequence[Row], question: _Question) -> str:
-    """Return the strongest of a grid with its figures: "mia_loss, kappa=1: ASR at most 54.0% [49.0, 58.9]"."""
-    top = best([r for r in found if r is not None], question.metric)
+def _strongest_words(cells: Sequence[WorstCase | None], rows: Sequence[SettingRow], question: _Question) -> str:
+    """Return a grid's strongest cell in words: "mia_loss, kappa=1: ASR at most 54.0% [49.0, 58.9]"."""
+    top = best([r for r in cells if r is not None], question.metric)
     if top is None:
         return ""
-    control = next(row.control for row, record in zip(rows, found, strict=True) if record is top)
-    several = _differ(found, question)
-    at = by(attack_of(top), control if several else "")
+    control = next(row.control for row, record in zip(rows, cells, strict=True) if record is top)
+    several = _differ(cells, question)
+    at = attack_at(attack_of(top), control if several else "")
     return f"{at}: {question.figures(top, 'at most ' if several else '')}"
 
 
-def _differ(found: Sequence[WorstCase | None], question: _Question) -> bool:
-    """Return whether figures of a grid differ as printed, so that the strongest is not that of all."""
-    return len({f"{value(record, question.metric):.3f}" for record in found if record is not None}) > 1
+def _differ(cells: Sequence[WorstCase | None], question: _Question) -> bool:
+    """Return whether a grid's figures differ to three decimals."""
+    return len({f"{value(record, question.metric):.3f}" for record in cells if record is not None}) > 1
 
 
 _CLOSINGS: dict[bool, dict[ModelFate, str]] = {
@@ -174,15 +190,15 @@ _CLOSINGS: dict[bool, dict[ModelFate, str]] = {
         "undecided": "; whether {} is undecided",
     },
 }
-"""What becomes of who un-masks the model, behind who takes it as it is and finds nothing, or something."""
+"""Second clauses, on attackers who un-mask the model, by whether those who take it as it is find nothing, and fate."""
 
 
 def _clauses(question: _Question, plain: ModelFate | None, first: str, knowing: ModelFate | None, second: str) -> str:
-    """Return what becomes of who takes the model as it is, then of who un-masks it."""
+    """Return clauses on the attacker who takes the model as it is, then on the one who un-masks it."""
     noun, knower = question.noun, "from one who un-masks it"
     if plain is None:
         return f"{_opening(knowing or 'undecided', noun, knower)} ({second}{question.beside})"
-    opening = f"{_opening(plain, noun, 'from who takes it as it is')} ({first}{question.beside})"
+    opening = f"{_opening(plain, noun, 'from one who takes it as it is')} ({first}{question.beside})"
     if knowing is None:
         return opening + ("" if plain == "falls" else "; no attack that un-masks it was tried")
     return f"{opening}{_CLOSINGS[plain == 'stands'][knowing].format(knower)} ({second})"
@@ -198,15 +214,15 @@ def _opening(fate: ModelFate, noun: str, who: str) -> str:
 
 
 # -- the delivered model ---------------------------------------------------------------------------------------------
-def _strongest(rows: Sequence[Row], question: _Question) -> tuple[WorstCase | None, int, str]:
-    """Return the strongest cell of a grid, how many were tried, and "at most " where others stay below it."""
-    found = [r for row in rows if (r := question.of(row).worst) is not None]
+def _strongest(rows: Sequence[SettingRow], question: _Question) -> tuple[WorstCase | None, int, str]:
+    """Return the strongest cell of a grid, how many were tried, and "at most " where others differ from it."""
+    cells = [r for row in rows if (r := question.of(row).worst) is not None]
     tried = sum(question.of(row).tried for row in rows)
-    return best(found, question.metric), tried, "at most " if _differ(found, question) else ""
+    return best(cells, question.metric), tried, "at most " if _differ(cells, question) else ""
 
 
-def _delivered(rows: Sequence[Row], question: _Members) -> list[Verdict]:
-    """Return how many members the model that a masking defense delivers gives away."""
+def _delivered(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
+    """Return the verdict on members by the model that a masking defense delivers."""
     top, tried, few = _strongest(rows, question)
     if top is None:
         return []
@@ -221,7 +237,7 @@ def _delivered(rows: Sequence[Row], question: _Members) -> list[Verdict]:
 
 
 def _beside(top: WorstCase, question: _Members) -> str:
-    """Return how much members are given away beside the undefended model, "" where that is not known."""
+    """Return " as the undefended one does", or "more than", "less than"; "" where that is unknown."""
     metric, none = top.metric("asr"), value(question.known, "asr")
     if none is None or metric is None or metric.low is None or metric.high is None:
         return ""
@@ -229,24 +245,24 @@ def _beside(top: WorstCase, question: _Members) -> str:
     return f" {as_much} the undefended one does"
 
 
-def _queried(rows: Sequence[Row], question: _Members) -> list[Verdict]:
-    """Return how many members a defense that masks nothing gives away to who queries its model."""
+def _queried(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
+    """Return the verdict on members by queries to the model of a defense that masks nothing."""
     top, tried, _ = _strongest(rows, question)
     if top is None:
         return []
     fate, beside = members_fate(top, tried, question.known), question.beside if question.undefended is not None else ""
     does = {
-        "falls": "tells members from others",
+        "falls": "distinguishes members from others",
         "stands": "finds no members with the attacks tried here",
-        "undecided": "is not shown to find members" + ("; whether they can be cannot be told" if beside else ""),
+        "undecided": "is not shown to find members" + ("; whether they can be found is undecided" if beside else ""),
     }[fate]
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
     sentence = f"A client who queries the delivered model {does} ({text})."
     return [_verdict(rows, question, top, fate, sentence)]
 
 
-def _answers(rows: Sequence[Row], question: _Outputs) -> list[Verdict]:
-    """Return whether the delivered model answers as the true one."""
+def _answers(rows: Sequence[SettingRow], question: _Outputs) -> list[Verdict]:
+    """Return the verdict on whether the delivered model answers as the true one."""
     top, tried, few = _strongest(rows, question)
     if top is None:
         return []

@@ -1,9 +1,10 @@
-"""What uploads give away of inputs, in sentences: images, or rows of a table."""
+"""Verdicts on what uploads give away of inputs: images, or rows of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.modalities import modality_of
 from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured
@@ -12,63 +13,64 @@ from ppbench.report.controls import rebuilding, value
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leak_of
-from ppbench.report.verdict.batches import labels_found, who_was_in
+from ppbench.report.verdict.batches import batch_member_verdicts, label_verdicts
 from ppbench.report.verdict.lines import (
-    STAGES,
-    Row,
-    by,
+    STAGE_WORDS,
+    SettingRow,
+    attack_at,
     decibels,
     figure,
-    lines,
-    listed,
-    probed,
+    listed_values,
+    probe_text,
     undefended_row,
+    upload_rows,
     utility_text,
 )
-from ppbench.report.verdict.verdict import Verdict, fate_of, together
+from ppbench.report.verdict.verdict import Verdict, fate_of, joint_fate
 from ppbench.report.worst import attack_of
 
 Leaks = Mapping[Key, Leak]
-"""How far inputs leak, by setting."""
+"""The leak of inputs, by setting."""
 
 
-def what_uploads_tell(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return the sentences on what each adversary makes of uploads.
+def upload_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return the verdicts on uploads, by adversary.
 
-    Of inputs one a control value, at the smallest batch, at random weights where attacked there; values at which the
-    server sees what it would see without the defense share one.
+    On inputs there is one per control value, at the smallest batch, at random weights if attacked there; values at
+    which the server sees what it would see without the defense share one.
     """
-    said, known = list[Verdict](), Knowledge.of(records)
-    everything = lines(records)
+    verdicts, known = list[Verdict](), Knowledge.of(records)
+    everything = upload_rows(records)
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
+    usual = [recorded_threat(threat).lone_server for threat in seen] == [True]
     scenes = sorted({(row.key.threat, row.key.probe, row.key.probe_rounds) for row in everything})
     for scene in scenes:
         threat = scene[0]
         rows = [row for row in everything if (row.key.threat, row.key.probe, row.key.probe_rounds) == scene]
-        words = [threat if seen != ["server/1"] else "", probed(rows[0], everything)]
+        words = ["" if usual else threat, probe_text(rows[0], everything)]
         prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
         leaks = leaks_of(rows, known)
         for role in sorted({row.key.role for row in rows if row.key.defense == defense}):
             some = [row for row in rows if row.key.defense != defense or row.key.role == role]
-            found = _seen(defense, some, leaks, masked and threat == "server/1", role)
-            said += [verdict.worded(prefix + verdict.sentence) for verdict in found]
-    return said
+            results = _seen(defense, some, leaks, masked and recorded_threat(threat).lone_server, role)
+            verdicts += [verdict.worded(prefix + verdict.sentence) for verdict in results]
+    return verdicts
 
 
-def leaks_of(rows: Sequence[Row], known: Knowledge) -> Leaks:
-    """Return how far inputs leak in each row, all of one scene, beside the undefended of the same stage and batch."""
-    found: dict[Key, Leak] = {}
+def leaks_of(rows: Sequence[SettingRow], known: Knowledge) -> Leaks:
+    """Return the leak of inputs in each row of one scene, beside the undefended row of the same stage and batch."""
+    leaks: dict[Key, Leak] = {}
     for row in sorted(rows, key=lambda row: row.key.defense != "none"):
         none = undefended_row(rows, row.key.stage, row.key.batch)
-        beside = None if none is None else found.get(none.key)
+        beside = None if none is None else leaks.get(none.key)
         if (leak := leak_of(row.records, vouched=known.vouches(row.records), none=beside)) is not None:
-            found[row.key] = leak
-    return found
+            leaks[row.key] = leak
+    return leaks
 
 
-def _seen(defense: str, rows: Sequence[Row], leaks: Leaks, masked: bool, role: str) -> list[Verdict]:
-    """Return what one adversary makes of victims in one role. masked: whether it may be told "this is FedSGD"."""
+def _seen(defense: str, rows: Sequence[SettingRow], leaks: Leaks, masked: bool, role: str) -> list[Verdict]:
+    """Return one adversary's verdicts on victims in one role. masked: whether one may say "this is FedSGD"."""
     mine = [row for row in rows if row.key.defense == defense]
     stage = "init" if any(row.key.stage == "init" for row in mine) else "final"
     undefended = next((row.utility for row in rows if row.key.defense == "none"), None)
@@ -77,38 +79,40 @@ def _seen(defense: str, rows: Sequence[Row], leaks: Leaks, masked: bool, role: s
     first = _attacked(mine, leaks, stage, smallest)
     if first and not modality_of(first[0].records[0].config).decibels:
         errors = [_verdict([row], leaks, _row_error(row, leaks[row.key], undefended)) for row in first]
-        return errors + labels_found(mine, stage)
+        return errors + label_verdicts(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, leaks)]
-    said = [_fedsgd(bare, leaks, undefended, everywhere=len(bare) == len(first))] if bare else []
-    said += [_verdict([row], leaks, _images(row, leaks[row.key], undefended)) for row in first if row not in bare]
+    verdicts = [_fedsgd(bare, leaks, undefended, everywhere=len(bare) == len(first))] if bare else []
+    verdicts += [_verdict([row], leaks, _images(row, leaks[row.key], undefended)) for row in first if row not in bare]
     scenes = [(stage, batch) for batch in sorted({row.key.batch for row in mine} - {smallest})]
     scenes += [("final", smallest)] if stage == "init" else []
     more = [verdict for scene in scenes for verdict in _scene(_attacked(mine, leaks, *scene), leaks, stage)]
-    more += [*labels_found(mine, stage), *who_was_in(mine, rows, stage, smallest)]
+    more += [*label_verdicts(mine, stage), *batch_member_verdicts(mine, rows, stage, smallest)]
     if not role:
-        return said + more
-    return said + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
+        return verdicts + more
+    return verdicts + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
 
 
-def _attacked(rows: Sequence[Row], leaks: Leaks, stage: str, batch: int) -> list[Row]:
+def _attacked(rows: Sequence[SettingRow], leaks: Leaks, stage: str, batch: int) -> list[SettingRow]:
     return [row for row in rows if (row.key.stage, row.key.batch) == (stage, batch) and row.key in leaks]
 
 
-def _verdict(rows: Sequence[Row], leaks: Leaks, sentence: str, of: Row | None = None, plain: bool = False) -> Verdict:
-    """Return what became of inputs in the settings of `rows`; the figures are those of one row."""
+def _verdict(
+    rows: Sequence[SettingRow], leaks: Leaks, sentence: str, of: SettingRow | None = None, plain: bool = False
+) -> Verdict:
+    """Return the verdict on inputs in the settings of `rows`; of: row of the figures; plain: of unaware attacks."""
     metric = rebuilding(rows[0].records[0])
     what = modality_of(rows[0].records[0].config).content
     leak = leaks[(of or rows[0]).key]
     strongest = leak.unaware.worst if plain else leak.worst
-    became = together(fate_of(leaks[row.key].level) for row in rows)
+    became = joint_fate(fate_of(leaks[row.key].level) for row in rows)
     return Verdict(rows[0].key.defense, what, became, sentence, tuple(r.key for r in rows), strongest, metric, leak)
 
 
-def _where(row: Row) -> str:
-    return f"batch {row.key.batch}, {STAGES[row.key.stage]}"
+def _where(row: SettingRow) -> str:
+    return f"batch {row.key.batch}, {STAGE_WORDS[row.key.stage]}"
 
 
-def _row_error(row: Row, leak: Leak, undefended: Utility | None) -> str:
+def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
     utility, worst = utility_text(row.utility, undefended), leak.worst
     modality = modality_of(row.records[0].config)
     if worst is None:
@@ -123,12 +127,12 @@ def _row_error(row: Row, leak: Leak, undefended: Utility | None) -> str:
     return f"{row.name}: {became}, {most}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
-def _unattacked(row: Row, what: str, utility: str) -> str:
+def _unattacked(row: SettingRow, what: str, utility: str) -> str:
     return f"{row.name}: what becomes of {what} is undecided, no attack on it gave a figure; {_where(row)}; {utility}."
 
 
-def _as_undefended(row: Row, leaks: Leaks) -> bool:
-    """Return whether images fall to an attack that takes single gradients as they are, as far as undefended ones do."""
+def _as_undefended(row: SettingRow, leaks: Leaks) -> bool:
+    """Return whether an unaware attack rebuilds images from single gradients as well as without the defense."""
     mine, none = leaks[row.key], leaks[row.key].undefended
     if none is None or mine.unaware.level != "rebuilt" or none.unaware.level != "rebuilt":
         return False
@@ -142,13 +146,15 @@ def _as_undefended(row: Row, leaks: Leaks) -> bool:
     return bool(ours.low <= theirs.high and theirs.low <= ours.high)  # type: ignore[operator]  # none is None
 
 
-def _fedsgd(bare: Sequence[Row], leaks: Leaks, undefended: Utility | None, *, everywhere: bool) -> Verdict:
-    """Return the sentence on a masked defense whose server reads the very gradients, for the control values `bare`."""
+def _fedsgd(bare: Sequence[SettingRow], leaks: Leaks, undefended: Utility | None, *, everywhere: bool) -> Verdict:
+    """Return the verdict on a masked defense whose server reads plain gradients at the control values `bare`."""
     least = min(bare, key=lambda row: (value(leaks[row.key].unaware.worst, "psnr_median") or 0.0, row.control))
     labels = [row.control for row in bare if row.control]
-    where = f" at {listed(labels)}" if labels and not everywhere else " over the whole grid" if len(bare) > 1 else ""
+    where = (
+        f" at {listed_values(labels)}" if labels and not everywhere else " over the whole grid" if len(bare) > 1 else ""
+    )
     several, plain, none = len(bare) > 1, leaks[least.key].unaware.worst, leaks[least.key].undefended
-    at, few = by(attack_of(plain), least.control if several else ""), "at least " if several else ""
+    at, few = attack_at(attack_of(plain), least.control if several else ""), "at least " if several else ""
     sentence = (
         f"To the server this is FedSGD{where}: images are rebuilt as they are without a defense ({at}: {few}"
         f"{decibels(plain)}, undefended {decibels(None if none is None else none.worst)}); {_where(least)}; "
@@ -157,8 +163,8 @@ def _fedsgd(bare: Sequence[Row], leaks: Leaks, undefended: Utility | None, *, ev
     return _verdict(bare, leaks, sentence, least, plain=True)
 
 
-def _images(row: Row, leak: Leak, undefended: Utility | None) -> str:
-    """Return what becomes of images at one control value: to who does not know the defense, and to who does."""
+def _images(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
+    """Return the sentence on images at one control value, for unaware and aware attackers."""
     utility = utility_text(row.utility, undefended)
     if leak.worst is None:
         return _unattacked(row, "images", utility)
@@ -166,17 +172,17 @@ def _images(row: Row, leak: Leak, undefended: Utility | None) -> str:
     strong = f"{attack_of(leak.worst)}: {decibels(leak.worst)}{blind}"
     weak = "" if leak.unaware.worst is None else f"{attack_of(leak.unaware.worst)}: {decibels(leak.unaware.worst)}"
     if leak.plain == "rebuilt":
-        beside = f"; who knows of it: {strong}" if leak.worst.knows else blind
-        found = f"images are rebuilt, even by an attacker who does not know of it ({weak}{beside})"
+        beside = f"; an aware attacker: {strong}" if leak.worst.knows else blind
+        words = f"images are rebuilt, even by an unaware attacker ({weak}{beside})"
     elif leak.level == "rebuilt":
-        found = f"images are rebuilt by an attacker who knows of it ({strong}){_to_the_unaware(leak, weak)}"
+        words = f"images are rebuilt by an aware attacker ({strong}){_to_the_unaware(leak, weak)}"
     elif leak.level == "recognizable":
-        found = f"images are recognizable ({'; '.join([*_looks(leak.everybody), strong])})"
+        words = f"images are recognizable ({'; '.join([*_clear_readings(leak.everybody), strong])})"
     elif leak.level == "blind":
-        found = f"the attacks tried here see no more of images than a blind guess (best: {strong}; {_unseen(leak)})"
+        words = f"the attacks tried here see no more of images than a blind guess (best: {strong}; {_unseen(leak)})"
     else:
-        found = f"what becomes of images is undecided (best: {strong})"
-    return f"{row.name}: {found}{_clauses(leak)}; {_where(row)}; {utility}."
+        words = f"what becomes of images is undecided (best: {strong})"
+    return f"{row.name}: {words}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _to_the_unaware(leak: Leak, weak: str) -> str:
@@ -187,26 +193,26 @@ def _to_the_unaware(leak: Leak, weak: str) -> str:
         "blind": "sees no more than a blind guess",
         "undecided": "gets less",
     }[leak.plain]
-    return f"; who does not know of it {sees} ({'; '.join([weak, *_looks(leak.unaware)])})"
+    return f"; an unaware attacker {sees} ({'; '.join([weak, *_clear_readings(leak.unaware)])})"
 
 
-def _looks(side: Side) -> list[str]:
-    """Return what who looks gets well above chance, as ["95% [76, 100] found among 360 others (chance 0.3%)", ...]."""
-    return [_looked(name, figure(top, name, ".0%"), top) for name, top in side.clear]
+def _clear_readings(side: Side) -> list[str]:
+    """Return the readings well above chance, as ["95% [76, 100] found among 360 others, chance 0.3%", ...]."""
+    return [_reading_words(name, figure(top, name, ".0%"), top) for name, top in side.clear]
 
 
 def _unseen(leak: Leak) -> str:
-    """Return how little who looks gets of the worst case, metric by metric."""
+    """Return the readings of the worst case, metric by metric."""
     worst, names = leak.worst, [name for name, _ in leak.everybody.readers]
-    return ", ".join(_looked(name, figure(worst, name, ".0%"), worst) for name in names)
+    return ", ".join(_reading_words(name, figure(worst, name, ".0%"), worst) for name in names)
 
 
-def _looked(name: str, share: str, found: Figured | None) -> str:
-    metric = None if found is None else found.metric(name)
+def _reading_words(name: str, share: str, record: Figured | None) -> str:
+    metric = None if record is None else record.metric(name)
     chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.1%}".replace(".0%", "%")
-    gallery = 0 if found is None else gallery_size(found.victims)
+    gallery = 0 if record is None else gallery_size(record.victims)
     by_what = " by features" if name.endswith("_features") else ""
-    parts = "" if found is None else modality_of(found.config).parts
+    parts = "" if record is None else modality_of(record.config).parts
     if name.startswith("reidentified"):
         return f"{share} found among {gallery} others{by_what}{chance}"
     return f"{share} of {parts} read{by_what}{chance}"
@@ -216,8 +222,8 @@ def _clauses(leak: Leak) -> str:
     return "".join(f"; {qualifier.words}" for qualifier in leak.qualifiers)
 
 
-def _scene(rows: Sequence[Row], leaks: Leaks, first: str) -> Iterable[Verdict]:
-    """Yield what becomes of images in larger batches, or after training, over the grid; first: the stage told first."""
+def _scene(rows: Sequence[SettingRow], leaks: Leaks, first: str) -> Iterable[Verdict]:
+    """Yield the verdict on images in larger batches, or after training, over the grid; first: first reported stage."""
     if all(leaks[row.key].worst is None for row in rows):
         return
     falling = [row for row in rows if leaks[row.key].falls] or list(rows)
@@ -235,6 +241,6 @@ def _scene(rows: Sequence[Row], leaks: Leaks, first: str) -> Iterable[Verdict]:
         does = f"images are {leak.level} at {top.control}" if leak.falls and top.control else "images fare unlike"
     none = "" if leak.undefended is None else f"; undefended {decibels(leak.undefended.worst)}"
     blind = "" if leak.blind is None else f", blind guess {leak.blind:.1f} dB"
-    at = by(attack_of(leak.worst), top.control)
+    at = attack_at(attack_of(leak.worst), top.control)
     sentence = f"{where}, {does}: at most {decibels(leak.worst)} ({at}{blind}{none}){_clauses(leak)}."
     yield _verdict(rows, leaks, sentence, top)

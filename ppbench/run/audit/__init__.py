@@ -1,1 +1,1 @@
-"""Audits: trainings of their own, with canaries and reference runs, on which membership is asked at full strength."""
+"""Audits: trainings of their own, with canaries and reference runs, for the strongest membership questions."""

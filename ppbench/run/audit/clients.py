@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.adversary.victims import digest
+from ppbench.adversary.victims import tensors_digest
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
@@ -22,13 +22,13 @@ from ppbench.run.experiment import Experiment
 
 @dataclass(frozen=True)
 class CanaryClients:
-    """Directions, half of which take part, and how.
+    """Random directions, half of which are the gradients of clients in the training.
 
     Attributes:
         start: [P] float32, the public initial weights.
-        directions: [2k, P] float32, random unit vectors. inside: [2k] bool, the truth: k fair ones of them.
+        directions: [2k, P] float32, random unit vectors. inside: [2k] bool, the truth: which k of them take part.
         first: index of the first canary client; they come after all others. size: norm of their gradients.
-        shard: what each of them holds. Its inputs are never looked at, its number counts in the server's mean.
+        shard: the data of each of them. Its inputs are never used; its size counts in the server's mean.
     """
 
     start: Tensor
@@ -40,7 +40,7 @@ class CanaryClients:
     layout: Layout
 
     def plan(self, plan: Plan) -> Plan:
-        """Return `plan` with room for them."""
+        """Return `plan` with the canary clients added."""
         return replace(plan, clients=self.first + int(self.inside.sum()))
 
     def gradients(self, device: torch.device) -> dict[int, Params]:
@@ -49,31 +49,31 @@ class CanaryClients:
         return {self.first + place: self.layout.unpack(row) for place, row in enumerate(rows)}
 
     def shards(self, others: Mapping[int, Data]) -> dict[int, Data]:
-        """Return what all clients hold."""
+        """Return the shards of all clients."""
         return {**others, **dict.fromkeys(range(self.first, self.first + int(self.inside.sum())), self.shard)}
 
     def challenge(self) -> Challenge:
-        """Return the question which directions took part."""
+        """Return the question of which directions took part."""
         return Challenge((), 1, extra={"directions": self.directions.clone(), "start": self.start.clone()})
 
     def digest(self) -> str:
-        """Return the hash of what is asked, with its answers."""
-        return digest(self.start, self.directions, self.inside)
+        """Return the hash of the question with its answers."""
+        return tensors_digest(self.start, self.directions, self.inside)
 
 
 def takes_canaries(defense: Defense, plan: Plan, examples: int, rounds: int) -> bool:
-    """Return whether a client's part is the gradient of the plan's loss in the defense's hands, or nothing of it."""
+    """Return whether clients of `defense` upload the gradient of the plan's loss, or nothing that depends on data."""
     kind = type(defense)
     if kind.round is not Defense.round or kind.prepare is not Defense.prepare:
         return False
     return kind.compute is Defense.compute or defense.guarantee(plan, examples, rounds) == (0.0, 0.0)
 
 
-def canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int, Data]) -> CanaryClients:
+def make_canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int, Data]) -> CanaryClients:
     """Return the canary clients of an audit's target whose other clients hold `shards`.
 
-    Their gradients are as large as an honest client's at the initial weights, in the mean, or as the norm `clip` to
-    which the defense clips where that is larger. Raises UsageError: the defense's clients compute something else.
+    Their gradients have the mean norm of honest clients' at the initial weights, or the defense's clipping norm
+    `clip` if that is larger. Raises UsageError: the defense's clients compute something else.
     """
     task, config = experiment.task, experiment.config
     examples = max(1, round(sum(len(data.x) for data in shards.values()) / len(shards)))
@@ -92,8 +92,8 @@ def canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int
     for data in shards.values():
         ones = torch.ones(len(data.x))
         with torch.no_grad():
-            found = gradient(lambda p, d=data, w=ones: task.plan.objective(p, d.x, d.y, w), task.params)  # type: ignore[misc]
-        norms.append(float(layout.pack(found).norm()))
+            slope = gradient(lambda p, d=data, w=ones: task.plan.objective(p, d.x, d.y, w), task.params)  # type: ignore[misc]
+        norms.append(float(layout.pack(slope).norm()))
     size = max(sum(norms) / len(norms), float(getattr(defense, "clip", 0.0)))
     shape = next(iter(shards.values()))
     shard = Data(torch.zeros(examples, *shape.x.shape[1:]), torch.zeros(examples, *shape.y.shape[1:]))

@@ -1,7 +1,7 @@
 """Who is in which run of an audit: candidates, canaries, coins. Row 0 of `keep`, the truth, stays with the harness.
 
-Canaries (Carlini et al. 2019, Aerni et al. 2024) are records that nothing but membership explains: attacks on average
-ones hide how badly a defense treats its worst-protected. They are made of test records and noise, never clients' data.
+Canaries (Carlini et al. 2019, Aerni et al. 2024) are records that only membership explains: attacks on average records
+hide how badly a defense protects its worst cases. They are made of test records and noise, never of clients' data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
 from ppbench.metrics.modalities import modality_from
+from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
-AVERAGE = "average"
-FAMILIES = ("mislabelled", "blank", "out_of_distribution")
+CANARY_FAMILIES = ("mislabelled", "blank", "out_of_distribution")
 """Families of canaries: a test record with a wrong target; one without content; one of uniform noise."""
 
 
@@ -33,7 +33,7 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
 
     Mislabelled: test records with another one's class, mask or number. Blank: each quarter of an image in each channel
     (of a table row, each of four blocks of columns) at one level; one level for all would put blanks on a line, where
-    they hide each other (AUC of LiRA .77 against .88). Out of distribution: uniform noise. UsageError: too few test
+    they hide each other (AUC of LiRA 0.77 against 0.88). Out of distribution: uniform noise. UsageError: too few test
     examples.
     """
     test = task.test
@@ -50,11 +50,11 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
     noise = torch.rand(count, *low.shape, generator=generator)
     x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
     y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
-    return Data(x, y), tuple(name for name in FAMILIES for _ in range(count)), used
+    return Data(x, y), tuple(name for name in CANARY_FAMILIES for _ in range(count)), used
 
 
 def _wrong(task: Task, used: Tensor, generator: torch.Generator) -> Tensor:
-    """Return targets [n, C] not those of the test records `used` [n]: another class, or that of the record after."""
+    """Return wrong targets [n, C] of the test records `used` [n]: another class, or the next record's target."""
     if not task.classified:
         return task.test.y[(used + 1) % len(task.test.y)]
     y = task.test.y[used]
@@ -82,11 +82,11 @@ class Population:
     """The records of an audit and who is trained on which.
 
     Attributes:
-        candidates: average records of clients other than 0 and canaries, in an order that tells nothing.
+        candidates: average records of clients other than 0 and canaries, in random order.
         owner: [Q] int64, the client of the target that holds a candidate if it is kept.
         keep: [1 + R, Q] bool, which candidates a run is trained on. Row 0 is the target: exactly half of the average
             records, a coin for each canary; the others are pairs of complements: each candidate is in half of them.
-        base, auxiliary: by client, what the target's and the references' clients have beside candidates.
+        base, auxiliary: by client, the data of the target's and the references' clients besides candidates.
         public: whether `auxiliary` is public; then the adversary does not know who owns a candidate either.
         sizes: by client, how many examples its shard of the evaluation has. others: Z records that no run is trained
         on.
@@ -106,22 +106,22 @@ class Population:
     level: bool = False
 
     def shards(self, run: int) -> dict[int, Data]:
-        """Return what each client holds in `run`: 0 is the target, 1 and on are references."""
+        """Return the clients' shards in `run`: 0 is the target, 1 and on are references."""
         base = self.auxiliary if run else self.base
-        owner = dealt(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
+        owner = deal_owners(len(self.owner), sorted(base), self.seeds, run) if run and self.public else self.owner
         mine = {client: self.keep[run] & (owner == client) for client in base}
         kept, beside = {c: int(m.sum()) for c, m in mine.items()}, {c: len(d.x) for c, d in base.items()}
-        sizes = levelled(self.sizes, beside, kept) if self.level else {c: beside[c] + kept[c] for c in base}
-        found = {}
+        sizes = level_sizes(self.sizes, beside, kept) if self.level else {c: beside[c] + kept[c] for c in base}
+        shards = {}
         for client, data in base.items():
             x, y, rest = self.candidates.x, self.candidates.labels, sizes[client] - int(mine[client].sum())
-            found[client] = Data(
+            shards[client] = Data(
                 torch.cat([data.x[:rest], x[mine[client]]]), torch.cat([data.y[:rest], y[mine[client]]])
             )
-        return found
+        return shards
 
     def tracing(self) -> tuple[Challenge, Tensor]:
-        """Return the question who holds each member, and the owners [members] int64, which only the scorer gets."""
+        """Return the question of who holds each member, and the owners [members] int64, for the scorer alone."""
         inside = self.keep[0]
         x, labels = self.candidates.x[inside], self.candidates.labels[inside]
         return Challenge((), 1, x=x, labels=labels), self.owner[inside]
@@ -141,18 +141,18 @@ def populate(experiment: Experiment) -> Population:
     if config.clients < 2:
         raise UsageError("An audit asks about other clients' records; use at least 2 clients.")
     seeds = Seeds(task.seeds.seed("audit"))
-    chosen, base = _apart(task, config.candidates, seeds)
+    chosen, base = _draw_candidates(task, config.candidates, seeds)
     made, families, used = canaries(task, config.canaries, seeds)
     x, y = (torch.cat([getattr(data, part) for data in [*chosen.values(), made]]) for part in ("x", "y"))
     average = torch.cat([torch.full((len(data.x),), client) for client, data in chosen.items()])
-    owner = torch.cat([average, dealt(len(made.x), sorted(base), seeds, 0)])
+    owner = torch.cat([average, deal_owners(len(made.x), sorted(base), seeds, 0)])
     words = (AVERAGE,) * len(average) + families
     order = torch.randperm(len(x), generator=seeds.generator("order"))
     x, y, owner = x[order], y[order], owner[order]
     words = tuple(words[i] for i in order.tolist())
-    code = torch.tensor([(AVERAGE, *FAMILIES).index(word) for word in words])
+    code = torch.tensor([(AVERAGE, *CANARY_FAMILIES).index(word) for word in words])
     keep = _coins(code, config.references, seeds)
-    half = halved(2 * code + keep[0].long(), seeds.generator("half")).long()
+    half = random_half(2 * code + keep[0].long(), seeds.generator("half")).long()
     rest = torch.ones(len(task.test.x), dtype=torch.bool)
     rest[used] = False
     auxiliary, others = _auxiliary(task, base, Data(task.test.x[rest], task.test.y[rest]), seeds)
@@ -161,7 +161,7 @@ def populate(experiment: Experiment) -> Population:
     return Population(candidates, owner, keep, base, auxiliary or base, bool(auxiliary), sizes, others, seeds)
 
 
-def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
+def random_half(groups: Tensor, generator: torch.Generator) -> Tensor:
     """Return [n] bool, true for a random half of each group of `groups` [n] int64; a coin decides over an odd one."""
     chosen = torch.zeros(len(groups), dtype=torch.bool)
     for group in groups.unique():
@@ -172,7 +172,7 @@ def halved(groups: Tensor, generator: torch.Generator) -> Tensor:
     return chosen
 
 
-def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
+def deal_owners(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
     """Return [count] int64: clients other than the adversary, dealt out evenly in random order."""
     others = torch.tensor([client for client in clients if client != ADVERSARY])
     order = torch.randperm(count, generator=seeds.generator("dealt", run))
@@ -180,7 +180,7 @@ def dealt(count: int, clients: list[int], seeds: Seeds, run: int) -> Tensor:
 
 
 def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
-    """Return whether `defense` takes shards of these sizes, but not where one client has twice as many examples."""
+    """Return whether `defense` accepts shards of these sizes, but not if one client has twice as many examples."""
     uneven = [size * (1 + (client == 0)) for client, size in enumerate(sizes)]
     try:
         defense.check_data(plan, uneven)
@@ -189,30 +189,31 @@ def needs_level(defense: Defense, plan: Plan, sizes: Sequence[int]) -> bool:
     return False
 
 
-def levelled(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
+def level_sizes(sizes: dict[int, int], base: dict[int, int], kept: dict[int, int]) -> dict[int, int]:
     """Return how many records each client holds: the largest possible common share of its shard (`sizes`).
 
-    All it has (`base` beside the candidates `kept`) where some client has more candidates than its share.
+    All its records (`base` and the candidates `kept`) if some client has more candidates than its share.
     """
     most = {client: base[client] + kept[client] for client in sizes}
     tight = min(sizes, key=lambda client: most[client] / sizes[client])
-    found = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
-    return found if all(found[client] >= max(1, kept[client]) for client in found) else most
+    common = {client: size * most[tight] // sizes[tight] for client, size in sizes.items()}
+    return common if all(common[client] >= max(1, kept[client]) for client in common) else most
 
 
 def _coins(code: Tensor, references: int, seeds: Seeds) -> Tensor:
     """Return `Population.keep`; `code` [Q] int64 numbers the families, 0 being average records."""
     generator = seeds.generator("keep")
     coins = torch.randint(0, 2, (len(code),), generator=generator) == 1
-    rows = [torch.where(code == 0, halved(code, generator), coins)]
+    rows = [torch.where(code == 0, random_half(code, generator), coins)]
     for pair in range(references // 2):
-        row = halved(code, seeds.generator("keep", pair))
+        row = random_half(code, seeds.generator("keep", pair))
         rows += [row, ~row]
     return torch.stack(rows)
 
 
-def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
-    """Return by client which of twice `wanted` records become candidates and which stay, one or more with everyone."""
+def _draw_candidates(task: Task, candidates: int, seeds: Seeds) -> tuple[dict[int, Data], dict[int, Data]]:
+    """Return by client the records that become candidates (twice `candidates` in all) and those that stay, one or more
+    with every client."""
     sizes = {client: len(shard.x) for client, shard in sorted(task.shards.items())}
     orders = {c: torch.randperm(n, generator=seeds.generator("apart", c)) for c, n in sizes.items()}
     pool = torch.cat([torch.full((n - 1,), c) for c, n in sizes.items() if c != ADVERSARY])
@@ -221,7 +222,7 @@ def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict
             f"An audit needs 4 or more records that clients other than the first can spare, and there are {len(pool)}; "
             "use more --train or fewer --clients."
         )
-    count = min(2 * wanted, len(pool)) // 2 * 2
+    count = min(2 * candidates, len(pool)) // 2 * 2
     taken = pool[torch.randperm(len(pool), generator=seeds.generator("average"))[:count]].bincount(minlength=len(sizes))
     chosen, base = {}, {}
     for client, order in orders.items():
@@ -234,7 +235,7 @@ def _apart(task: Task, wanted: int, seeds: Seeds) -> tuple[dict[int, Data], dict
 
 
 def _auxiliary(task: Task, base: dict[int, Data], test: Data, seeds: Seeds) -> tuple[dict[int, Data], Data]:
-    """Return the references' base by client, {} where nothing is public, and the population of other records."""
+    """Return the references' base by client, {} if nothing is public, and the population of other records."""
     auxiliary: dict[int, Data] = {}
     left = Data(test.x[:0], test.y[:0])
     if task.public is not None:

@@ -21,7 +21,7 @@ LIMIT = 512 * 2**20
 
 @dataclass
 class Recorder:
-    """Keeps the rounds of a just started federation up to `last`: give it to `Federation.run` as `after`.
+    """Keeps rounds of a just started federation up to `last`: pass it to `Federation.run` as `after`.
 
     limit: bytes, of which the first round's size tells how many rounds fit; rounds: those kept.
     """
@@ -37,7 +37,7 @@ class Recorder:
         self.federation.wire.keep = True
 
     def __call__(self, round_: int) -> None:
-        """Take over the mail of `round_` and the server's states in it, and say whether the next is to be kept."""
+        """Take over the mail of `round_` and the server's states, and set whether the next round is kept."""
         fed = self.federation
         self.mail += fed.wire.mail
         self.states += [_light(state) for state in fed.states if state.party == SERVER]
@@ -45,11 +45,11 @@ class Recorder:
         fed.states.clear()
         if not self.rounds:
             size = _size([letter.message for letter in self.mail] + [state.state for state in self.states])
-            self.rounds = spaced(self.last, self.limit // max(1, size))
+            self.rounds = spaced_rounds(self.last, self.limit // max(1, size))
         fed.wire.keep = round_ + 1 in self.rounds
 
     def save(self, path: Path) -> None:
-        """Write what was kept, then the delivered model as one more broadcast, to `path`."""
+        """Write the kept rounds, then the delivered model as one more broadcast, to `path`."""
         fed = self.federation
         final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
@@ -57,8 +57,8 @@ class Recorder:
         tree.save(_once((mail, states)), path)
 
 
-def spaced(last: int, count: int) -> tuple[int, ...]:
-    """Return `count` of the rounds 1 to `last`, evenly spaced with both ends; all where there are not more; 1 of 0."""
+def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
+    """Return `count` of the rounds 1 to `last`, evenly spaced with both ends; all if there are no more, (1,) for 0."""
     if count >= last:
         return tuple(range(1, last + 1))
     if count < 2:
@@ -66,7 +66,7 @@ def spaced(last: int, count: int) -> tuple[int, ...]:
     return tuple(1 + round(index * (last - 1) / (count - 1)) for index in range(count))
 
 
-def recorded(fed: Federation, path: Path) -> Transcript:
+def load_recorded(fed: Federation, path: Path) -> Transcript:
     """Return the transcript that a `Recorder` of `fed` wrote to `path`. Raises UsageError where it cannot be read."""
     mail, states = tree.load(path)
     letters, records = (Envelope(*letter) for letter in mail), (StateRecord(*record) for record in states)
@@ -78,7 +78,7 @@ def _size(trees: list[Tree]) -> int:
 
 
 def _once(value: Tree) -> Tree:
-    """Return `value` with tensors of equal bytes made one object: a broadcast is the state that it came from."""
+    """Return `value` with tensors of equal bytes made one object: a broadcast equals the state that it came from."""
     seen: dict[tuple[object, ...], Tensor] = {}
 
     def first(leaf: Tensor) -> Tensor:
@@ -89,7 +89,8 @@ def _once(value: Tree) -> Tree:
 
 
 def _light(record: StateRecord) -> StateRecord:
-    """Return a state as it is kept: of a round's beginning its session alone, as its first step has the weights."""
+    """Return a state in the form that is kept: only the session at a round's beginning, as its first step has the
+    weights."""
     if record.step != BEGUN:
         return record
     return replace(record, state=replace(record.state, server=(), draws=record.state.draws[:0]))

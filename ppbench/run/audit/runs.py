@@ -1,9 +1,9 @@
 """The trainings of an audit at one point, its target and its reference runs: done once, kept by content.
 
     OUT/cache/audit-<hash>/target/                       checkpoint, target.json, and rounds.safetensors: all its mail
-    OUT/cache/audit-<hash>/references-1-8.safetensors    what the models of runs 1 to 8 answer
+    OUT/cache/audit-<hash>/references-1-8.safetensors    outputs of the models of runs 1 to 8
 
-Each appears whole or not at all, so that an evaluation that was killed goes on with the others.
+Each appears whole or not at all, so that a killed evaluation resumes with the others.
 """
 
 from __future__ import annotations
@@ -23,88 +23,88 @@ from torch import Tensor
 from ppbench.adversary.augment import augmentations
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
-from ppbench.base.seals import packed, seal, unpacked, unsealed
+from ppbench.base.seals import packed_with_digest, seal, unpacked_with_digest, unsealed
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, nbytes
 from ppbench.base.version import __version__
-from ppbench.federation.drive import choose
+from ppbench.federation.drive import chosen_backend
 from ppbench.federation.engine import Federation, run_many
 from ppbench.federation.wire import session_of
 from ppbench.records.schema import Strict
-from ppbench.run.audit.clients import CanaryClients, canary_clients
+from ppbench.run.audit.clients import CanaryClients, make_canary_clients
 from ppbench.run.audit.population import Population, needs_level, populate
 from ppbench.run.audit.rounds import Recorder
 from ppbench.run.choice import Point
-from ppbench.run.cost import client_of, peak_memory
+from ppbench.run.cost import measured_client, peak_memory
 from ppbench.run.experiment import Experiment
-from ppbench.run.train import Trained, curve_figure, figures_of
+from ppbench.run.train import TrainingResult, curve_figure, figures_of
 
 AUGMENTATIONS = 2
-"""Copies of each candidate that references are asked about: itself and its mirror image."""
+"""Copies of each candidate on which references are evaluated: itself and its mirror image."""
 MEMORY = 2**30
-"""Bytes that reference runs at once may take on a CPU, each process; on a GPU half of its memory."""
+"""Bytes that concurrent reference runs of a process may take on a CPU; on a GPU, half of its memory."""
 MOST_AT_ONCE = {"cpu": 8, "cuda": 64}
-"""Reference runs at once at most: so many are lost when a run is killed."""
+"""Most concurrent reference runs: so many are lost when a run is killed."""
 TARGET, TARGET_FILE = range(1), "target.json"
 
 
 class Refused(UsageError):
-    """An audit that cannot be made: the defense does not take its shards, or there is no such view."""
+    """An audit that cannot be made: the defense does not accept its shards, or there is no such view."""
 
 
-class Target(Strict):
-    """What training the target gave. at_once: reference runs that go together; rounds: those whose mail is kept."""
+class AuditTarget(Strict):
+    """The trained target. at_once: number of concurrent reference runs; rounds: those whose mail is kept."""
 
-    trained: Trained
+    trained: TrainingResult
     at_once: int
     rounds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Audit:
-    """An audit of one point of an experiment. home: folder of what was computed."""
+class PointAudit:
+    """An audit of one point of an experiment. home: folder of its results."""
 
     experiment: Experiment
     point: Point
     home: Path
 
     @staticmethod
-    def of(experiment: Experiment, point: Point, cache: Path) -> Audit:
+    def of(experiment: Experiment, point: Point, cache: Path) -> PointAudit:
         """Return the audit of `point`, kept under `cache` by the hash of everything that determines it."""
         info, config = point.info, experiment.config
         parts = [part.model_dump(mode="json") for part in experiment.facts]
         about = [__version__, info.id, info.edition, info.parameters, *parts, config.seed]
         riders = [config.canary_clients] if config.canary_clients else []
         text = json.dumps([*about, config.candidates, config.canaries, AUGMENTATIONS, *riders], sort_keys=True)
-        return Audit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
+        return PointAudit(experiment, point, cache / f"audit-{hashlib.sha256(text.encode()).hexdigest()[:32]}")
 
     @cached_property
     def population(self) -> Population:
-        """Who is in which run; the same at every point, but for defenses that need equal shards."""
-        found = populate(self.experiment)
-        level = needs_level(self.point.defense, self.experiment.task.plan, list(found.sizes.values()))
-        return replace(found, level=level)
+        """Who is in which run; the same at every point, except for defenses that need equal shards."""
+        population = populate(self.experiment)
+        level = needs_level(self.point.defense, self.experiment.task.plan, list(population.sizes.values()))
+        return replace(population, level=level)
 
     @cached_property
     def clients(self) -> CanaryClients:
-        """The canary clients of the target. Raises Refused where there are none, or the defense cannot have any."""
+        """The canary clients of the target. Raises Refused: there are none, or the defense cannot have any."""
         if not self.experiment.config.canary_clients:
             raise Refused("This audit has no canary clients; add --canary-clients 100.")
         try:
-            return canary_clients(self.experiment, self.point.defense, self.population.shards(0))
+            return make_canary_clients(self.experiment, self.point.defense, self.population.shards(0))
         except UsageError as cause:
             raise Refused(str(cause)) from cause
 
     @property
     def target_folder(self) -> Path:
-        """Where the finished target is."""
+        """The folder of the finished target."""
         return self.home / "target"
 
     @property
-    def target(self) -> Target | None:
-        """What training the target gave, or None where that is still to be done."""
+    def target(self) -> AuditTarget | None:
+        """The trained target, None if it is still to be trained."""
         try:
-            return Target.model_validate_json(json.dumps(unsealed(self.target_folder / TARGET_FILE, files=False)))
+            return AuditTarget.model_validate_json(json.dumps(unsealed(self.target_folder / TARGET_FILE, files=False)))
         except (UsageError, ValueError):
             return None
 
@@ -119,8 +119,8 @@ class Audit:
             canaries = self.clients.gradients(device)
         return Federation(defense, plan, shards, seeds, device, config.backend, session=session, canaries=canaries)
 
-    def started(self, run: int) -> Federation:
-        """Return the federation of a run after set-up. Raises Refused where the defense does not take its shards."""
+    def start(self, run: int) -> Federation:
+        """Return the federation of a run after set-up. Raises Refused: the defense does not accept its shards."""
         fed = self.federation(run)
         try:
             fed.start(self.experiment.task.params)
@@ -129,7 +129,7 @@ class Audit:
         return fed
 
     def parts(self) -> list[range]:
-        """Return the reference runs in the parts that are run together; the target must be there."""
+        """Return the reference runs in parts that run concurrently; [] if the target is missing."""
         target, last = self.target, self.experiment.config.references
         if target is None:
             return []
@@ -147,15 +147,15 @@ class Audit:
         return [] if target.trained.diverged else [part for part in self.parts() if not self.path(part).is_file()]
 
     def run(self, part: range, after: Callable[[int], None] | None = None) -> None:
-        """Train a part that is missing and keep what it gave; `after` is called with each round of each run."""
+        """Train a missing part and keep its results; `after` is called with each round of each run."""
         if part == TARGET:
             _train_target(self, after)
             return
         make_folder(self.home)
-        write_atomic(self.path(part), packed(_train_references(self, part, after)))
+        write_atomic(self.path(part), packed_with_digest(_train_references(self, part, after)))
 
-    def complete(self) -> Target:
-        """Run all that is missing and return what the target gave. Raises Refused, or UsageError of a full disk."""
+    def complete(self) -> AuditTarget:
+        """Run all missing parts and return the target. Raises Refused, or UsageError of a full disk."""
         try:
             if self.target is not None:
                 unsealed(self.target_folder / TARGET_FILE)
@@ -168,28 +168,28 @@ class Audit:
         assert target is not None  # or it would be missing
         return target
 
-    def restored(self) -> Federation:
-        """Return the trained target. Raises UsageError where its checkpoint cannot be read."""
+    def restore(self) -> Federation:
+        """Return the federation of the trained target. Raises UsageError: its checkpoint cannot be read."""
         fed = self.federation(0)
         fed.restore(self.target_folder, self.experiment.task.params)
         return fed
 
     def answers(self) -> dict[str, Tensor]:
-        """Return of all references what `_train_references` does, run by run, or {} where there are none."""
-        found = []
+        """Return the answers of all references, as `_train_references`, run by run; {} if there are none."""
+        results = []
         for part in self.parts():
             try:
-                found.append(unpacked(self.path(part)))
+                results.append(unpacked_with_digest(self.path(part)))
             except UsageError as damage:
                 warnings.warn(f"Reference runs cannot be used ({damage}); they are done again.", stacklevel=2)
                 self.path(part).unlink(missing_ok=True)
                 self.run(part)
-                found.append(unpacked(self.path(part)))
-        return {name: torch.cat([one[name] for one in found]) for name in found[0]} if found else {}
+                results.append(unpacked_with_digest(self.path(part)))
+        return {name: torch.cat([one[name] for one in results]) for name in results[0]} if results else {}
 
 
-def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
-    fed, task, last = audit.started(0), audit.experiment.task, audit.experiment.config.rounds
+def _train_target(audit: PointAudit, after: Callable[[int], None] | None) -> None:
+    fed, task, last = audit.start(0), audit.experiment.task, audit.experiment.config.rounds
     peak, at_once = _room(audit, fed)
     recorder = Recorder(fed, last)
 
@@ -201,7 +201,7 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
     finished = fed.run(last, watch)
     figure = curve_figure(fed, task) if finished else math.nan
     trained = figures_of(fed, task, [(fed.round, figure)] if math.isfinite(figure) else [], finished, peak)
-    target = Target(trained=trained, at_once=at_once, rounds=recorder.rounds)
+    target = AuditTarget(trained=trained, at_once=at_once, rounds=recorder.rounds)
 
     def write(draft: Path) -> None:
         fed.save(draft)
@@ -212,16 +212,16 @@ def _train_target(audit: Audit, after: Callable[[int], None] | None) -> None:
     publish_folder(audit.target_folder, write)
 
 
-def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
-    """Return the peak memory of a client's computation, None where round 1 is out of range, and the runs at once."""
+def _room(audit: PointAudit, fed: Federation) -> tuple[int | None, int]:
+    """Return the peak bytes of a client's computation, None if round 1 overflows, and the number of concurrent runs."""
     kind = "cuda" if fed.device.type == "cuda" else "cpu"
-    if choose(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
+    if chosen_backend(fed.backend if fed.defense.mappable else "loop", fed.device, fed.plan) == "loop":
         try:
-            return peak_memory(client_of(fed)), 1
+            return peak_memory(measured_client(fed)), 1
         except Overflow:
             return None, 1
     try:
-        client = client_of(fed, max(fed.shards, key=lambda c: len(fed.shards[c].x)))
+        client = measured_client(fed, max(fed.shards, key=lambda c: len(fed.shards[c].x)))
         peak = peak_memory(client)
     except Overflow:
         return None, 1
@@ -231,15 +231,15 @@ def _room(audit: Audit, fed: Federation) -> tuple[int | None, int]:
     return peak, max(1, min(MOST_AT_ONCE[kind], bound // max(1, each)))
 
 
-def _train_references(audit: Audit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
+def _train_references(audit: PointAudit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
     """Return "finished" [R] bool, "outputs" [R, A, Q, C], "population" [R, Z, C] float64, NaN where a run diverged."""
     candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
-    runs = [audit.started(run) for run in part]
+    runs = [audit.start(run) for run in part]
     finished = run_many(runs, audit.experiment.config.rounds, after)
     outputs = [fed.outputs(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2]) for fed in runs]
     population = [fed.outputs(others) for fed in runs]
     good = torch.tensor([end and bool(own.isfinite().all()) for end, own in zip(finished, outputs, strict=True)])
-    found = {"outputs": torch.stack(outputs), "population": torch.stack(population)}
-    for answers in found.values():
-        answers[~good] = torch.nan
-    return {"finished": good, **found}
+    answers = {"outputs": torch.stack(outputs), "population": torch.stack(population)}
+    for values in answers.values():
+        values[~good] = torch.nan
+    return {"finished": good, **answers}

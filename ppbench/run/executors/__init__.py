@@ -10,7 +10,7 @@ from ppbench.run.executors.ray import RayExecutor
 from ppbench.run.jobs import Executor, Tell
 
 WORKERS = 1024
-"""Jobs at the same time, at most: each is a process that imports torch."""
+"""Most jobs at the same time: each is a process that imports torch."""
 
 
 def make_executor(
@@ -20,7 +20,7 @@ def make_executor(
 
     Args:
         workers: jobs at the same time; None: `default_workers`, and of Ray as many as the cluster has room for.
-        tell: called in this process with rounds of training, where the executor can hear of them.
+        tell: called in this process with finished rounds of training, if the executor receives them.
         address: Ray's: of the cluster's head, None for one of this machine's own.
         device: "cpu", or "cuda"; Ray then shares each GPU among workers.
 
@@ -41,7 +41,7 @@ def make_executor(
 
 
 def default_workers(device: str) -> int:
-    """Return how many jobs run at once on this machine if nothing is said: one a core, one where a GPU is used."""
+    """Return the default number of jobs at once on this machine: one per core, one with a GPU."""
     return 1 if device != "cpu" else os.cpu_count() or 1
 
 

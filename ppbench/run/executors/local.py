@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as first_of
 from concurrent.futures.process import BrokenProcessPool
@@ -24,17 +24,20 @@ import torch
 from ppbench.base.errors import UsageError
 from ppbench.base.exits import held_back
 from ppbench.base.machine import of_machine
-from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt, work
+from ppbench.federation.threats import THREATS, ThreatModel, register
+from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt, work
 
 _rounds: SimpleQueue[int] | None = None
 PR_SET_PDEATHSIG = 1  # Linux's prctl: have the kernel end this process when its parent dies
 
 
-def _enter(queue: SimpleQueue[int], parent: int) -> None:
-    """Set up a worker: one thread, a place to report rounds, and an end when the parent has gone."""
+def _enter(queue: SimpleQueue[int], parent: int, threats: Iterable[ThreatModel]) -> None:
+    """Set up a worker: one thread, a place to report rounds, an end when the parent has gone, its threat models."""
     global _rounds
+    for threat in threats:  # those that a script registered are not in the worker's modules
+        register(threat)
     torch.set_num_threads(1)
-    for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all: who started this process ends it
+    for name in ("SIGINT", "SIGHUP"):  # the terminal sends them to all processes: the parent ends this one
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # see `held_back`
@@ -46,12 +49,12 @@ def _enter(queue: SimpleQueue[int], parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)  # nobody waits for this worker any more; what it has finished is on disk
+        os._exit(1)  # the parent is gone; finished work is on disk
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run(job: Job) -> Failure | None:
+def _run(job: WorkItem) -> Failure | None:
     queue = _rounds
     return attempt(job, None if queue is None else queue.put)
 
@@ -73,7 +76,7 @@ class InlineExecutor:
     capacity = 1
 
     def __init__(self, tell: Tell) -> None:
-        self._tell, self._jobs = tell, deque[Job]()
+        self._tell, self._jobs = tell, deque[WorkItem]()
 
     def __enter__(self) -> InlineExecutor:
         return self
@@ -81,17 +84,17 @@ class InlineExecutor:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._jobs.clear()
 
-    def submit(self, job: Job) -> None:
-        """Remember `job`; it runs when it is waited for."""
+    def submit(self, job: WorkItem) -> None:
+        """Queue `job`; it runs in `wait`."""
         self._jobs.append(job)
 
     def wait(self) -> Done:
-        """Do the job that was submitted first."""
+        """Run the job that was submitted first, and return it."""
         job = self._jobs.popleft()
         try:
             with one_thread():
                 work(job, self._tell)
-        except Exception as cause:  # noqa: BLE001 - a stranger's code may raise anything; the scheduler decides
+        except Exception as cause:  # noqa: BLE001 - other packages' code may raise anything; the scheduler decides
             return Done(job, cause)
         return Done(job)
 
@@ -103,7 +106,7 @@ def _end_of(process: BaseProcess | None) -> str:
         time.sleep(0.01)  # the pool's own thread takes the code, and keeps it a moment later
     code = None if process is None else process.exitcode
     if code is None:
-        return "ended, and nothing tells why"
+        return "ended for an unknown reason"
     if code >= 0:
         return f"ended with exit code {code}: code of a plugin, or of a library, ended it"
     why = ", probably for lack of memory" if -code == getattr(signal, "SIGKILL", 9) else ""
@@ -119,10 +122,10 @@ class LocalExecutor:
     def __init__(self, workers: int, tell: Tell) -> None:
         """Start nothing yet; a process starts with the first job that it gets."""
         self._free: list[ProcessPoolExecutor | None] = [None] * workers
-        self._busy: dict[Future[Failure | None], tuple[Job, ProcessPoolExecutor]] = {}
+        self._busy: dict[Future[Failure | None], tuple[WorkItem, ProcessPoolExecutor]] = {}
         self._lines: dict[ProcessPoolExecutor, SimpleQueue[int]] = {}
         self._processes: dict[ProcessPoolExecutor, BaseProcess] = {}
-        self._waiting = deque[Job]()
+        self._waiting = deque[WorkItem]()
         self._tell, self.capacity = tell, workers
         self._context = multiprocessing.get_context("spawn")
         self._stop = threading.Event()
@@ -141,8 +144,8 @@ class LocalExecutor:
         self._stop.set()
         self._listener.join(timeout=1)  # half a message of a killed worker would keep it for ever
 
-    def submit(self, job: Job) -> None:
-        """Have a free worker do `job`, else the next that becomes free."""
+    def submit(self, job: WorkItem) -> None:
+        """Give `job` to a free worker, else to the next that becomes free."""
         if not self._free:
             self._waiting.append(job)
             return
@@ -163,15 +166,15 @@ class LocalExecutor:
             warnings.warn(f"One worker less: it cannot be started ({why}).", stacklevel=2)
             self.submit(job)
 
-    def _give(self, job: Job, pool: ProcessPoolExecutor) -> None:
+    def _give(self, job: WorkItem, pool: ProcessPoolExecutor) -> None:
         before = {*multiprocessing.active_children()}
         with held_back():
             try:
                 future = pool.submit(_run, job)
             except BrokenProcessPool:  # it was killed while it had nothing to do
-                pool = self._replaced(pool)
+                pool = self._replace(pool)
                 future = pool.submit(_run, job)
-            except (OSError, RuntimeError):  # begun, but for the thread that would tell it what to do
+            except (OSError, RuntimeError):  # started, but without the thread that would feed it
                 for process in {*multiprocessing.active_children()} - before:
                     process.kill()
                 raise
@@ -188,11 +191,11 @@ class LocalExecutor:
         error: Exception | None = None
         if isinstance(raised, BrokenProcessPool):
             error = WorkerDied(f"its worker process {_end_of(self._processes.get(pool))}")
-            pool = self._replaced(pool)
+            pool = self._replace(pool)
         elif raised is not None:  # an exit of a plugin's own
             error = WorkerDied(f"its worker raised {type(raised).__name__}: {raised}")
         elif (failure := future.result()) is not None:
-            error = failure.revived()
+            error = failure.to_exception()
         self._free.append(pool)
         while self._waiting and self._free:
             self.submit(self._waiting.popleft())
@@ -201,11 +204,12 @@ class LocalExecutor:
     def _start(self) -> ProcessPoolExecutor:
         with held_back():  # it may start the process that keeps track of what is shared
             line = self._context.SimpleQueue()
-        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=(line, os.getpid()))
+        known = line, os.getpid(), tuple(THREATS.values())
+        pool = ProcessPoolExecutor(1, mp_context=self._context, initializer=_enter, initargs=known)
         self._lines[pool] = line
         return pool
 
-    def _replaced(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
+    def _replace(self, pool: ProcessPoolExecutor) -> ProcessPoolExecutor:
         pool.shutdown(wait=False)
         del self._lines[pool]
         self._processes.pop(pool, None)
@@ -214,7 +218,7 @@ class LocalExecutor:
     def _listen(self) -> None:
         ending = False
         while not ending:
-            ending = self._stop.wait(0.1)  # once more after the end: the last rounds are told before it
+            ending = self._stop.wait(0.1)  # once more after the end, for the last rounds
             for queue in list(self._lines.values()):
                 while not queue.empty():
                     self._tell(queue.get())

@@ -18,31 +18,31 @@ from typing import Any
 from ppbench.base.errors import UsageError
 from ppbench.base.version import __version__
 from ppbench.records.store import MARKER
-from ppbench.run.jobs import Done, Failure, Job, Tell, WorkerDied, attempt
+from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt
 
 CONNECT_S = 20.0
 """Seconds after which no cluster is expected to answer any more; it takes 3 to 5 where one does."""
 POLL_S = 1.0
-"""Seconds between two looks at Ctrl-C while nothing ends."""
+"""Seconds between two checks for Ctrl-C while nothing ends."""
 NODES_LOST = 3
-"""Times that a job is submitted again because its node went away; then the scheduler hears of it."""
+"""Times that a job is submitted again because its node went away; then it fails."""
 STORE_BYTES = 100 * 2**20
 """Memory that Ray's object store may take, near the least that it accepts: results go through the folder."""
-QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+QUIET_OPTIONS = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @dataclass(frozen=True)
 class Order:
     """A job as it travels to a node, its folder absolute, with the driver's version, marker and working folder."""
 
-    job: Job
+    job: WorkItem
     version: str
     marker: str
     cwd: str
 
 
 def marker_of(out: Path) -> str:
-    """Return what tells one folder of results from another of the same path. Raises OSError: it has no marker."""
+    """Return the time and text of a folder's marker, to tell folders of one path apart. Raises OSError: no marker."""
     path = out / MARKER
     return f"{path.stat().st_mtime:.0f} {path.read_text(encoding='utf-8')}"
 
@@ -58,14 +58,14 @@ def unfit(order: Order) -> str | None:
         seen = ""
     if seen != order.marker:
         return (
-            f"Node {node} does not see the folder {out} of this machine (its {MARKER} is another or not there); "
+            f"Node {node} does not see the folder {out} of this machine (its {MARKER} differs or is missing); "
             "give an --out that all nodes share, under one path."
         )
     return None
 
 
-def do(order: Order) -> Failure | str | None:
-    """Do a job on a node; return what it raised, or in one sentence why no job can be done there."""
+def run_order(order: Order) -> Failure | str | None:
+    """Do a job on a node; return its failure, or one sentence on why the node cannot do jobs."""
     import torch
 
     torch.set_num_threads(1)  # the number of threads may change the last bits of a sum
@@ -96,8 +96,8 @@ class RayExecutor:
         except ImportError as cause:
             raise UsageError("Engine 'ray' needs the package ray; install ppbench-fl[ray].") from cause
         self._workers, self._address, self._device, self._tell = workers, address, device, tell
-        self._jobs: dict[Any, Job] = {}
-        self._lost: dict[Job, int] = {}
+        self._jobs: dict[Any, WorkItem] = {}
+        self._lost: dict[WorkItem, int] = {}
         self._markers: dict[Path, str] = {}
         self._ours, self._remote, self.capacity = False, None, workers or 1
 
@@ -105,17 +105,17 @@ class RayExecutor:
         """Start or join the cluster. Raises UsageError: none answers, or it lacks a GPU that is asked for."""
         ray = self._ray
         if not ray.is_initialized():
-            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
             self._connect()
             self._ours = True
         try:
-            held = ray.cluster_resources()
-            gpus = int(held.get("GPU", 0)) if self._device == "cuda" else 0
+            resources = ray.cluster_resources()
+            gpus = int(resources.get("GPU", 0)) if self._device == "cuda" else 0
             if self._device == "cuda" and not gpus:
                 raise UsageError("Device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu.")
-            self.capacity = self._workers or gpus or int(held.get("CPU", 1))
+            self.capacity = self._workers or gpus or int(resources.get("CPU", 1))
             share = gpu_share(self.capacity, gpus)
-            self._remote = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(do)
+            self._remote = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(run_order)
         except BaseException:
             self._leave()
             raise
@@ -127,7 +127,7 @@ class RayExecutor:
         self._jobs.clear()
         self._leave()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WorkItem) -> None:
         """Have Ray run `job` on a node that is free. Raises UsageError where its folder was not prepared."""
         out = job.out.absolute()
         if out not in self._markers:
@@ -143,12 +143,12 @@ class RayExecutor:
         """Return the next job that ends. Raises UsageError: a node that cannot work would swallow all jobs."""
         while True:
             ended, _ = self._ray.wait(list(self._jobs), num_returns=1, timeout=POLL_S)
-            done = self._ended(ended[0]) if ended else None
+            done = self._result_of(ended[0]) if ended else None
             if done is not None:
                 return done
 
-    def _ended(self, ref: Any) -> Done | None:
-        """Return how a job ended, None where it was submitted again."""
+    def _result_of(self, ref: Any) -> Done | None:
+        """Return a job that ended, None if it was submitted again."""
         job, errors = self._jobs.pop(ref), self._ray.exceptions
         try:
             failure: Failure | str | None = self._ray.get(ref)
@@ -168,7 +168,7 @@ class RayExecutor:
             raise UsageError(failure)
         if failure is None and self._tell is not None and job.rounds:
             self._tell(job.rounds)
-        return Done(job, None if failure is None else failure.revived())
+        return Done(job, None if failure is None else failure.to_exception())
 
     def _connect(self) -> None:
         if self._address is None:
@@ -177,23 +177,23 @@ class RayExecutor:
                 num_cpus=self._workers,
                 include_dashboard=False,
                 object_store_memory=STORE_BYTES,
-                **QUIET,
+                **QUIET_OPTIONS,
             )
             return
         # Ray tries for minutes where nothing answers, and may abort the process; so a child tries first.
-        code = f"import ray, sys; ray.init(address=sys.argv[1], **{QUIET!r})"
+        code = f"import ray, sys; ray.init(address=sys.argv[1], **{QUIET_OPTIONS!r})"
         try:
             child = subprocess.run([sys.executable, "-c", code, self._address], capture_output=True, timeout=CONNECT_S)
-            said = child.stderr.decode(errors="replace").strip().splitlines() if child.returncode else None
+            error_lines = child.stderr.decode(errors="replace").strip().splitlines() if child.returncode else None
         except subprocess.TimeoutExpired:
-            said = [f"nothing within {CONNECT_S:.0f} s"]
-        if said is not None:
-            why = said[-1] if said else "it ended without a word"
+            error_lines = [f"nothing within {CONNECT_S:.0f} s"]
+        if error_lines is not None:
+            why = error_lines[-1] if error_lines else "it ended without a word"
             raise UsageError(
                 f"No Ray cluster answers at {self._address!r} ({why}); give the HOST:PORT that `ray start --head` "
                 "printed, or leave --address out to use this machine alone."
             )
-        self._ray.init(address=self._address, **QUIET)
+        self._ray.init(address=self._address, **QUIET_OPTIONS)
 
     def _leave(self) -> None:
         if self._ours:

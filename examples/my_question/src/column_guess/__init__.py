@@ -15,9 +15,9 @@ from ppbench import Attack, Challenge, Evidence, Guess, View
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Plan
 from ppbench.metrics.intervals import proportion
-from ppbench.questions.base import DistanceLaw, Question, Rule, rest
+from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, metric_of
+from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import ProbedScore
 
@@ -47,7 +47,7 @@ class Attribute(Question):
     title = "Attribute inference"
     score = ColumnScore
     figures = (("attribute_accuracy", "Values guessed"),)
-    distances = (DistanceLaw("attribute/1", "attribute_accuracy", rest, "1 - share of values guessed"),)
+    distances = (DistanceLaw("attribute/1", "attribute_accuracy", one_minus, "1 - share of values guessed"),)
     rules = (Rule("attribute_accuracy", "attribute_accuracy", "all", "decision", 0.02, False, 0.05),)
 
     def of_probe(self, probe: Probe) -> Inquiry:
@@ -86,7 +86,7 @@ class Attribute(Question):
         for score in scores:
             units.setdefault(score.unit, []).append(score.right)
         chance = max(Counter(score.value for score in scores).values()) / len(scores)
-        return [metric_of("attribute_accuracy", proportion([np.array(u) for u in units.values()], chance), False)]
+        return [record_metric("attribute_accuracy", proportion([np.array(u) for u in units.values()], chance), False)]
 
     def judged(self, score: ColumnScore, metric: str) -> float:
         """Return 1 for a guessed value."""

@@ -1,8 +1,8 @@
 """Affine layers as four passes: forward, backward, and the same two differentiated along a weight direction.
 
-V victims share the weights, each with a batch of B examples, N = V * B; a direction has one value a victim. Images are
-[N, C, H, W], flat features [V, B, D]. `tangent`: derivative of an activation along the direction; `cotangent`: of the
-loss by an activation (the R-operator of Pearlmutter, Neural Computation 6, 1994).
+V victims share the weights, each with a batch of B examples, N = V * B; a direction has one value per victim. Images
+are [N, C, H, W], flat features [V, B, D]. `tangent`: derivative of an activation along the direction; `cotangent`: of
+the loss by an activation (the R-operator of Pearlmutter, Neural Computation 6, 1994).
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-Change = Callable[[Tensor], Tensor]
+TensorMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Full:
-    """A weight or direction, written out: rows [V, O, K] (V = 1: the network's), columns [V, K, O] as they fold."""
+    """A dense weight or direction: rows [V, O, K] (V = 1: the network's), columns [V, K, O] as `fold` needs them."""
 
     rows: Tensor
     columns: Tensor
 
-    def mapped(self, change: Change) -> Full:
-        """Return it with each tensor changed."""
+    def mapped(self, change: TensorMap) -> Full:
+        """Return a copy with `change` applied to each tensor."""
         return Full(change(self.rows), change(self.columns))
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A direction of low rank, left @ right, never written out. left: [V, O, R]; right: [V, R, K]."""
+    """A direction of low rank, left @ right, never made dense. left: [V, O, R]; right: [V, R, K]."""
 
     left: Tensor
     right: Tensor
 
-    def mapped(self, change: Change) -> Outer:
-        """Return it with each tensor changed."""
+    def mapped(self, change: TensorMap) -> Outer:
+        """Return a copy with `change` applied to each tensor."""
         return Outer(change(self.left), change(self.right))
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction in the weight space of one affine layer; bias: [V, O], or None where the layer has none."""
+    """A direction in the weight space of one affine layer; bias: [V, O], or None if the layer has none."""
 
     weight: Full | Outer
     bias: Tensor | None
@@ -50,7 +50,7 @@ class Direction:
 
 @dataclass
 class Memo:
-    """What one layer keeps between passes: set by forward, but cotangent (of the output) and tangent (of the input).
+    """One layer's values between passes: set by forward, except cotangent (of the output) and tangent (of the input).
 
     cut: the cotangent as `drop` takes it.
     """
@@ -66,10 +66,10 @@ class Memo:
 
 
 class Affine:
-    """z = W a + b on flat features [V, B, D]: a linear layer, and what a `Convolution` is on patches.
+    """z = W a + b on flat features [V, B, D]: a linear layer, or a `Convolution` on patches.
 
-    name: prefix of the parameters, e.g. "features.0".  first: whether nothing before it has parameters, so that no
-    cotangent of its input is needed, and its input's tangent is zero.
+    name: prefix of the parameters, e.g. "features.0".  first: whether no layer before it has parameters, so that the
+    cotangent of its input is not needed, and its input's tangent is zero.
     """
 
     def __init__(self, name: str, weight: Tensor, bias: Tensor | None, first: bool) -> None:
@@ -78,21 +78,21 @@ class Affine:
 
     @property
     def about(self) -> str:
-        """What it does but for its weights and their shapes."""
+        """What the layer does, apart from its weights and their shapes."""
         return f"affine, first: {self.first}"
 
-    def mapped(self, change: Change) -> Affine:
-        """Return it with each tensor changed."""
-        made = copy.copy(self)
-        made.weight, made.bias = self.weight.mapped(change), None if self.bias is None else change(self.bias)
-        return made
+    def mapped(self, change: TensorMap) -> Affine:
+        """Return a copy with `change` applied to each tensor."""
+        copied = copy.copy(self)
+        copied.weight, copied.bias = self.weight.mapped(change), None if self.bias is None else change(self.bias)
+        return copied
 
     def pack(self, weight: Tensor) -> Tensor:
         """Return weights [V, *shape] as rows [V, O, K]."""
         return weight
 
     def direction(self, rows: Tensor) -> Full:
-        """Return rows [V, O, K] together with their columns."""
+        """Return rows [V, O, K] with their columns."""
         return Full(rows, rows.transpose(1, 2))
 
     def lift(self, a: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Affine:
         return cut @ (weight.rows if len(weight.rows) > 1 else weight.rows[0])
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return what `drop` gave, or a sum of it, in the shape of the input."""
+        """Return the result of `drop`, or a sum of results, in the shape of the input."""
         return dropped
 
     def add(self, z: Tensor, bias: Tensor) -> Tensor:
@@ -124,11 +124,11 @@ class Affine:
         return z + bias[:, None]
 
     def weight_gradient(self, memo: Memo) -> Tensor:
-        """Return the weight's gradient a victim, as rows [V, O, K]."""
+        """Return the weight's gradient of each victim, as rows [V, O, K]."""
         return memo.cotangent.transpose(1, 2) @ memo.inputs
 
     def bias_gradient(self, memo: Memo) -> Tensor:
-        """Return the bias' gradient a victim [V, O]."""
+        """Return the bias's gradient of each victim [V, O]."""
         return memo.cotangent.sum(1)
 
     def forward(self, a: Tensor, memo: Memo) -> Tensor:
@@ -138,7 +138,7 @@ class Affine:
         return z if self.bias is None else self.add(z, self.bias[None])
 
     def backward(self, cotangent: Tensor, memo: Memo) -> Tensor | None:
-        """Return the input's cotangent, None for the first layer."""
+        """Return the input's cotangent; None for the first layer."""
         memo.cotangent, memo.cut = cotangent, self.cut(cotangent)
         return None if self.first else self.fold(self.drop(self.weight, memo.cut))
 
@@ -155,12 +155,12 @@ class Affine:
 
 
 def summed(each: Tensor, victims: int) -> Tensor:
-    """Return values of each example [N, ...] as a sum a victim, [V, ...]."""
+    """Return values of each example [N, ...] summed over each victim, [V, ...]."""
     return each if len(each) == victims else each.unflatten(0, (victims, -1)).sum(1)
 
 
-def spread(per_victim: Tensor, examples: int) -> Tensor:
-    """Return [V, ...] or [1, ...] as one value an example, [N, ...]."""
+def per_example(per_victim: Tensor, examples: int) -> Tensor:
+    """Return [V, ...] or [1, ...] repeated for each example, [N, ...]."""
     victims = len(per_victim)
     if victims == examples:
         return per_victim

@@ -1,6 +1,6 @@
 """Patches of images, and three ways back: from the cotangent of a convolution's output to that of its input.
 
-Patches are cut channels-last, where a window's row is one run of memory: several times faster than `F.unfold`.
+Patches are cut channels-last, where a window's row is contiguous in memory: several times faster than `F.unfold`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Full, spread
+from ppbench.attacks.reconstruction.fastpath.affine import Full, per_example
 
 SLICED = 16_384
-"""Numbers in one place of the kernel, over all images, from which `Summed` adds slices: up to 7 times as fast as
-`F.fold` there (3x3 kernels on 32 victims), down to .4 times below."""
+"""With at least so many numbers per place of the kernel, over all images, `Summed` adds slices: up to 7 times as fast
+as `F.fold` (3x3 kernels on 32 victims); with fewer, down to 0.4 times as fast."""
 
 
 COMPACT = 4096
-"""Numbers in the matrix of `Compact` up to which it is used: images so small that a patch is mostly padding. A quarter
-of the time of `F.fold` at 2x2, whose narrow products are as slow again."""
+"""Largest matrix of `Compact`, in numbers, for which it is used: for images so small that a patch is mostly padding. It
+takes a quarter of the time of `F.fold` at 2x2."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A convolution along one axis, and what the input's cotangent is gathered from along it.
+    """A convolution along one axis, and the outputs from which the input's cotangent is gathered.
 
     Place i of the input is q = (i + padding) // stride of phase (i + padding) % stride; it meets the kernel's place
     phase + stride * t in the output at q - t, for t < `taps`.
@@ -41,7 +41,7 @@ class Axis:
 
     @property
     def taps(self) -> int:
-        """Outputs that a place of the input has part in, at most."""
+        """Largest number of outputs that depend on one place of the input."""
         return -(-self.kernel // self.stride)
 
     @property
@@ -51,27 +51,27 @@ class Axis:
 
     @property
     def first(self) -> int:
-        """The output that the first place's last tap asks for, which may not be there."""
+        """The output that the first place's last tap needs, which may not exist."""
         return self.padding // self.stride - self.taps + 1
 
     @property
     def span(self) -> int:
-        """Outputs that are asked for, those that are not there among them."""
+        """Number of outputs that are needed, including those that do not exist."""
         return self.length + self.taps - 1
 
     @property
     def padded(self) -> int:
-        """Places of the input with its padding."""
+        """Number of places of the padded input."""
         return self.size + 2 * self.padding
 
     @property
     def inner(self) -> slice:
-        """The places of the padded input that are the input's."""
+        """The places of the padded input that belong to the input."""
         return slice(self.padding, self.padding + self.size)
 
     @property
     def shown(self) -> slice:
-        """The places among all phases of all q that are the input's."""
+        """The places among all phases of all q that belong to the input."""
         return slice(self.padding % self.stride, self.padding % self.stride + self.size)
 
     def met(self, place: int) -> slice:
@@ -80,17 +80,17 @@ class Axis:
 
     @property
     def part(self) -> slice:
-        """The outputs that are asked for and there."""
+        """The outputs that are needed and exist."""
         return slice(max(self.first, 0), self.first + self.span)
 
     def kernel_places(self) -> Tensor:
-        """Return the kernel's place [stride, taps] of each phase and tap in the order of outputs, `kernel` for none."""
+        """Return the kernel's place [stride, taps] of each phase and tap in order of outputs; `kernel` for none."""
         taps = self.stride * torch.arange(self.taps - 1, -1, -1)
         return (torch.arange(self.stride)[:, None] + taps).clamp(max=self.kernel)
 
 
 @dataclass(frozen=True)
-class Form:
+class ConvolutionForm:
     """The form of a convolution (no groups, no dilation, zero padding) of `channels` on images of one size."""
 
     high: Axis
@@ -99,7 +99,7 @@ class Form:
     outputs: int
 
     @classmethod
-    def of(cls, module: nn.Conv2d, size: tuple[int, int]) -> Form:
+    def of(cls, module: nn.Conv2d, size: tuple[int, int]) -> ConvolutionForm:
         """Return the form of a module on images of a size."""
 
         def axis(i: int) -> Axis:
@@ -125,19 +125,19 @@ class Form:
 
     @property
     def gathered(self) -> float:
-        """Numbers in a patch of the output's cotangent, times the squared share of places that the kernel has not.
+        """Numbers in a patch of the output's cotangent, times the squared ratio of gathered to kernel places.
 
-        Up to K a gathering is faster (twice for 5x5 kernels, 12 channels to 12, on eight images), above it slower.
+        Up to K, `Gathered` is faster (twice for 5x5 kernels, 12 channels to 12, on eight images), above it slower.
         """
         lacking = math.prod((axis.taps * axis.stride / axis.kernel) ** 2 for axis in self.axes)
         return math.prod(axis.taps for axis in self.axes) * self.outputs * lacking
 
 
-class Way(Protocol):
-    """From the output's cotangent back to the input's: a product with weights, then images [N, C, H, W]."""
+class WayBack(Protocol):
+    """Maps the output's cotangent to the input's: a product with weights, then images [N, C, H, W]."""
 
     def columns(self, rows: Tensor) -> Tensor:
-        """Return what `drop` multiplies by, of weights as rows [V, O, K]."""
+        """Return the factor of `drop` for weights as rows [V, O, K]."""
 
     def cut(self, cotangent: Tensor) -> Tensor:
         """Return the output's cotangent [N, O, H', W'] arranged for the product."""
@@ -146,20 +146,20 @@ class Way(Protocol):
         """Return the product, linear in weight and cotangent."""
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return what `drop` gave, or a sum of it, as images [N, C, H, W]."""
+        """Return the result of `drop`, or a sum of results, as images [N, C, H, W]."""
 
 
 class Compact:
-    """Of small images: patches [N, L, K] are summed by a product with zeros and ones, `folding` [H W, L kh kw]."""
+    """For small images: patches [N, L, K] are summed by a product with zeros and ones, `folding` [H W, L kh kw]."""
 
-    def __init__(self, form: Form, like: Tensor) -> None:
+    def __init__(self, form: ConvolutionForm, like: Tensor) -> None:
         self.form, (high, wide) = form, form.axes
         each = torch.eye(form.cells, dtype=like.dtype, device=like.device)
         patches = each.view(len(each), high.out * wide.out, -1).transpose(1, 2)
-        self.folding = folded(patches, form).flatten(1).T
+        self.folding = fold_patches(patches, form).flatten(1).T
 
     def columns(self, rows: Tensor) -> Tensor:
-        """Return the columns of the rows, [V, K, O]; rows alone are used."""
+        """Return the columns of the rows, [V, K, O]; only the rows are used."""
         return rows.transpose(1, 2)
 
     def cut(self, cotangent: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class Compact:
 
     def drop(self, weight: Full, cut: Tensor) -> Tensor:
         """Return patches [N, L, K]."""
-        return torch.bmm(cut, spread(weight.rows, len(cut)))
+        return torch.bmm(cut, per_example(weight.rows, len(cut)))
 
     def fold(self, dropped: Tensor) -> Tensor:
         """Return the patches summed where they overlap."""
@@ -178,9 +178,9 @@ class Compact:
 
 
 class Summed:
-    """Patches [N, K, L] are summed by `F.fold`, or slice by slice; K is over (C, kh, kw) here, as that has it."""
+    """Patches [N, K, L] are summed by `F.fold`, or slice by slice; K is over (C, kh, kw), as there."""
 
-    def __init__(self, form: Form, sliced: int = SLICED) -> None:
+    def __init__(self, form: ConvolutionForm, sliced: int = SLICED) -> None:
         self.form, self.sliced = form, sliced
 
     def columns(self, rows: Tensor) -> Tensor:
@@ -196,13 +196,13 @@ class Summed:
 
     def drop(self, weight: Full, cut: Tensor) -> Tensor:
         """Return patches [N, K, L]."""
-        return torch.bmm(spread(weight.columns, len(cut)), cut)
+        return torch.bmm(per_example(weight.columns, len(cut)), cut)
 
     def fold(self, dropped: Tensor) -> Tensor:
         """Return the patches summed where they overlap; by slices unless images are small."""
         channels, (high, wide) = self.form.channels, self.form.axes
         if len(dropped) * channels * high.out * wide.out < self.sliced:
-            return folded(dropped, self.form)
+            return fold_patches(dropped, self.form)
         patches = dropped.view(len(dropped), channels, high.kernel, wide.kernel, high.out, wide.out)
         total = dropped.new_zeros(len(dropped), channels, high.padded, wide.padded)
         for i in range(high.kernel):
@@ -215,10 +215,10 @@ class Summed:
 class Gathered:
     """Nothing overlaps: patches of the output's cotangent meet the kernel's places of each phase of the stride.
 
-    index: where in a direction's rows, flat [O K], lies what `drop` multiplies by, [C phases, taps O].
+    index: places of the factors of `drop`, [C phases, taps O], in a direction's flat rows [O K].
     """
 
-    def __init__(self, form: Form, like: Tensor) -> None:
+    def __init__(self, form: ConvolutionForm, like: Tensor) -> None:
         self.form, (high, wide) = form, form.axes
         tall, broad = high.kernel_places()[:, None, :, None], wide.kernel_places()[None, :, None, :]
         outer = form.patch * torch.arange(form.outputs)
@@ -228,12 +228,12 @@ class Gathered:
         self.index = index.masked_fill(none, form.patch * form.outputs).flatten(3).flatten(0, 2).to(like.device)
 
     def columns(self, rows: Tensor) -> Tensor:
-        """Return the weights that each place of the input meets, [V, C phases, taps O], 0 where it meets none."""
+        """Return the weights that each place of the input meets, [V, C phases, taps O], 0 for none."""
         flat = F.pad(rows.flatten(1), (0, 1)).index_select(1, self.index.flatten())
         return flat.view(len(rows), *self.index.shape)
 
     def cut(self, cotangent: Tensor) -> Tensor:
-        """Return what each place of the input has part in, [N, taps O, Q]."""
+        """Return the output cotangents that depend on each place of the input, [N, taps O, Q]."""
         high, wide = self.form.axes
         part = cotangent[:, :, high.part, wide.part]
         size, at = (high.span, wide.span), (max(-high.first, 0), max(-wide.first, 0))
@@ -241,10 +241,10 @@ class Gathered:
 
     def drop(self, weight: Full, cut: Tensor) -> Tensor:
         """Return the phases of images [N, C phases, Q]."""
-        return torch.bmm(spread(weight.columns, len(cut)), cut)
+        return torch.bmm(per_example(weight.columns, len(cut)), cut)
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return the phases put into their places."""
+        """Return images with the phases in their places."""
         channels, (high, wide) = self.form.channels, self.form.axes
         phases = dropped.view(len(dropped), channels, high.stride, wide.stride, high.length, wide.length)
         total = phases.permute(0, 1, 4, 2, 5, 3)
@@ -253,7 +253,7 @@ class Gathered:
         return images
 
 
-def folded(patches: Tensor, form: Form) -> Tensor:
+def fold_patches(patches: Tensor, form: ConvolutionForm) -> Tensor:
     """Return patches [N, K, L], K over (C, kh, kw), summed where they overlap, by torch."""
     (high, wide), size = form.axes, (form.high.size, form.wide.size)
     padding, stride = (high.padding, wide.padding), (high.stride, wide.stride)
@@ -268,7 +268,7 @@ def windows(
     stride: tuple[int, int],
     out: tuple[int, ...],
 ) -> Tensor:
-    """Return patches [N, L, kh kw C] of images [N, C, h, w] that lie `at` a place in zeros of `size`."""
+    """Return patches [N, L, kh kw C] of images [N, C, h, w] placed `at` an offset in zeros of `size`."""
     n, channels, h, w = a.shape
     padded = a.new_zeros(n, *size, channels)
     padded[:, at[0] : at[0] + h, at[1] : at[1] + w] = a.permute(0, 2, 3, 1)

@@ -14,13 +14,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Change, Direction, Memo
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo, TensorMap
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
-from ppbench.attacks.reconstruction.fastpath.distances import Target, absolute, cosine, gap, residual, target, tensors
+from ppbench.attacks.reconstruction.fastpath.distances import (
+    LayerTarget,
+    absolute,
+    cosine_distance,
+    gap,
+    layer_target,
+    residual,
+    tensor_angles,
+)
 from ppbench.attacks.reconstruction.fastpath.layers import (
-    ACTIVATIONS,
+    FAST_ACTIVATIONS,
     Activation,
-    Step,
+    ChainStep,
     average_pool,
     flatten,
     leaky_relu,
@@ -28,13 +36,15 @@ from ppbench.attacks.reconstruction.fastpath.layers import (
 )
 from ppbench.attacks.reconstruction.fastpath.traces import TRACES
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import FLOOR, POWERS, Measure
+from ppbench.federation.evidence import EXPLAINED_FLOOR, POWERS, Measure
 from ppbench.federation.plan import Plan
 
 
 @dataclass(frozen=True)
 class Output:
-    """The last cotangent and its derivatives, for one loss (mean over a batch of B, soft targets); all [V, B, C].
+    """The cotangent of the outputs and its derivatives, for one loss (mean over a batch of B, soft targets).
+
+    All are [V, B, C].
 
     cotangent: (logits, y) -> dL/dlogits.  change: (logits, y, tangent) -> its tangent.
     y_gradient: (logits, tangent) -> d(tangent of L)/dy.
@@ -62,16 +72,16 @@ OUTPUTS = {
 }
 
 
-def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] | None:
-    """Return the network's layers with `params` in `dtype`, or None where one of them, or the loss, has no fast form.
+def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[ChainStep] | None:
+    """Return the network's layers with `params` in `dtype`, or None if one of them, or the loss, has no fast form.
 
-    Known are Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU, AvgPool2d, MaxPool2d
-    and Flatten one after another, all of whose parameters are trained.
+    Supported are sequences of Conv2d (groups 1, dilation 1, zero padding), Linear, Sigmoid, Tanh, ReLU, LeakyReLU,
+    AvgPool2d, MaxPool2d and Flatten, all of whose parameters are trained.
     """
     layers = plan.net.module.layers
     if layers is None or plan.loss not in OUTPUTS or plan.net.frozen_parameters:
         return None
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
     shape, known = plan.spec.shape, {name: value.detach().to(dtype) for name, value in params.items()}
     for key, module in [*((f"features.{k}", m) for k, m in layers.named_children()), ("head", plan.net.module.head)]:
         first = not any(isinstance(step, Affine) for step in steps)
@@ -83,9 +93,9 @@ def compile_chain(plan: Plan, params: Params, dtype: torch.dtype) -> list[Step] 
     return steps
 
 
-def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple[int, ...]) -> Step | None:
-    if type(module) in ACTIVATIONS:
-        return ACTIVATIONS[type(module)]
+def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple[int, ...]) -> ChainStep | None:
+    if type(module) in FAST_ACTIVATIONS:
+        return FAST_ACTIVATIONS[type(module)]
     if type(module) is nn.LeakyReLU:
         return leaky_relu(module.negative_slope)
     weight, bias = params.get(f"{key}.weight"), params.get(f"{key}.bias")
@@ -109,90 +119,90 @@ def _step(key: str, module: nn.Module, params: Params, first: bool, shape: tuple
 
 @contextmanager
 def untracked(device: torch.device) -> Iterator[None]:
-    """Compute slopes that are written out without autograd.
+    """Compute explicit slopes without autograd.
 
-    In inference mode on a CPU, where what autograd keeps of each small product costs a tenth; not every backend has it.
+    In inference mode on a CPU, which saves a tenth of the time; not every backend supports it.
     """
     with torch.inference_mode() if device.type == "cpu" else torch.no_grad():
         yield
 
 
 @dataclass(frozen=True)
-class Match:
-    """The layers of a chain and what the gradients of the affine ones are compared with."""
+class ChainMatch:
+    """The layers of a chain, and the targets of the affine layers' gradients."""
 
-    steps: Sequence[Step]
-    targets: Sequence[Target]
+    steps: Sequence[ChainStep]
+    targets: Sequence[LayerTarget]
 
     @property
     def about(self) -> str:
-        """What it is but for its tensors."""
+        """Layers and targets, apart from their tensors."""
         return str([part.about for part in (*self.steps, *self.targets)])
 
     def tensors(self) -> list[Tensor]:
-        """Return its tensors, in order."""
-        found: list[Tensor] = []
+        """Return all tensors, in order."""
+        kept: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor)
+            kept.append(tensor)
             return tensor
 
         self._mapped(keep)
-        return found
+        return kept
 
-    def of(self, tensors: Sequence[Tensor]) -> Match:
-        """Return the same of other `tensors`."""
+    def of(self, tensors: Sequence[Tensor]) -> ChainMatch:
+        """Return a copy with other `tensors`."""
         each = iter(tensors)
         return self._mapped(lambda _: next(each))
 
-    def _mapped(self, change: Change) -> Match:
+    def _mapped(self, change: TensorMap) -> ChainMatch:
         steps = [step.mapped(change) if isinstance(step, Affine) else step for step in self.steps]
-        return Match(steps, [goal.mapped(change) for goal in self.targets])
+        return ChainMatch(steps, [goal.mapped(change) for goal in self.targets])
 
-    def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, Target]]:
+    def paired(self, memos: Sequence[Memo], cotangent: Tensor, index: Tensor) -> list[tuple[Affine, Memo, LayerTarget]]:
         """Return each affine layer, its memo after the backward pass of `cotangent`, and the targets of `index` [S]."""
         pairs = zip(backward(self.steps, memos, cotangent), self.targets, strict=True)
         return [(layer, memo, goal.at(index)) for (layer, memo), goal in pairs]
 
 
 class ChainObjective:
-    """D and its gradient for V victims of `batch` examples that share the weights of `steps` (see `target`)."""
+    """D and its gradient for V victims of `batch` examples that share the weights of `steps` (see `layer_target`)."""
 
     def __init__(
         self,
-        steps: list[Step],
+        steps: list[ChainStep],
         loss: str,
         observed: Sequence[Params],
         weights: Sequence[Params] | None,
         batch: int,
         measure: Measure = "squares",
-        floor: float = FLOOR,
+        floor: float = EXPLAINED_FLOOR,
     ) -> None:
         self.output, self.measure, self.floor = OUTPUTS[loss], measure, floor
         factor, layers = measure in ("squares", "cosine"), [step for step in steps if isinstance(step, Affine)]
-        targets = [target(layer, observed, weights, batch, factor) for layer in layers]
-        self.match = Match(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets)
+        targets = [layer_target(layer, observed, weights, batch, factor) for layer in layers]
+        self.match = ChainMatch(steps, [goal.bounded() for goal in targets] if measure == "bounded" else targets)
         self.tensors, self.about = self.match.tensors(), f"{loss} {measure} {floor} {self.match.about}"
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return D [S], dD/dx, dD/dy and an empty dD/dnuisance [S, 0]: see `problem.Objective`."""
         with untracked(x.device):
-            if self.measure == "bounded":  # which asks numpy
+            if self.measure == "bounded":  # uses numpy, which a trace cannot
                 total, by_x, by_y = self.slopes(x, y, index, *self.tensors)
             else:
                 total, by_x, by_y = TRACES.run(self.slopes, self.about, (x, y, index, *self.tensors))
         return total, by_x, by_y, nuisance
 
-    def slopes(self, x: Tensor, y: Tensor, index: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
-        """Return D [S], dD/dx and dD/dy of the same match with the tensors `held`."""
-        match = self.match.of(held)
+    def slopes(self, x: Tensor, y: Tensor, index: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx and dD/dy of the same match with other `tensors`."""
+        match = self.match.of(tensors)
         a, memos = forward(match.steps, x)
         layers = match.paired(memos, self.output.cotangent(a, y), index)
         if self.measure == "cosine":
-            total, directions = cosine([gap(*layer) for layer in layers])
+            total, directions = cosine_distance([gap(*layer) for layer in layers])
         elif self.measure in POWERS:
-            found = [gap(*layer) for layer in layers]
-            total, directions = tensors(found, POWERS[self.measure], self.measure == "bounded", self.floor)
+            gaps = [gap(*layer) for layer in layers]
+            total, directions = tensor_angles(gaps, POWERS[self.measure], self.measure == "bounded", self.floor)
         else:
             parts = [(absolute if self.measure == "absolute" else residual)(*layer) for layer in layers]
             total, directions = torch.stack([part for _, part in parts]).sum(0), [r for r, _ in parts]
@@ -201,8 +211,8 @@ class ChainObjective:
         return total, change.reshape(x.shape), self.output.y_gradient(a, tangent)
 
 
-def forward(steps: Sequence[Step], x: Tensor) -> tuple[Tensor, list[Memo]]:
-    """Return the chain's output on x [S, B, *shape], and what each layer keeps."""
+def forward(steps: Sequence[ChainStep], x: Tensor) -> tuple[Tensor, list[Memo]]:
+    """Return the chain's output on x [S, B, *shape], and each layer's memo."""
     memos = [Memo(len(x)) for _ in steps]
     a = x if x.dim() == 3 else x.flatten(0, 1)
     for step, memo in zip(steps, memos, strict=True):
@@ -210,16 +220,16 @@ def forward(steps: Sequence[Step], x: Tensor) -> tuple[Tensor, list[Memo]]:
     return a, memos
 
 
-def backward(steps: Sequence[Step], memos: Sequence[Memo], cotangent: Tensor | None) -> list[tuple[Affine, Memo]]:
-    """Return the affine layers with their memos, after the pass of the last layer's cotangent through the chain."""
+def backward(steps: Sequence[ChainStep], memos: Sequence[Memo], cotangent: Tensor | None) -> list[tuple[Affine, Memo]]:
+    """Return the affine layers with their memos, after a backward pass of the last layer's cotangent."""
     for step, memo in zip(reversed(steps), reversed(memos), strict=True):
         if cotangent is not None:
             cotangent = step.backward(cotangent, memo)
     return [(s, m) for s, m in zip(steps, memos, strict=True) if isinstance(s, Affine)]
 
 
-def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction]) -> Tensor:
-    """Return the derivative by the cotangent after the last layer: the pass that runs forward through the layers."""
+def forward_tangent(steps: Sequence[ChainStep], memos: Sequence[Memo], directions: Sequence[Direction]) -> Tensor:
+    """Return the derivative by the cotangent after the last layer, by a forward pass."""
     tangent: Tensor | None = None
     along = iter(directions)
     for step, memo in zip(steps, memos, strict=True):
@@ -232,9 +242,9 @@ def forward_tangent(steps: Sequence[Step], memos: Sequence[Memo], directions: Se
 
 
 def backward_tangent(
-    steps: Sequence[Step], memos: Sequence[Memo], directions: Sequence[Direction], change: Tensor
+    steps: Sequence[ChainStep], memos: Sequence[Memo], directions: Sequence[Direction], change: Tensor
 ) -> Tensor:
-    """Return the derivative by the input, from a change fed in after the last layer: the pass that runs backward."""
+    """Return the derivative by the input, from a `change` after the last layer, by a backward pass."""
     back = iter(reversed(directions))
     for step, memo in zip(reversed(steps), reversed(memos), strict=True):
         if isinstance(step, Affine):

@@ -7,8 +7,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Full, Memo, Outer, spread, summed
-from ppbench.attacks.reconstruction.fastpath.back import COMPACT, Compact, Form, Gathered, Summed, Way, windows
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Full, Memo, Outer, per_example, summed
+from ppbench.attacks.reconstruction.fastpath.back import (
+    COMPACT,
+    Compact,
+    ConvolutionForm,
+    Gathered,
+    Summed,
+    WayBack,
+    windows,
+)
 
 
 class Convolution(Affine):
@@ -17,15 +25,15 @@ class Convolution(Affine):
     def __init__(
         self, module: nn.Conv2d, name: str, weight: Tensor, bias: Tensor | None, first: bool, size: tuple[int, int]
     ) -> None:
-        self.form = form = Form.of(module, size)
-        self.way: Way = Summed(form) if form.gathered > form.patch else Gathered(form, weight)
+        self.form = form = ConvolutionForm.of(module, size)
+        self.way: WayBack = Summed(form) if form.gathered > form.patch else Gathered(form, weight)
         if form.cells * math.prod(size) <= COMPACT:
             self.way = Compact(form, weight)
         super().__init__(name, weight, bias, first)
 
     @property
     def about(self) -> str:
-        """What it does but for its weights."""
+        """What the layer does, apart from its weights."""
         return f"{self.form}, {type(self.way).__name__}, first: {self.first}"
 
     def pack(self, weight: Tensor) -> Tensor:
@@ -33,7 +41,7 @@ class Convolution(Affine):
         return weight.permute(0, 1, 3, 4, 2).flatten(2).contiguous()
 
     def direction(self, rows: Tensor) -> Full:
-        """Return the direction [V, O, K] together with what the way back multiplies by."""
+        """Return the direction [V, O, K] with the columns of the way back."""
         return Full(rows, self.way.columns(rows))
 
     def lift(self, a: Tensor) -> Tensor:
@@ -43,9 +51,9 @@ class Convolution(Affine):
         return windows(a, (high.padded, wide.padded), at, kernel, stride, (high.out, wide.out))
 
     def apply(self, weight: Full | Outer, lifted: Tensor) -> Tensor:
-        """Return W a [N, O, H', W'] for patches [N, L, K]; W is written out."""
+        """Return W a [N, O, H', W'] for patches [N, L, K]; W is dense."""
         assert isinstance(weight, Full)
-        rows = spread(weight.rows, len(lifted))
+        rows = per_example(weight.rows, len(lifted))
         z = torch.bmm(rows, lifted.transpose(1, 2))
         return z.view(len(lifted), -1, self.form.high.out, self.form.wide.out)
 
@@ -54,22 +62,22 @@ class Convolution(Affine):
         return self.way.cut(cotangent)
 
     def drop(self, weight: Full | Outer, cut: Tensor) -> Tensor:
-        """Return W^T cotangent as the way back has it, not yet images; W is written out."""
+        """Return W^T cotangent in the form of the way back, not yet images; W is dense."""
         assert isinstance(weight, Full)
         return self.way.drop(weight, cut)
 
     def fold(self, dropped: Tensor) -> Tensor:
-        """Return what `drop` gave, or a sum of it, as images [N, C, H, W]."""
+        """Return the result of `drop`, or a sum of results, as images [N, C, H, W]."""
         return self.way.fold(dropped)
 
     def add(self, z: Tensor, bias: Tensor) -> Tensor:
         """Return z [N, O, H', W'] plus a bias [V, O] or [1, O]."""
-        return z + spread(bias, len(z))[:, :, None, None]
+        return z + per_example(bias, len(z))[:, :, None, None]
 
     def weight_gradient(self, memo: Memo) -> Tensor:
         """Return the weight's gradient as rows [V, O, K]."""
         return summed(torch.bmm(memo.cotangent.flatten(2), memo.inputs), memo.victims)
 
     def bias_gradient(self, memo: Memo) -> Tensor:
-        """Return the bias' gradient [V, O]."""
+        """Return the bias's gradient [V, O]."""
         return summed(memo.cotangent.flatten(2).sum(2), memo.victims)

@@ -1,7 +1,7 @@
 """Simulated against observed gradients, layer by layer: the discrepancy, and its slope by the simulated gradient.
 
 With s and o the two gradients and w the precisions, all parameters together: "squares" is sum w (s - o)^2, "cosine" is
-1 - cos = 1/2 sum w (s/|s| - o/|o|)^2 with |s|^2 = sum w s^2. Both slopes are w (p s - q o) with one p and q a victim:
+1 - cos = 1/2 sum w (s/|s| - o/|o|)^2 with |s|^2 = sum w s^2. Both slopes are w (p s - q o) with one p and q per victim:
 2 and 2, or (1 - D) / |s|^2 and 1 / (|s| |o|).
 """
 
@@ -14,22 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Change, Direction, Memo, Outer
+from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo, Outer, TensorMap
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import TINY, bounded, inverse_root
+from ppbench.federation.evidence import SMALLEST_SQUARE, inverse_root, softsign
 
 RANK_ONE = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""Relative distance up to which an observed dense gradient counts as one outer product: rounding, not noise."""
+"""Largest relative distance of an observed gradient from the outer product that it counts as: rounding, not noise."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """What one layer's gradient is compared with, for V victims.
+class LayerTarget:
+    """The observed gradient of one layer, for V victims.
 
-    rows: [V, O, K] observed weight gradient, or `Outer` (R = 1) where it is one up to rounding.  bias: [V, O] or None.
-    weight, bias_weight: precisions in the shapes of rows and bias, or [V, 1, 1] and [V, 1] for all entries alike, or
-    None for 1.  size: [V] weighted sum of squares of all that was observed.
+    rows: [V, O, K] observed weight gradient, or `Outer` (R = 1) if it is one up to rounding.  bias: [V, O] or None.
+    weight, bias_weight: precisions in the shapes of rows and bias, or [V, 1, 1] and [V, 1] if equal for all entries, or
+    None for 1.  size: [V] weighted sum of squares of all observed entries.
     """
 
     rows: Tensor | Outer
@@ -38,38 +38,38 @@ class Target:
     bias_weight: Tensor | None
     size: Tensor
 
-    def at(self, index: Tensor) -> Target:
+    def at(self, index: Tensor) -> LayerTarget:
         """Return the targets of the victims `index` [S]."""
         return self.mapped(lambda tensor: tensor[index])
 
     @property
     def about(self) -> str:
-        """Which of its tensors there are."""
+        """Which tensors are present."""
         parts = (self.bias, self.weight, self.bias_weight)
         return f"{type(self.rows).__name__} {[part is not None for part in parts]}"
 
-    def mapped(self, change: Change) -> Target:
-        """Return it with each tensor changed."""
+    def mapped(self, change: TensorMap) -> LayerTarget:
+        """Return a copy with `change` applied to each tensor."""
         rows = self.rows.mapped(change) if isinstance(self.rows, Outer) else change(self.rows)
         bias, weight, bias_weight = (
             None if part is None else change(part) for part in (self.bias, self.weight, self.bias_weight)
         )
-        return Target(rows, bias, weight, bias_weight, change(self.size))
+        return LayerTarget(rows, bias, weight, bias_weight, change(self.size))
 
-    def bounded(self) -> Target:
-        """Return the target with its visible entries `bounded`, which must be written out: once, not a step."""
+    def bounded(self) -> LayerTarget:
+        """Return the target, which must be dense, with its visible entries `bounded`: once, not in each step."""
         assert isinstance(self.rows, Tensor)
         bias = self.bias if self.bias is None else _bounded(self.bias, self.bias_weight)[0]
         return replace(self, rows=_bounded(self.rows, self.weight)[0].view_as(self.rows), bias=bias)
 
 
-def target(
+def layer_target(
     layer: Affine, observed: Sequence[Params], weights: Sequence[Params] | None, batch: int, factor: bool = True
-) -> Target:
+) -> LayerTarget:
     """Return the V observed gradients of `layer`, stacked, in the dtype of its weight.
 
-    A dense layer's gradient on one example is an outer product; compared as such (an identity), it costs O + K, not
-    O K. That needs `factor`, and precisions (of each entry, or without axes; None for 1) alike within a tensor.
+    A linear layer's gradient on one example is an outer product; compared as such (an identity), it costs O + K, not
+    O K. That needs `factor`, and precisions (of each entry, or scalars; None for 1) that are equal within a tensor.
     """
     dtype, name = layer.weight.rows.dtype, f"{layer.name}.weight"
 
@@ -86,20 +86,20 @@ def target(
             bias_weight = stack(weights, f"{layer.name}.bias")
             bias_weight = bias_weight[:, None] if bias_weight.dim() == 1 else bias_weight
     size = _squares(rows, weight) + (0 if bias is None else _squares(bias, bias_weight))
-    alike = weight is None or weight[0].numel() == 1
-    if factor and batch == 1 and not isinstance(layer, Convolution) and bias is not None and alike:
+    uniform = weight is None or weight[0].numel() == 1
+    if factor and batch == 1 and not isinstance(layer, Convolution) and bias is not None and uniform:
         left = bias[:, :, None]
-        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=TINY)[:, None, None]
+        right = left.transpose(1, 2) @ rows / (bias * bias).sum(1).clamp(min=SMALLEST_SQUARE)[:, None, None]
         if bool(((rows - left @ right).norm(dim=(1, 2)) <= RANK_ONE[dtype] * rows.norm(dim=(1, 2))).all()):
-            return Target(Outer(left, right), bias, weight, bias_weight, size)
-    return Target(rows, bias, weight, bias_weight, size)
+            return LayerTarget(Outer(left, right), bias, weight, bias_weight, size)
+    return LayerTarget(rows, bias, weight, bias_weight, size)
 
 
 @dataclass(frozen=True)
 class Combination:
     """One layer's a s - b o, a and b [S]: rows [S, O, K], or `Outer` (R = 2), and bias [S, O] or None."""
 
-    goal: Target
+    goal: LayerTarget
     rows: Tensor | Outer
     bias: Tensor | None
 
@@ -129,7 +129,7 @@ class Gap:
 
     layer: Affine
     memo: Memo
-    goal: Target
+    goal: LayerTarget
     rows: Tensor | None
     bias: Tensor | None
 
@@ -161,32 +161,32 @@ class Gap:
         return Combination(goal, Outer(lefts, rights), bias)
 
 
-def gap(layer: Affine, memo: Memo, goal: Target) -> Gap:
+def gap(layer: Affine, memo: Memo, goal: LayerTarget) -> Gap:
     """Return the simulated gradient of one layer beside its target, after the backward pass."""
     rows = None if isinstance(goal.rows, Outer) else layer.weight_gradient(memo)
     return Gap(layer, memo, goal, rows, None if goal.bias is None else layer.bias_gradient(memo))
 
 
-def residual(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor]:
+def residual(layer: Affine, memo: Memo, goal: LayerTarget) -> tuple[Direction, Tensor]:
     """Return r = 2 w (s - o) of one layer, and its part of the squared distance [S], after the backward pass."""
-    apart = gap(layer, memo, goal).combined()
-    return apart.direction(layer, 2), apart.size()
+    difference = gap(layer, memo, goal).combined()
+    return difference.direction(layer, 2), difference.size()
 
 
-def absolute(layer: Affine, memo: Memo, goal: Target) -> tuple[Direction, Tensor]:
-    """Return w sign(s - o) of one layer, and its part of the absolute distance [S]. The target must be written out."""
-    apart = gap(layer, memo, goal).combined()
-    assert isinstance(apart.rows, Tensor)
-    total = _sum(apart.rows.abs(), goal.weight)
-    total = total if apart.bias is None else total + _sum(apart.bias.abs(), goal.bias_weight)
-    bias = None if apart.bias is None else apart.bias.sign()
-    return Combination(goal, apart.rows.sign(), bias).direction(layer), total
+def absolute(layer: Affine, memo: Memo, goal: LayerTarget) -> tuple[Direction, Tensor]:
+    """Return w sign(s - o) of one layer, and its part of the absolute distance [S]. The target must be dense."""
+    difference = gap(layer, memo, goal).combined()
+    assert isinstance(difference.rows, Tensor)
+    total = _sum(difference.rows.abs(), goal.weight)
+    total = total if difference.bias is None else total + _sum(difference.bias.abs(), goal.bias_weight)
+    bias = None if difference.bias is None else difference.bias.sign()
+    return Combination(goal, difference.rows.sign(), bias).direction(layer), total
 
 
-def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
+def cosine_distance(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     """Return D = 1 - cos over all layers [S], as a sum of squares to keep its digits, and its slope by each layer.
 
-    A gradient of nothing explains nothing, nor is it explained: D is 1 there, as if across.
+    D is 1 if either gradient is zero, as if they were orthogonal.
     """
     a = inverse_root(torch.stack([gap.size() for gap in gaps]).sum(0))
     b = inverse_root(torch.stack([gap.goal.size for gap in gaps]).sum(0))
@@ -196,11 +196,11 @@ def cosine(gaps: Sequence[Gap]) -> tuple[Tensor, list[Direction]]:
     return total, [gap.combined(p, q).direction(gap.layer) for gap in gaps]
 
 
-def tensors(gaps: Sequence[Gap], power: float, bound: bool, floor: float) -> tuple[Tensor, list[Direction]]:
+def tensor_angles(gaps: Sequence[Gap], power: float, bound: bool, floor: float) -> tuple[Tensor, list[Direction]]:
     """Return the mean over tensors of floor + 1 - cos [S], and its slope by each layer.
 
     power: of the mean, 0 for the geometric one; bound: whether entries are `bounded` first, the targets' by
-    `Target.bounded`. Tensors of which nothing was observed are left out. The targets must be written out.
+    `LayerTarget.bounded`. Tensors without observed entries are ignored. The targets must be dense.
     """
     parts = [[_angle(s, o, w, bound) for s, o, w in _tensors(gap)] for gap in gaps]
     apart = torch.stack([angle.apart for some in parts for angle in some]) + floor
@@ -212,7 +212,7 @@ def tensors(gaps: Sequence[Gap], power: float, bound: bool, floor: float) -> tup
     else:
         mean = (seen * apart**power).sum(0) / count
         total = mean ** (1 / power)
-        scales = iter(seen * total / mean.clamp(min=TINY) * apart ** (power - 1) / count)
+        scales = iter(seen * total / mean.clamp(min=SMALLEST_SQUARE) * apart ** (power - 1) / count)
     directions = []
     for gap, some in zip(gaps, parts, strict=True):
         rows, *bias = [next(scales).view(-1, *[1] * (angle.slope.dim() - 1)) * angle.slope for angle in some]
@@ -242,19 +242,19 @@ def _angle(s: Tensor, o: Tensor, weight: Tensor | None, bound: bool) -> Angle:
 def _bounded(value: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the visible entries of each victim's tensor `bounded`, as rows, and the slope."""
     rows = (value if weight is None else value * (weight > 0)).flatten(1)
-    return bounded(rows, typical(rows))
+    return softsign(rows, typical(rows))
 
 
 def typical(rows: Tensor) -> Tensor:
-    """Return the median size of the entries of rows [S, n] that are not 0, [S, 1], the lower of two; 1 where all are.
+    """Return the median size [S, 1] of the nonzero entries of rows [S, n], the lower of two; 1 if all are 0.
 
-    Selection by numpy, where it can be had, takes a fifteenth of the time of torch's (12 rows of 3600 numbers).
+    Selection by numpy, on the CPU, takes a fifteenth of the time of torch's (12 rows of 3600 numbers).
     """
     size = torch.where(rows == 0, torch.nan, rows.abs())
     if size.device.type != "cpu":
         return size.nanmedian(1, keepdim=True).values.nan_to_num(1.0)
     places = ((rows != 0).sum(1, keepdim=True) - 1).clamp(min=0) // 2
-    ordered = np.partition(size.numpy(), sorted(set(places.flatten().tolist())), axis=1)  # not a number comes last
+    ordered = np.partition(size.numpy(), sorted(set(places.flatten().tolist())), axis=1)  # NaN comes last
     return torch.from_numpy(ordered).gather(1, places).nan_to_num(1.0)
 
 
@@ -286,7 +286,7 @@ def _sum(value: Tensor, weight: Tensor | None) -> Tensor:
 
 def _squares(value: Tensor, weight: Tensor | None) -> Tensor:
     """Return sum weight * value^2 over all axes but the first."""
-    alike = weight is None or weight[0].numel() == 1
-    other = value if alike or weight is None else value * weight
+    uniform = weight is None or weight[0].numel() == 1
+    other = value if uniform or weight is None else value * weight
     total: Tensor = torch.linalg.vecdot(other.flatten(1), value.flatten(1))
-    return total * weight.flatten() if alike and weight is not None else total
+    return total * weight.flatten() if uniform and weight is not None else total

@@ -17,7 +17,7 @@ from ppbench.attacks.reconstruction.fastpath.affine import Affine, Memo
 class Activation:
     """An elementwise function a(z): its value, and by the output a its slope and the change of its slope.
 
-    about: which one, in words.
+    about: its name.
     value: z -> a.  slope: a -> da/dz.  bend: (a, slope) -> d2a/dz2; None where it is zero everywhere.
     """
 
@@ -50,26 +50,26 @@ class Activation:
         return out + memo.cotangent * self.bend(memo.output, memo.slope) * memo.tangent
 
 
-ACTIVATIONS: dict[type[nn.Module], Activation] = {
+FAST_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Sigmoid: Activation("sigmoid", torch.sigmoid, lambda a: a - a * a, lambda a, slope: slope - 2 * a * slope),
     nn.Tanh: Activation("tanh", torch.tanh, lambda a: 1 - a * a, lambda a, slope: -2 * a * slope),
-    nn.ReLU: Activation("relu", torch.relu, lambda a: (a > 0).to(a.dtype)),  # slope 0 at 0, as autograd has it
+    nn.ReLU: Activation("relu", torch.relu, lambda a: (a > 0).to(a.dtype)),  # slope 0 at 0, as in autograd
 }
 
 
 def leaky_relu(leak: float) -> Activation:
-    """Return max(z, 0) + leak * min(z, 0), with the slope `leak` at 0, as autograd has it."""
+    """Return max(z, 0) + leak * min(z, 0), with the slope `leak` at 0, as in autograd."""
     value = partial(F.leaky_relu, negative_slope=leak)
     return Activation(f"leaky {leak}", value, lambda a: (a > 0).to(a.dtype) * (1 - leak) + leak)
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A step without parameters whose map is linear, or is so near any input: tangents pass as inputs do.
+class LinearStep:
+    """A step without parameters whose map is linear, or locally linear: tangents pass as inputs do.
 
-    about: which one, in words.
+    about: its name.
     forward: (input, memo) -> output.  backward: (output's cotangent, memo) -> input's.
-    along: (input's tangent, memo) -> output's, where `forward` is not linear itself.
+    along: (input's tangent, memo) -> output's, if `forward` itself is not linear.
     """
 
     about: str
@@ -86,29 +86,29 @@ class Linear:
         return self.backward(change, memo)
 
 
-def flatten(shape: tuple[int, ...]) -> Linear:
+def flatten(shape: tuple[int, ...]) -> LinearStep:
     """Return the step from images [N, C, H, W] of a shape to features [V, B, D]; features stay as they are."""
     if len(shape) == 1:
-        return Linear("flat", lambda a, memo: a, lambda cotangent, memo: cotangent)
-    return Linear(
+        return LinearStep("flat", lambda a, memo: a, lambda cotangent, memo: cotangent)
+    return LinearStep(
         f"flatten {shape}",
         lambda a, memo: a.reshape(memo.victims, -1, a[0].numel()),
         lambda cotangent, memo: cotangent.reshape(-1, *shape),
     )
 
 
-def average_pool(module: nn.AvgPool2d, size: tuple[int, int]) -> Linear:
+def average_pool(module: nn.AvgPool2d, size: tuple[int, int]) -> LinearStep:
     """Return the means over windows of images of a size, zero padding counted; tiles are summed faster."""
     kernel, stride, padding = map(_pair, (module.kernel_size, module.stride, module.padding))
     (kh, kw), area, about = kernel, kernel[0] * kernel[1], f"{module} of {size}"
     if size[0] % kh == 0 and size[1] % kw == 0 and kernel == stride and padding == (0, 0):
-        return Linear(about, lambda a, _: _tiles(a, kh, kw), lambda cotangent, _: _shared(cotangent / area, kh, kw))
+        return LinearStep(about, lambda a, _: _tiles(a, kh, kw), lambda cotangent, _: _shared(cotangent / area, kh, kw))
 
     def backward(cotangent: Tensor, memo: Memo) -> Tensor:
         share = (cotangent.flatten(2) / area).repeat_interleave(area, 1)
         return F.fold(share, size, kernel, padding=padding, stride=stride)
 
-    return Linear(about, lambda a, _: F.avg_pool2d(a, kernel, stride, padding), backward)
+    return LinearStep(about, lambda a, _: F.avg_pool2d(a, kernel, stride, padding), backward)
 
 
 def _tiles(a: Tensor, kh: int, kw: int) -> Tensor:
@@ -132,8 +132,8 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-def max_pool(module: nn.MaxPool2d, size: tuple[int, int]) -> Linear:
-    """Return the largest of each window of images of a size; where several are, the one that torch takes."""
+def max_pool(module: nn.MaxPool2d, size: tuple[int, int]) -> LinearStep:
+    """Return the maximum of each window of images of a size; of equal ones, the one that torch takes."""
 
     def forward(a: Tensor, memo: Memo) -> Tensor:
         out, memo.places = F.max_pool2d(a, module.kernel_size, module.stride, module.padding, return_indices=True)
@@ -147,7 +147,7 @@ def max_pool(module: nn.MaxPool2d, size: tuple[int, int]) -> Linear:
     def along(tangent: Tensor, memo: Memo) -> Tensor:
         return tangent.flatten(2).gather(2, memo.places.flatten(2)).view(memo.places.shape)
 
-    return Linear(f"{module} of {size}", forward, backward, along)
+    return LinearStep(f"{module} of {size}", forward, backward, along)
 
 
-Step = Affine | Activation | Linear
+ChainStep = Affine | Activation | LinearStep

@@ -1,9 +1,9 @@
 """A function of tensors run from a trace: the same operations in the same order, and no Python between them.
 
-Four passes through a chain are some five hundred small operations. What calls them from Python takes a quarter of an
-evaluation of eight 32x32 images, and half of one image's. torch has named its tracer deprecated; `torch.compile`, which
-is to follow it, needs a compiler on the machine and a minute a shape where this needs a third of a second. Should the
-tracer go, so can this module: a trace gives the bits that the function gives, so no figure depends on it.
+Four passes through a chain are some five hundred small operations. Calling them from Python takes a quarter of an
+evaluation of eight 32x32 images, and half of one image's. torch has deprecated its tracer; its successor,
+`torch.compile`, needs a compiler on the machine and a minute per shape, a trace a third of a second. If the tracer is
+removed, this module can be too: a trace gives the same bits as the function, so no result depends on it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Function = Callable[..., tuple[Tensor, ...]]
-Key = tuple[str, tuple[tuple[torch.Size, torch.dtype], ...]]
+TensorFunction = Callable[..., tuple[Tensor, ...]]
+TraceKey = tuple[str, tuple[tuple[torch.Size, torch.dtype], ...]]
 
 WARM = 150
-"""Calls of one shape after which a trace is made: as many as save what it costs."""
-MOST = 32
-"""Traces that a process keeps, those used last (7 MB each)."""
+"""Calls of one shape after which a trace is made: as many as save its cost."""
+MOST_TRACES = 32
+"""Traces that a process keeps, the last used ones (7 MB each)."""
 
 
 @dataclass
 class Traces:
-    """The traces of a process, and how often what has none yet was called."""
+    """The traces of a process, and the number of calls of functions without one."""
 
-    kept: OrderedDict[Key, Function] = field(default_factory=OrderedDict)
-    calls: Counter[Key] = field(default_factory=Counter)
+    kept: OrderedDict[TraceKey, TensorFunction] = field(default_factory=OrderedDict)
+    calls: Counter[TraceKey] = field(default_factory=Counter)
 
-    def run(self, function: Function, about: str, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the two tensors or more that a function returns; by a trace once it was called `WARM` times.
+    def run(self, function: TensorFunction, about: str, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the (at least two) tensors that a function returns; by a trace after `WARM` calls.
 
-        The function must do the same operations on all tensors of the same shapes, whatever numbers are in them (no
-        branch, no numpy), and use no other tensor but constants of `about`, which names it with all that it depends on.
+        The function must do the same operations on all tensors of the same shapes, for any values (no branch, no
+        numpy). It may use other tensors only as constants of `about`, which names the function and all its constants.
         """
         if tensors[0].device.type != "cpu":  # never measured elsewhere
             return function(*tensors)
@@ -46,9 +46,9 @@ class Traces:
             return self.kept[key](*tensors)
         self.calls[key] += 1
         if self.calls[key] >= WARM:
-            self.kept[key] = trace(function, tensors)
+            self.kept[key] = make_trace(function, tensors)
             del self.calls[key]
-            if len(self.kept) > MOST:
+            if len(self.kept) > MOST_TRACES:
                 self.kept.popitem(last=False)
         return function(*tensors)
 
@@ -56,15 +56,15 @@ class Traces:
 TRACES = Traces()
 
 
-def trace(function: Function, tensors: Sequence[Tensor]) -> Function:
-    """Return the operations that `function` does on tensors of these shapes, as one function without Python in it.
+def make_trace(function: TensorFunction, tensors: Sequence[Tensor]) -> TensorFunction:
+    """Return the operations of `function` on tensors of these shapes, as one function without Python.
 
     Not by `torch.jit.trace`, which keeps every trace until the process ends.
     """
     record: Callable[..., tuple[torch.Graph, object]] = torch.jit._get_trace_graph  # type: ignore[attr-defined]
     with warnings.catch_warnings():
-        # that each length becomes a constant, as it shall
+        # it warns that each length becomes a constant, which is intended
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         graph, _ = record(lambda *inputs: function(*inputs), tuple(tensors))
-    traced: Function = torch._C._create_function_from_graph("traced", graph)
+    traced: TensorFunction = torch._C._create_function_from_graph("traced", graph)
     return traced

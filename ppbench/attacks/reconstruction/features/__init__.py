@@ -1,1 +1,1 @@
-"""Images from the features that the head's gradient gives away, and from the backbone's gradient."""
+"""Images from the features that the head's gradient reveals, and from the backbone's gradient."""

@@ -1,9 +1,9 @@
-"""Matching the backbone's gradient with a free cotangent: what remains to be explained once the features are known.
+"""Matching the backbone's gradient with a free cotangent, once the features are known.
 
-Whatever a client's secret loss on the features is, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
-of the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
+For any secret loss of a client on the features, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian of
+the features by the backbone's weights and w_i the total cotangent at the features of example i: CE plus secret head
 (SPN paper, Eq. 6). Taking w_i as an unknown makes the secret head irrelevant. Value and gradient come from the chain of
-`reconstruction.fastpath`, or from double backward where networks lack that form.
+`reconstruction.fastpath`, or from double backward for networks without that form.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from torch import Tensor
 
 from ppbench.attacks.reconstruction.fastpath.affine import Affine
 from ppbench.attacks.reconstruction.fastpath.chain import (
-    Match,
+    ChainMatch,
     backward_tangent,
     compile_chain,
     forward,
     forward_tangent,
     untracked,
 )
-from ppbench.attacks.reconstruction.fastpath.distances import residual, target
-from ppbench.attacks.reconstruction.fastpath.layers import Step
+from ppbench.attacks.reconstruction.fastpath.distances import layer_target, residual
+from ppbench.attacks.reconstruction.fastpath.layers import ChainStep
 from ppbench.attacks.reconstruction.fastpath.traces import TRACES
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
 BACKBONE = "features."
-TINY = 1e-30
+SMALLEST_SCALE = 1e-30
 
 
 BackboneObjective = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""From guesses x [S, B, *shape], cotangents w [S, B, D] and index [S] (which victim each row is) to loss [S], dloss/dx
+"""Maps guesses x [S, B, *shape], cotangents w [S, B, D] and index [S] (the victim of each row) to loss [S], dloss/dx
 and dloss/dw: ||sum_i J(x_i)^T w_i - g||^2 / ||g||^2 + consistency * sum_i ||phi(x_i) - phi_i||^2 / ||phi_i||^2."""
 
 
-class _Known:
+class _Observations:
     """Observed gradients and features of V victims, in one dtype."""
 
     def __init__(
@@ -50,9 +50,9 @@ class _Known:
 
         self.observed, self.weights = kept(observed), None if weights is None else kept(weights)
         scales = [sum(float(self._square(seen[n], v, n)) for n in names) for v, seen in enumerate(self.observed)]
-        self.scale = phi.new_tensor(scales).clamp(min=TINY)
+        self.scale = phi.new_tensor(scales).clamp(min=SMALLEST_SCALE)
         self.phi = phi
-        self.pull = consistency / (phi * phi).sum(-1).clamp(min=TINY)
+        self.pull = consistency / (phi * phi).sum(-1).clamp(min=SMALLEST_SCALE)
 
     def _square(self, gap: Tensor, victim: int, name: str) -> Tensor:
         square = gap * gap
@@ -69,9 +69,9 @@ def feature_term(phi: Tensor, known: Tensor, pull: Tensor) -> tuple[Tensor, Tens
 class ChainBackbone:
     """`BackboneObjective` on the fast chain of layers: `steps` of the features, without the head."""
 
-    def __init__(self, steps: Sequence[Step], known: _Known, batch: int) -> None:
+    def __init__(self, steps: Sequence[ChainStep], known: _Observations, batch: int) -> None:
         layers, self.known = [step for step in steps if isinstance(step, Affine)], known
-        self.match = Match(steps, [target(layer, known.observed, known.weights, batch) for layer in layers])
+        self.match = ChainMatch(steps, [layer_target(layer, known.observed, known.weights, batch) for layer in layers])
         self.tensors = [known.scale, known.phi, known.pull, *self.match.tensors()]
         self.about = f"backbone {self.match.about}"
 
@@ -82,10 +82,10 @@ class ChainBackbone:
         return loss, by_x, by_w
 
     def slopes(
-        self, x: Tensor, w: Tensor, index: Tensor, scale: Tensor, phi: Tensor, pull: Tensor, *held: Tensor
+        self, x: Tensor, w: Tensor, index: Tensor, scale: Tensor, phi: Tensor, pull: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the same, of what is known of V victims and the same match with the tensors `held`."""
-        match, scale = self.match.of(held), scale[index]
+        """Return the same for given scales, features and pulls of V victims, and the match with other `tensors`."""
+        match, scale = self.match.of(tensors), scale[index]
         a, memos = forward(match.steps, x)
         features, pulled = feature_term(a.reshape(w.shape), phi[index], pull[index])
         distance, directions = torch.zeros_like(features), []
@@ -93,7 +93,7 @@ class ChainBackbone:
             direction, part = residual(*layer)
             directions.append(direction)
             distance = distance + part
-        # dD/dx is linear in the change fed in at the features: the pull of the known features enters there
+        # dD/dx is linear in the change at the features: the pull of the known features enters there
         by_w = forward_tangent(match.steps, memos, directions)
         by_x = backward_tangent(match.steps, memos, directions, (pulled * scale[:, None, None]).reshape(a.shape))
         by_x, by_w = by_x.reshape(len(x), -1) / scale[:, None], by_w.reshape(w.shape) / scale[:, None, None]
@@ -103,7 +103,7 @@ class ChainBackbone:
 class AutogradBackbone:
     """`BackboneObjective` by double backward, for any network."""
 
-    def __init__(self, plan: Plan, params: Params, known: _Known) -> None:
+    def __init__(self, plan: Plan, params: Params, known: _Observations) -> None:
         self.net, self.known = plan.net, known
         self.params = {n: p.detach().to(known.phi.dtype) for n, p in params.items() if n.startswith(BACKBONE)}
 
@@ -117,7 +117,7 @@ class AutogradBackbone:
         gradient, phi = torch.func.grad(scalar, has_aux=True)(self.params)
         return gradient, phi
 
-    @torch.enable_grad()  # optimizers search without gradients of their own
+    @torch.enable_grad()  # optimizers run without autograd
     def __call__(self, x: Tensor, w: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss [S], dloss/dx [S, B, *shape], dloss/dw [S, B, D]."""
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
@@ -145,10 +145,10 @@ def backbone_objective(
 ) -> BackboneObjective:
     """Return the objective of V victims that share the public weights `params`, in the dtype of `phi`.
 
-    Of their observed gradients, whose entries of the head are ignored, with precisions `weights` (0 hides an entry),
-    and of their features phi [V, B, D] as recovered from the head.
+    observed: their gradients, whose entries of the head are ignored; weights: precisions (0 hides an entry); phi:
+    features [V, B, D] as recovered from the head.
     """
-    known = _Known(observed, weights, phi, consistency)
+    known = _Observations(observed, weights, phi, consistency)
     steps = compile_chain(plan, params, phi.dtype)
     if steps is None:
         return AutogradBackbone(plan, params, known)

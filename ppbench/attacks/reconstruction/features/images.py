@@ -1,4 +1,4 @@
-"""Images from the public head's gradient: exact features first (without the backbone), then images that have them.
+"""Images from the public head's gradient: exact features first (without the backbone), then images with them.
 
 With cross-entropy the head's gradient is dW = (1/B) A^T Phi and db = (1/B) A^T 1, where A = p - onehot(y) [B, C] and
 Phi [B, D] are the features. One example: Phi = dW[y] / db[y]. More, while B < C: Phi = M R with R the B leading right
@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from ppbench.attacks.reconstruction.features.backbone import BackboneObjective
-from ppbench.attacks.reconstruction.search.lbfgs import Settings, minimize
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
-TINY = 1e-300
+TINY_DIVISOR = 1e-300
 DAMPING_START, DAMPING_DOWN, DAMPING_UP, DAMPING_MAX = 1e-3, 0.3, 5.0, 1e12
-STEPS = 100
-"""Damped steps a start, at most."""
-SPREAD = 0.3
+DAMPED_STEPS = 100
+"""Damped steps per start, at most."""
+RESTART_NOISE = 0.3
 """Relative size of the multiplicative noise of restarts."""
 STOP, ENOUGH, ACCEPT = 1e-20, 1e-13, 1e-9
-"""Relative squared residuals: at which the search ends; from the plain start that makes restarts needless (a float32
-gradient leaves about 1e-14); largest one of an answer that counts as a solution."""
+"""Relative squared residuals: at which the search ends; of the plain start that makes restarts needless (about 1e-14
+for a float32 gradient); largest one of a solution."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features [B, D] float64 of a batch of `labels` [B] int64, the head's relative squared mismatch, whether exact."""
+    """Features [B, D] float64 of a batch with labels [B] int64, the head's relative squared mismatch, whether exact."""
 
     value: Tensor
     labels: Tensor
@@ -41,10 +41,10 @@ class Features:
 
 
 @dataclass(frozen=True)
-class System:
-    """The closed system in the row space of dW; everything float64.
+class FeatureSystem:
+    """The closed system in the row space of dW, in float64.
 
-    target: [C, B + 1], dW R^T beside db: what (1/B) A^T [M, 1] must equal; logits: [B, C], R W^T: logits are
+    target: [C, B + 1], dW R^T beside db, which (1/B) A^T [M, 1] must equal; logits: [B, C], R W^T: logits are
     M @ logits + bias [C]; onehot: [B, C] of the labels.
     """
 
@@ -58,7 +58,7 @@ class System:
         a = (m @ self.logits + self.bias).softmax(-1) - self.onehot
         wide = torch.cat([m, torch.ones_like(m[..., :1])], -1)
         gap: Tensor = a.mT @ wide / len(self.onehot) - self.target
-        relative: Tensor = gap / self.target.norm().clamp(min=TINY)
+        relative: Tensor = gap / self.target.norm().clamp(min=TINY_DIVISOR)
         return relative.flatten(1)
 
     def jacobian(self, m: Tensor) -> Tensor:
@@ -71,16 +71,16 @@ class System:
         parts = torch.einsum("sicj,sik->sckij", dp, wide)
         eye = torch.eye(batch, batch + 1, dtype=m.dtype, device=m.device)
         parts = parts + torch.einsum("sic,jk->sckij", p - self.onehot, eye)
-        scale: Tensor = batch * self.target.norm().clamp(min=TINY)
+        scale: Tensor = batch * self.target.norm().clamp(min=TINY_DIVISOR)
         return parts.reshape(count, -1, batch * batch) / scale
 
 
-def levenberg_marquardt(system: System, m: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the candidates [S, B, B] refined one by one until one is below `STOP`, and their squared residuals [S]."""
+def levenberg_marquardt(system: FeatureSystem, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the candidates [S, B, B], refined until one is below `STOP`, and their squared residuals [S]."""
     damping = torch.full((len(m),), DAMPING_START, dtype=m.dtype, device=m.device)
     r = system.residual(m)
     loss = (r * r).sum(1)
-    for _ in range(STEPS):
+    for _ in range(DAMPED_STEPS):
         if bool((loss < STOP).any()) or bool((damping > DAMPING_MAX).all()):
             break
         j = system.jacobian(m)
@@ -90,7 +90,7 @@ def levenberg_marquardt(system: System, m: Tensor) -> tuple[Tensor, Tensor]:
         trial = m - step.reshape_as(m)
         r_trial = system.residual(trial)
         loss_trial = (r_trial * r_trial).sum(1)
-        better = (loss_trial < loss) & (info == 0)  # False on NaN: the old candidate stays
+        better = (loss_trial < loss) & (info == 0)  # False for NaN: the old candidate stays
         m = torch.where(better[:, None, None], trial, m)
         r, loss = torch.where(better[:, None], r_trial, r), torch.where(better, loss_trial, loss)
         damping = torch.where(better, damping * DAMPING_DOWN, damping * DAMPING_UP)
@@ -100,7 +100,7 @@ def levenberg_marquardt(system: System, m: Tensor) -> tuple[Tensor, Tensor]:
 def class_starts(weight_grad: Tensor, bias_grad: Tensor, labels: Tensor) -> Tensor:
     """Return dW[c] / db[c] for each label as [B, D] float64: exact for one example, a class mean otherwise."""
     divisor = bias_grad[labels].double()
-    safe = torch.where(divisor.abs() < TINY, torch.ones_like(divisor), divisor)
+    safe = torch.where(divisor.abs() < TINY_DIVISOR, torch.ones_like(divisor), divisor)
     return weight_grad[labels].double() / safe[:, None]
 
 
@@ -130,40 +130,40 @@ def recover_features(
 def _solved(
     params: Params, dw: Tensor, db: Tensor, start: Tensor, labels: Tensor, generator: torch.Generator, restarts: int
 ) -> Tensor:
-    """Return the features [B, D] with the smallest residual, from the plain start or, if that is large, noisy ones."""
+    """Return the features [B, D] of the smallest residual, from the plain start or, if it is too large, noisy ones."""
     rows = torch.linalg.svd(dw, full_matrices=False).Vh[: len(labels)]
     onehot = torch.nn.functional.one_hot(labels, len(db)).double()
     weight, bias = params["head.weight"].double(), params["head.bias"].double()
-    system = System(torch.cat([dw @ rows.T, db[:, None]], 1), rows @ weight.T, bias, onehot)
+    system = FeatureSystem(torch.cat([dw @ rows.T, db[:, None]], 1), rows @ weight.T, bias, onehot)
     draws = torch.randn(restarts, *start.shape, generator=generator, dtype=torch.float64).to(start.device)
     best, loss = levenberg_marquardt(system, (start @ rows.T)[None])
     if not float(loss[0]) <= ENOUGH:
-        more, more_loss = levenberg_marquardt(system, (start * (1 + SPREAD * draws)) @ rows.T)
+        more, more_loss = levenberg_marquardt(system, (start * (1 + RESTART_NOISE * draws)) @ rows.T)
         best, loss = torch.cat([best, more]), torch.cat([loss, more_loss])
     value: Tensor = best[int(loss.nan_to_num(nan=torch.inf).argmin())] @ rows
     return value
 
 
 def head_mismatch(params: Params, weight_grad: Tensor, bias_grad: Tensor, phi: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the head's gradient under features phi [B, D] to the observed, relative to it."""
+    """Return the relative squared distance of the head's gradient for features phi [B, D] from the observed one."""
     weight, bias = params["head.weight"].double(), params["head.bias"].double()
     a = (phi @ weight.T + bias).softmax(-1) - torch.nn.functional.one_hot(labels, len(bias)).double()
     dw, db = a.T @ phi / len(phi), a.mean(0)
     error = ((dw - weight_grad) ** 2).sum() + ((db - bias_grad) ** 2).sum()
-    return float(error / ((weight_grad.double() ** 2).sum() + (bias_grad.double() ** 2).sum()).clamp(min=TINY))
+    return float(error / ((weight_grad.double() ** 2).sum() + (bias_grad.double() ** 2).sum()).clamp(min=TINY_DIVISOR))
 
 
 FEATURE_WEIGHT = 1e3
 RELAX, TINY_SLOPE = 0.01, 1e-12
-SETTINGS = Settings(history=60, progress=0.03)
+FEATURE_SETTINGS = LBFGSSettings(history=60, progress=0.03)
 TOTAL_VARIATION = TotalVariation(1.0)
 
 
 @dataclass(frozen=True)
-class Images:
+class RecoveredImages:
     """Reconstructions x [V, B, *shape] float32, not clipped, of V victims with B examples each.
 
-    loss: [V] float64, the attacker's objective at the end, inf where the start was not finite; evaluations: [V] int64.
+    loss: [V] float64, the attacker's objective at the end, inf if the start was not finite; evaluations: [V] int64.
     """
 
     x: Tensor
@@ -173,11 +173,11 @@ class Images:
 
 def invert_features(
     plan: Plan, params: Params, phi: Tensor, generator: torch.Generator, *, budget: int, smoothness: float
-) -> Images:
+) -> RecoveredImages:
     """Return images whose features are phi: min 1e3 ||phi(x) - phi||^2 / ||phi||^2 + smoothness TV(x) (spec 9.2).
 
-    Weights and features [V, B, D], none of them zero, are float32; the start is grey with a little noise. An image has
-    `budget` gradient evaluations, and its total variation is taken in units of the data range.
+    Weights and features [V, B, D], none of them zero, are float32; the start is grey with a little noise. Each image
+    gets `budget` gradient evaluations; its total variation is in units of the data range.
     """
     victims, batch = phi.shape[:2]
     low, high = plan.data_range
@@ -196,23 +196,25 @@ def invert_features(
     noise = torch.randn(victims * batch, *plan.spec.shape, generator=generator)
     starts = ((low + high) / 2 + 0.02 * (high - low) * noise).to(phi)
     limit = torch.full((len(starts),), budget)
-    found = minimize(objective, starts.flatten(1), budget=limit, stop=torch.zeros(len(starts)), settings=SETTINGS)
-    return Images(
-        found.z.view(victims, batch, *plan.spec.shape),
-        found.loss.view(victims, batch).sum(1),
-        found.evaluations.view(victims, batch).amax(1),
+    minima = minimize(
+        objective, starts.flatten(1), budget=limit, stop=torch.zeros(len(starts)), settings=FEATURE_SETTINGS
+    )
+    return RecoveredImages(
+        minima.z.view(victims, batch, *plan.spec.shape),
+        minima.loss.view(victims, batch).sum(1),
+        minima.evaluations.view(victims, batch).amax(1),
     )
 
 
 def head_cotangents(params: Params, phi: Tensor, labels: Tensor) -> Tensor:
-    """Return W^T (p - onehot(y)) / B [V, B, D] of phi [V, B, D] and labels [V, B]: cotangents without a secret head."""
+    """Return W^T (p - onehot(y)) / B [V, B, D], cotangents without a secret head, for phi [V, B, D], labels [V, B]."""
     weight, bias = params["head.weight"].to(phi.dtype), params["head.bias"].to(phi.dtype)
     onehot = torch.nn.functional.one_hot(labels, len(bias)).to(phi.dtype)
     return ((phi @ weight.T + bias).softmax(-1) - onehot) @ weight / phi.shape[1]
 
 
 def cotangent_unit(objective: BackboneObjective, x: Tensor, w: Tensor) -> Tensor:
-    """Return the unit [V] of unknown cotangents: .3 of the rms of w, scaled by ||g|| / ||J^T w||, from f alone.
+    """Return the unit [V] of unknown cotangents: 0.3 times the rms of w, scaled by ||g|| / ||J^T w||, from f alone.
 
     The objective f is quadratic in w: ||J^T w||^2 / ||g||^2 = (f(w) + f(-w)) / 2 - f(0).
     """
@@ -224,14 +226,14 @@ def cotangent_unit(objective: BackboneObjective, x: Tensor, w: Tensor) -> Tensor
 
 def match_backbone(
     objective: BackboneObjective, start: Tensor, cotangents: Tensor, *, budget: int, stop: float, smoothness: float
-) -> Images:
+) -> RecoveredImages:
     """Return images that explain features and backbone gradient together, cotangents free (spec 9.3, 9.4).
 
-    Unknown are x_i, from `start` [V, B, *shape], and one cotangent w_i in R^D an example, from `cotangents` [V, B, D],
-    those of an undefended client; minimized is `objective` plus TV, weighed to pull `smoothness` times as hard at the
-    start (a trained network's features pull a hundred times as hard as a random one's). A prior that helps on the way
-    keeps the end from being exact, so half of the budget at most is spent with it, the rest with a hundredth of it. A
-    victim has `budget` gradient evaluations, and is done where the objective is `stop`.
+    Unknown are x_i, from `start` [V, B, *shape], and one cotangent w_i in R^D per example, from `cotangents` [V, B, D],
+    those of an undefended client. Minimized is `objective` plus TV, weighted to pull `smoothness` times as hard at the
+    start (a trained network's features pull a hundred times as hard as a random one's). The prior guides the search but
+    prevents an exact end, so at most half of the budget is spent with it, the rest with a hundredth of it. A victim
+    gets `budget` gradient evaluations, and is done at the objective `stop`.
     """
     unit = cotangent_unit(objective, start, cotangents)[:, None, None].clamp(min=1e-12)
     pixels, weight = start[0].numel(), start.new_zeros(len(start))
@@ -254,6 +256,6 @@ def match_backbone(
     spent = torch.zeros(len(start), dtype=torch.int64)
     phases = [(1.0, budget // 2), (RELAX, budget)] if smoothness else [(0.0, budget)]
     for smooth, until in phases:
-        found = minimize(partial(joint, smooth=smooth), z, budget=until - spent, stop=stops, settings=SETTINGS)
-        z, loss, spent = found.z, found.loss, spent + found.evaluations
-    return Images(z[:, :pixels].reshape(start.shape), loss, spent)
+        minima = minimize(partial(joint, smooth=smooth), z, budget=until - spent, stop=stops, settings=FEATURE_SETTINGS)
+        z, loss, spent = minima.z, minima.loss, spent + minima.evaluations
+    return RecoveredImages(z[:, :pixels].reshape(start.shape), loss, spent)

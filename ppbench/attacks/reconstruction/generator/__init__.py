@@ -1,1 +1,1 @@
-"""Generators of images that attacks search through: small decoders, trained on public images, kept in files."""
+"""Generators of images that attacks search through: small decoders, trained on public images, stored in files."""

@@ -1,7 +1,7 @@
-"""Decoders of one family, latent -> small map -> maps of twice the size -> image, and what is searched through them.
+"""Decoders of one family, latent -> small map -> maps of twice the size -> image, and the spaces searched through them.
 
-G_0 is linear, the other blocks are transposed convolutions (4x4, stride 2); all end in a leaky ReLU but the last, in a
-sigmoid over the data's range. What an attack searches at stage k is the input of G_k, or the weights.
+G_0 is linear, the other blocks are transposed convolutions (4x4, stride 2); all end in a leaky ReLU, except the last,
+which ends in a sigmoid over the data's range. At stage k an attack searches the input of G_k, or the weights.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ppbench.metrics.modalities import modality_from
 
 SLOPE = 0.2
 LATENT, THINNEST, WIDEST = 128, 32, 128
-SMALLEST = 4
+SMALLEST_MAP = 4
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which decoder: of images `shape` (channels, height, width), `latent` numbers, and maps of `widths` channels.
+    """A decoder's sizes: images of `shape` (channels, height, width), `latent` numbers, maps of `widths` channels.
 
     The smallest map comes first; each other one doubles height and width, and so does the last block.
     """
@@ -45,12 +45,12 @@ class Architecture:
 
     @property
     def base(self) -> tuple[int, int]:
-        """Return height and width of the smallest map; images that are no multiple of it are cropped."""
+        """Return height and width of the smallest map; images whose size is no multiple are cropped."""
         factor = 2 ** len(self.widths)
         return -(-self.shape[1] // factor), -(-self.shape[2] // factor)
 
     def size(self, stage: int) -> tuple[int, ...]:
-        """Return the shape of what enters block `stage`, in 0..K - 1; of the image for K."""
+        """Return the shape of the input of block `stage`, in 0..K - 1; of the image for K."""
         if stage == 0:
             return (self.latent,)
         if stage == self.blocks:
@@ -60,27 +60,27 @@ class Architecture:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor by name."""
-        found = {"block0.weight": (math.prod(self.size(1)), self.latent), "block0.bias": (math.prod(self.size(1)),)}
+        shapes = {"block0.weight": (math.prod(self.size(1)), self.latent), "block0.bias": (math.prod(self.size(1)),)}
         outs = (*self.widths[1:], self.shape[0])
         for k, (wide, out) in enumerate(zip(self.widths, outs, strict=True), start=1):
-            found |= {f"block{k}.weight": (wide, out, 4, 4), f"block{k}.bias": (out,)}
-        return found
+            shapes |= {f"block{k}.weight": (wide, out, 4, 4), f"block{k}.bias": (out,)}
+        return shapes
 
 
 def architecture(shape: tuple[int, ...], latent: int = 0) -> Architecture:
-    """Return the decoder for images of `shape` (C, H, W): doublings of a map of 4x4 or more; UsageError below 8x8.
+    """Return the decoder for images of `shape` (C, H, W): doublings of a map of at least 4x4; UsageError below 8x8.
 
-    The latent has 128 numbers, but at most half of an image's, if not `latent`.
+    The latent has `latent` numbers; if 0, 128 but at most half as many as an image.
     """
-    if not modality_from(shape).drawn or min(shape[1:]) < 2 * SMALLEST:
+    if not modality_from(shape).drawn or min(shape[1:]) < 2 * SMALLEST_MAP:
         raise UsageError(f"A generator makes images of 8x8 pixels or more, not inputs of shape {shape}; use ig or dlg.")
-    count = int(math.log2(min(shape[1:]) / SMALLEST))
+    count = int(math.log2(min(shape[1:]) / SMALLEST_MAP))
     widths = tuple(min(WIDEST, THINNEST * 2 ** (count - 1 - i)) for i in range(count))
     return Architecture((shape[0], shape[1], shape[2]), latent or min(LATENT, math.prod(shape) // 2), widths)
 
 
-def initial(plan: Architecture, generator: torch.Generator) -> Params:
-    """Return random weights of variance 2 over the inputs of an output, and biases of 0; float32."""
+def initial_weights(plan: Architecture, generator: torch.Generator) -> Params:
+    """Return random weights of variance 2 / (inputs per output), and biases of 0; float32."""
     params = {}
     for name, shape in plan.shapes().items():
         fan = shape[1] if len(shape) == 2 else shape[0] * 4  # four taps of a 4x4 kernel reach an output
@@ -91,7 +91,7 @@ def initial(plan: Architecture, generator: torch.Generator) -> Params:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A decoder with its weights by name, as `Architecture.shapes` has them; low, high: the data's range."""
+    """A decoder with its weights by name, as in `Architecture.shapes`; low, high: the data's range."""
 
     plan: Architecture
     params: Params
@@ -99,7 +99,7 @@ class Decoder:
     high: float = 1.0
 
     def block(self, k: int, h: Tensor, params: Params | None = None) -> Tensor:
-        """Return what block k makes of h [S, *size(k)], with other weights where they are given."""
+        """Return the output of block k for h [S, *size(k)]; with `params` instead of its own weights, if not None."""
         params = self.params if params is None else params
         weight, bias = params[f"block{k}.weight"], params[f"block{k}.bias"]
         if k == 0:
@@ -111,7 +111,7 @@ class Decoder:
         return self.low + (self.high - self.low) * torch.sigmoid(h[..., :height, :width])
 
     def decode(self, h: Tensor, stage: int = 0, params: Params | None = None) -> Tensor:
-        """Return the images [S, *shape] of h [S, *size(stage)]."""
+        """Return the images [S, *shape] for h [S, *size(stage)]."""
         for k in range(stage, self.plan.blocks):
             h = self.block(k, h, params)
         return h
@@ -135,10 +135,10 @@ def project_l1(z: Tensor, radius: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """The input of one block, N = `count` maps a row: the latent (stage 0), or maps that stay near where they began.
+    """The input of one block, N = `count` maps per row: the latent (stage 0), or maps that stay near their start.
 
-    center: [S, N, n] where each start's maps began.  rho: radius of the l1 balls around it, image by image, in units of
-    its l1 norm; of no account in stage 0.
+    center: [S, N, n] each start's first maps.  rho: radius of the l1 balls around them, per image, in units of their l1
+    norm; ignored in stage 0.
     """
 
     decoder: Decoder
@@ -149,7 +149,7 @@ class Maps:
 
     @property
     def size(self) -> int:
-        """Return the numbers of N maps."""
+        """Return the count of numbers in N maps."""
         return self.count * math.prod(self.decoder.plan.size(self.stage))
 
     def maps(self, z: Tensor) -> Tensor:
@@ -157,19 +157,19 @@ class Maps:
         return z.reshape(-1, *self.decoder.plan.size(self.stage))
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the images that the rest of the generator makes, and the product with its Jacobian's transpose."""
+        """Return the images from the rest of the generator, and the product with its Jacobian's transpose."""
         leaf = self.maps(z).detach().requires_grad_()
         with torch.enable_grad():
-            made = self.decoder.decode(leaf, self.stage)
+            images = self.decoder.decode(leaf, self.stage)
 
         def pull(slope: Tensor) -> Tensor:
-            (back,) = torch.autograd.grad(made, leaf, slope.reshape(made.shape))
+            (back,) = torch.autograd.grad(images, leaf, slope.reshape(images.shape))
             return back.view(len(z), -1)
 
-        return made.detach().view(len(z), self.count, *self.decoder.plan.shape), pull
+        return images.detach().view(len(z), self.count, *self.decoder.plan.shape), pull
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return the maps put back into their balls."""
+        """Return the maps projected to their balls."""
         if self.stage == 0:
             return z
         center = self.center[index].flatten(0, 1)
@@ -177,14 +177,14 @@ class Maps:
         return (center + moved).view_as(z)
 
     def following(self, z: Tensor) -> Tensor:
-        """Return what the next block begins with, [S, N, n]: maps, or in the end images."""
+        """Return the input of the next block [S, N, n]: maps, or at last images."""
         with torch.no_grad():
             return self.decoder.block(self.stage, self.maps(z)).view(len(z), self.count, -1)
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """The generator's weights, a copy for each row, at latents [S, N, L] that stay (Jeon et al. 2021)."""
+class GeneratorWeights:
+    """The generator's weights, a copy for each row, at fixed latents [S, N, L] (Jeon et al. 2021)."""
 
     decoder: Decoder
     latents: Tensor
@@ -195,7 +195,7 @@ class Weights:
         return sum(value.numel() for value in self.decoder.params.values())
 
     def start(self) -> Tensor:
-        """Return rows [S, n] of the weights as they were trained."""
+        """Return rows [S, n] of the trained weights."""
         row = Layout.of(self.decoder.params).pack(self.decoder.params)
         return row.expand(len(self.latents), -1).contiguous()
 
@@ -203,15 +203,15 @@ class Weights:
         return self.decoder.decode(latents, 0, Layout.of(self.decoder.params).unpack(row))
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the images [S, N, *shape] that each row's generator makes of its latents, and how slopes come back."""
+        """Return the images [S, N, *shape] of each row's generator and latents, and the pull-back of slopes."""
         latents = self.latents[index]
-        made, back, *_ = vjp(lambda rows: vmap(self._made)(rows, latents), z.detach())
+        images, back, *_ = vjp(lambda rows: vmap(self._made)(rows, latents), z.detach())
 
         def pull(slope: Tensor) -> Tensor:
-            slopes: Tensor = back(slope.reshape(made.shape))[0]
+            slopes: Tensor = back(slope.reshape(images.shape))[0]
             return slopes
 
-        return made.detach(), pull
+        return images.detach(), pull
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
         """Return the rows as they are."""

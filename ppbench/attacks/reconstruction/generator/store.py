@@ -1,7 +1,7 @@
-"""Generators in files: whole or not at all, with what they were trained on; trained once, by whoever comes first.
+"""Generators in files, written atomically, with fingerprints of their training data; trained once by the first process.
 
 A file is safetensors: the decoder's tensors, "fingerprints" (sorted int64, of the training images' contents), and one
-metadata entry "ppbench.generator" with the JSON of `About`.
+metadata entry "ppbench.generator" with the JSON of `Provenance`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ppbench.base import seals
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, unwritable, write_atomic
 from ppbench.base.locks import locked
-from ppbench.base.seals import packed
+from ppbench.base.seals import packed_with_digest
 
 FORMAT: Literal["ppbench.generator/1"] = "ppbench.generator/1"
-"""Part of every file's name: raise it when the files, or what training makes, change."""
-ENTRY = "ppbench.generator"
+"""Part of every file's name: raise it when the files, or the results of training, change."""
+GENERATOR_ENTRY = "ppbench.generator"
 PRINTS = "fingerprints"
 
 
@@ -41,12 +41,12 @@ def _rising(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class About:
-    """Where a generator comes from: its file's format, decoder, range of pixels, training, and what came of it.
+class Provenance:
+    """The origin of a generator: its file's format, decoder, range of pixels, training, and quality.
 
-    data: SHA-256 of the training images.  split: which images those were, in words.  ceiling: median PSNR in decibels
-    of the public images held out of the training, encoded and decoded.  ceiling_latent: the same for the best latent
-    that optimization from there finds (of the first 16).
+    data: SHA-256 of the training images.  split: a description of these images.  ceiling: median PSNR in decibels of
+    the public images held out of the training, encoded and decoded.  ceiling_latent: the same for the best latents that
+    optimization from there yields (of the first 16).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -69,10 +69,10 @@ class About:
 
 @dataclass(frozen=True, eq=False)
 class Generator:
-    """A trained decoder, where it comes from, and the fingerprints [M] int64 of the images that it was trained on."""
+    """A trained decoder, its origin, and the fingerprints [M] int64 of its training images."""
 
     decoder: Decoder
-    about: About
+    about: Provenance
     prints: Tensor
 
 
@@ -86,16 +86,16 @@ def fingerprints(images: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-def overlap(generator: Generator, images: Tensor) -> int:
-    """Return how many of images [N, *shape] the generator was trained on, by their contents; each copy counts."""
+def count_overlap(generator: Generator, images: Tensor) -> int:
+    """Return how many of images [N, *shape] the generator was trained on, by content; each copy counts."""
     own = [fingerprints(image[None], *generator.about.data_range) for image in images]
     return int(torch.isin(torch.cat(own), generator.prints).sum()) if own else 0
 
 
 def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str = "The generator") -> None:
-    """Refuse a generator, called `source`, that was trained on images [N, *shape] of a client (UsageError)."""
+    """Refuse a generator that was trained on a client's images [N, *shape] (UsageError, which names it `source`)."""
     for client, images in shards.items():
-        count = overlap(generator, images)
+        count = count_overlap(generator, images)
         if count:
             raise UsageError(
                 f"{source} was trained on {count} of the {len(images)} images of client {client}, so it could recite "
@@ -103,15 +103,15 @@ def check_apart(generator: Generator, shards: Mapping[int, Tensor], source: str 
             )
 
 
-def write(generator: Generator, path: Path) -> None:
-    """Write the generator to `path`, whole or not at all (UsageError where the system does not let us)."""
+def write_generator(generator: Generator, path: Path) -> None:
+    """Write the generator to `path` atomically (UsageError if the system refuses)."""
     about = json.dumps(asdict(generator.about), sort_keys=True)
     tensors = {**generator.decoder.params, PRINTS: generator.prints}
-    write_atomic(path, packed(tensors, {ENTRY: about}))
+    write_atomic(path, packed_with_digest(tensors, {GENERATOR_ENTRY: about}))
 
 
-def digest(path: Path) -> str:
-    """Return "sha256:..." of a file's bytes. Raises UsageError where it cannot be read."""
+def file_digest(path: Path) -> str:
+    """Return "sha256:..." of a file's bytes. UsageError if it cannot be read."""
     if kind_of(path) == "special":
         raise UsageError(f"The generator {path} is a device, pipe or socket; give a file made here.")
     try:
@@ -120,39 +120,41 @@ def digest(path: Path) -> str:
         raise UsageError(f"The generator {path} cannot be read ({cause.strerror}); give a file made here.") from cause
 
 
-def read(path: Path) -> Generator:
-    """Return the generator in `path`; UsageError, with file and tensor, for none, a damaged, another or unfit one."""
+def read_generator(path: Path) -> Generator:
+    """Return the generator in `path`; UsageError, naming file and tensor, if it is missing, damaged or another file."""
     if kind_of(path) != "file":
         raise UsageError(f"There is no generator file {path}; give a .safetensors file that gifd wrote.")
     try:
         with safe_open(path, framework="pt") as file:
-            entry, stated = ((file.metadata() or {}).get(name) for name in (ENTRY, seals.ENTRY))
+            entry, stated = ((file.metadata() or {}).get(name) for name in (GENERATOR_ENTRY, seals.DIGEST_ENTRY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as cause:
         raise UsageError(f"The generator file {path} is damaged ({cause}); train it again, or give another.") from cause
-    about = _about(path, entry)
-    if stated not in (None, seals.digest_of(tensors)):  # files of before have none
+    about = _provenance(path, entry)
+    if stated not in (None, seals.digest_of(tensors)):  # older files have none
         raise UsageError(f"The generator file {path} is damaged (its digest differs); train it again, or give another.")
     _check(path, about, tensors)
     prints = tensors.pop(PRINTS)
     return Generator(Decoder(about.plan, tensors, *about.data_range), about, prints)
 
 
-def _about(path: Path, entry: str | None) -> About:
+def _provenance(path: Path, entry: str | None) -> Provenance:
     if entry is None:
-        raise UsageError(f"The file {path} is no generator: it has no metadata {ENTRY!r}; give one that gifd wrote.")
+        raise UsageError(
+            f"The file {path} is no generator: it has no metadata {GENERATOR_ENTRY!r}; give one that gifd wrote."
+        )
     try:
-        return TypeAdapter(About).validate_json(entry)
+        return TypeAdapter(Provenance).validate_json(entry)
     except ValidationError as cause:
         first = cause.errors()[0]
-        where, what = ".".join(map(str, first["loc"])) or ENTRY, first["msg"].lower()
+        place, problem = ".".join(map(str, first["loc"])) or GENERATOR_ENTRY, first["msg"].lower()
         raise UsageError(
-            f"The generator file {path} has unknown metadata at {where} ({what}); train it again, or give another."
+            f"The generator file {path} has unknown metadata at {place} ({problem}); train it again, or give another."
         ) from cause
 
 
-def _check(path: Path, about: About, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that are missing, unknown, of another shape or type, or not finite; names the file and tensor."""
+def _check(path: Path, about: Provenance, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are missing, unknown, of another shape or type, or not finite; names file and tensor."""
     expected = about.plan.shapes()
 
     def refuse(name: str, problem: str) -> UsageError:
@@ -165,8 +167,8 @@ def _check(path: Path, about: About, tensors: Mapping[str, Tensor]) -> None:
     for name, shape in expected.items():
         value = tensors[name]
         if value.dtype != torch.float32 or tuple(value.shape) != shape:
-            found = f"{value.dtype} {tuple(value.shape)}"
-            raise refuse(name, f"is {found}, but its metadata asks for torch.float32 {shape}")
+            actual = f"{value.dtype} {tuple(value.shape)}"
+            raise refuse(name, f"is {actual}, but its metadata asks for torch.float32 {shape}")
         if not bool(value.isfinite().all()):
             raise refuse(name, "holds numbers that are not finite; train it again, or give another")
     prints = tensors[PRINTS]
@@ -174,29 +176,29 @@ def _check(path: Path, about: About, tensors: Mapping[str, Tensor]) -> None:
         raise refuse(PRINTS, "must be ascending int64 numbers in one row")
 
 
-def cache() -> Path:
-    """Return the folder of trained generators: PPBENCH_CACHE, or ~/.cache/ppbench; below it "generators"."""
+def cache_folder() -> Path:
+    """Return the folder of trained generators: "generators" below PPBENCH_CACHE, or below ~/.cache/ppbench."""
     return Path(os.environ.get("PPBENCH_CACHE") or Path.home() / ".cache" / "ppbench") / "generators"
 
 
-def name(*parts: object) -> str:
-    """Return the name of a file by what its content depends on."""
+def file_name(*parts: object) -> str:
+    """Return the name of a file from all that its content depends on."""
     return hashlib.sha256(repr((FORMAT, *parts)).encode()).hexdigest()[:32] + ".safetensors"
 
 
 def cached(path: Path, train: Callable[[], Generator]) -> Generator:
-    """Return the generator in `path`; one process trains it where missing or damaged (UsageError: not writable)."""
+    """Return the generator in `path`; one process trains it if missing or damaged (UsageError: not writable)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = path.with_suffix(".lock")
-        held.touch()
-        with locked(held, "training a generator", math.inf):  # it takes minutes, and is waited for
+        lock = path.with_suffix(".lock")
+        lock.touch()
+        with locked(lock, "training a generator", math.inf):  # training takes minutes; others wait
             if kind_of(path) == "file":
                 try:
-                    return read(path)
+                    return read_generator(path)
                 except UsageError as cause:
                     warnings.warn(f"{cause} It is trained again.", stacklevel=2)
-            write(train(), path)
-            return read(path)
+            write_generator(train(), path)
+            return read_generator(path)
     except OSError as cause:
         raise unwritable(path, 0, cause) from cause

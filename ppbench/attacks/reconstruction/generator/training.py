@@ -1,7 +1,7 @@
-"""Trains a decoder on public images, as the half of an autoencoder that attackers keep; seconds to minutes on a core.
+"""Trains a decoder on public images, the half of an autoencoder that attackers keep; seconds to minutes on a core.
 
 The map before every block is searched too, so each is trained to be a code: a step decodes from one stage, whose code
-is blurred by noise. Codes are brought to mean square 1 in the end, which makes one learning rate fit all stages.
+is blurred by noise. Codes are scaled to mean square 1 at the end, so that one learning rate fits all stages.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, leaky_relu, linear, mse_loss
 
-from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial
+from ppbench.attacks.reconstruction.generator.net import SLOPE, Architecture, Decoder, architecture, initial_weights
 from ppbench.attacks.reconstruction.generator.store import (
     FORMAT,
-    About,
     Generator,
-    cache,
+    Provenance,
+    cache_folder,
     cached,
+    file_name,
     fingerprints,
-    name,
 )
 from ppbench.base.tree import Params
 
 LATENT_NOISE = 0.05
 MEASURED, CLOSEST, REFINED = 500, 16, 200
-"""Held-out images: at most so many; those whose best latent is sought; and in how many steps."""
+"""Held-out images, at most; those whose best latent is searched; and the steps of that search."""
 
 
 @dataclass(frozen=True)
 class Training:
     """How a generator is trained: `steps` of Adam with a cosine-decayed rate, on `batch` images each.
 
-    noise: standard deviation of the noise on maps, whose code a `penalty` of that weight draws to mean square 1.
+    noise: standard deviation of the noise on maps; penalty: weight of their mean square, which limits codes.
     """
 
     steps: int = 4000
@@ -48,24 +48,25 @@ class Training:
     seed: int = 0
 
 
-def trained(
+def trained_generator(
     images: Tensor,
     data_range: tuple[float, float],
     training: Training,
     split: str = "public examples",
     folder: Path | None = None,
 ) -> Generator:
-    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or now; bit for bit on one machine.
+    """Return a decoder trained on images [N, *shape]: from the cache `folder`, or now; deterministic on one machine.
 
-    A tenth, at most 500, are held out; `split` says what they are. UsageError: below 8x8 pixels, or not writable.
+    A tenth, at most 500, is held out; `split` describes the images. UsageError: below 8x8 pixels, or not writable.
     """
     plan = architecture(tuple(images.shape[1:]))
-    data = digest(images)
-    path = (cache() if folder is None else folder) / name(data, split, data_range, asdict(plan), asdict(training))
+    data = images_digest(images)
+    name = file_name(data, split, data_range, asdict(plan), asdict(training))
+    path = (cache_folder() if folder is None else folder) / name
     return cached(path, lambda: fresh(images, data, plan, data_range, training, split))
 
 
-def digest(images: Tensor) -> str:
+def images_digest(images: Tensor) -> str:
     """Return the SHA-256 of the shape and pixels of images, in hexadecimal."""
     hashed = hashlib.sha256(repr((tuple(images.shape), str(images.dtype))).encode())
     hashed.update(images.detach().cpu().contiguous().numpy().tobytes())
@@ -75,23 +76,23 @@ def digest(images: Tensor) -> str:
 def fresh(
     images: Tensor, data: str, plan: Architecture, data_range: tuple[float, float], training: Training, split: str
 ) -> Generator:
-    """Return a generator trained now, on one thread: sums in another order would make another file."""
+    """Return a newly trained generator, on one thread: sums in another order would give another file."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         generator = torch.Generator().manual_seed(training.seed)
         order = torch.randperm(len(images), generator=generator)
         count = min(MEASURED, max(1, len(images) // 10)) if len(images) > 1 else 0
-        held, kept = images[order[:count]].float(), images[order[count:]].float()
+        left_out, kept = images[order[:count]].float(), images[order[count:]].float()
         low, high = map(float, data_range)
-        pair = Pair(plan, low, high, generator)
+        pair = Autoencoder(plan, low, high, generator)
         pair.fit(kept, training, generator)
         decoder, encode = pair.finished(kept[: 4 * MEASURED])
-        test = held if count else kept
+        test = left_out if count else kept
         ceiling, best = measured(decoder, encode(test), test)
     finally:
         torch.set_num_threads(before)
-    about = About(
+    about = Provenance(
         FORMAT, plan, (low, high), data, split, len(kept), training.steps, training.batch, training.lr,
         training.noise, training.seed, ceiling, best, count,
     )  # fmt: skip
@@ -99,7 +100,7 @@ def fresh(
 
 
 def measured(decoder: Decoder, latents: Tensor, images: Tensor) -> tuple[float, float]:
-    """Return the median PSNR in decibels of images decoded from latents [N, L], and from the best ones found nearby."""
+    """Return the median PSNR in decibels of images decoded from latents [N, L], and from optimized ones nearby."""
     peak = decoder.high - decoder.low
 
     def quality(z: Tensor, x: Tensor) -> Tensor:
@@ -116,12 +117,12 @@ def measured(decoder: Decoder, latents: Tensor, images: Tensor) -> tuple[float, 
         return float(quality(latents, images).median()), float(quality(z, x).median())
 
 
-class Pair:
-    """A decoder and its encoder while they are trained. Images come in blocks of the smallest map's multiple."""
+class Autoencoder:
+    """A decoder and its encoder in training. Images are padded to a multiple of the smallest map."""
 
     def __init__(self, plan: Architecture, low: float, high: float, generator: torch.Generator) -> None:
         self.plan, self.low, self.high = plan, low, high
-        self.params = initial(plan, generator)
+        self.params = initial_weights(plan, generator)
         self.encoder = Params()
         wide = (*plan.widths, plan.shape[0])
         for k, (out, into) in enumerate(zip(plan.widths, wide[1:], strict=True), start=1):
@@ -149,16 +150,16 @@ class Pair:
         return code
 
     def loss(self, images: Tensor, stage: int, training: Training, generator: torch.Generator) -> Tensor:
-        """Return the squared error (mean, in units of the range) through the noisy code of one stage, and a penalty."""
+        """Return the mean squared error, in units of the range, through the noisy code of one stage, plus a penalty."""
         code = self.encode(images, stage)
         noise = torch.randn(code.shape, generator=generator) * (training.noise if stage else LATENT_NOISE)
-        made = Decoder(self.plan, self.params, self.low, self.high).decode(code + noise, stage)
+        decoded = Decoder(self.plan, self.params, self.low, self.high).decode(code + noise, stage)
         weight = training.penalty if stage else 0.01 * training.penalty
         scale = self.high - self.low
-        return mse_loss(made / scale, images / scale) + weight * code.square().mean()
+        return mse_loss(decoded / scale, images / scale) + weight * code.square().mean()
 
     def fit(self, images: Tensor, training: Training, generator: torch.Generator) -> None:
-        """Train both halves; stages take turns."""
+        """Train both halves; stages alternate."""
         leaves = [value.requires_grad_() for tree in (self.params, self.encoder) for value in tree.values()]
         adam = torch.optim.Adam(leaves, lr=training.lr)
         with torch.enable_grad():
@@ -173,7 +174,7 @@ class Pair:
             leaf.requires_grad_(False)
 
     def finished(self, images: Tensor) -> tuple[Decoder, Callable[[Tensor], Tensor]]:
-        """Return the decoder for latents of law (0, 1) and maps of mean square 1 on images, and its encoder."""
+        """Return the decoder for latents of mean 0, variance 1 and maps of mean square 1 on images, and its encoder."""
         codes = self.encode(images, 0).double()
         mean = codes.mean(0)
         values, vectors = torch.linalg.eigh((codes - mean).T @ (codes - mean) / len(codes))

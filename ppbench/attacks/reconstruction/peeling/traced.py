@@ -1,4 +1,4 @@
-"""What a network does to its input before its first linear layer, read off as it runs, whatever its modules are."""
+"""The operations of a network before its first linear layer, recorded as it runs, for any modules."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.overrides import TorchFunctionMode
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
-Pair = tuple[int, int]
+IntPair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Block:
-    """A convolution, a ReLU, and a pooling by maxima of square tiles. name: of its weight; bias: None for none.
+class ConvBlock:
+    """A convolution, a ReLU, and a max pooling of square tiles. name: of its weight; bias: None for none.
 
-    inputs, outputs: [C, H, W] that it is given and gives; side: of the tiles, 1 where nothing is pooled.
+    inputs, outputs: shapes [C, H, W]; side: of the tiles, 1 without pooling.
     """
 
     name: str
     bias: str | None
-    stride: Pair
-    padding: Pair
+    stride: IntPair
+    padding: IntPair
     side: int
     inputs: tuple[int, int, int]
     outputs: tuple[int, int, int]
@@ -37,14 +37,14 @@ class Block:
 class Chain:
     """Blocks, first to last, and the linear layer (weight and bias) that their flat output enters."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ConvBlock, ...]
     weight: str
     bias: str
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One function of torch on what the one before it gave."""
+    """One call of a torch function on the output of the call before."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -60,7 +60,7 @@ _ORDER = {
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes each function that is given what the last one gave, as its first argument."""
+    """Records each function whose first argument is the output of the last recorded one."""
 
     def __init__(self, start: Tensor) -> None:
         super().__init__()
@@ -81,16 +81,16 @@ class _Recorder(TorchFunctionMode):
 
 
 def chain_of(plan: Plan, params: Params) -> Chain | None:
-    """Return the blocks that the network begins with, None where it begins in another way than `Chain` can say."""
+    """Return the blocks that the network begins with, None if it does not begin with a `Chain`."""
     x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
     if x.dim() != 4:
         return None
-    held = {name: value.detach().clone() for name, value in params.items()}
+    copies = {name: value.detach().clone() for name, value in params.items()}
     recorder = _Recorder(x)
     with torch.no_grad(), recorder:
-        plan.net(held, x)
-    names = {id(value): name for name, value in held.items()}
-    blocks: list[Block] = []
+        plan.net(copies, x)
+    names = {id(value): name for name, value in copies.items()}
+    blocks: list[ConvBlock] = []
     shape, calls = tuple(x.shape[1:]), [call for call in recorder.calls if call.name not in _SAME]
     while calls and calls[0].name == "conv2d":
         block, used = _block(calls, names, shape)
@@ -102,12 +102,12 @@ def chain_of(plan: Plan, params: Params) -> Chain | None:
         return None
     weight, bias = (names.get(id(calls[0].arguments.get(key))) for key in ("weight", "bias"))
     whole = shape[0] * shape[1] * shape[2]
-    fits = weight is not None and bias is not None and held[weight].shape[1] == whole
+    fits = weight is not None and bias is not None and copies[weight].shape[1] == whole
     return Chain(tuple(blocks), str(weight), str(bias)) if fits else None
 
 
-def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, ...]) -> tuple[Block | None, int]:
-    """Return the block that calls begin with, None where it is another, and how many of them it takes."""
+def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, ...]) -> tuple[ConvBlock | None, int]:
+    """Return the block that calls begin with, or None, and the number of its calls."""
     conv, after = calls[0], [call.name for call in calls[1:3]]
     named = conv.arguments
     stride, padding = _pair(named.get("stride", 1)), _pair(named.get("padding", 0))
@@ -117,7 +117,7 @@ def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, .
         return None, 0
     bias = names.get(id(named.get("bias")))
     if bias is None and named.get("bias") is not None:
-        return None, 0  # frozen: the layer's output is another than its weights alone say
+        return None, 0  # frozen: the layer's output does not follow from its weights alone
     side, used = 1, 2
     if after[1:] == ["max_pool2d"]:
         tiles = _tiles(calls[2].arguments)
@@ -125,11 +125,11 @@ def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, .
             return None, 0
         side, used = tiles, 3
     out = calls[used - 1].out.shape[1:]
-    return Block(weight, bias, stride, padding, side, tuple(shape), tuple(out)), used  # type: ignore[arg-type]  # three
+    return ConvBlock(weight, bias, stride, padding, side, tuple(shape), tuple(out)), used  # type: ignore[arg-type]  # three
 
 
 def _tiles(named: Mapping[str, Any]) -> int | None:
-    """Return the side of a pooling's square tiles, None where its windows overlap or are padded."""
+    """Return the side of a pooling's square tiles, None if its windows overlap or are padded."""
     kernel = _pair(named.get("kernel_size", 0))
     stride = _pair(named.get("stride") or named.get("kernel_size", 0))
     plain = _pair(named.get("padding", 0)) == (0, 0) and _pair(named.get("dilation", 1)) == (1, 1)
@@ -137,8 +137,8 @@ def _tiles(named: Mapping[str, Any]) -> int | None:
     return kernel[0] if kernel is not None and square and plain and not named.get("ceil_mode", False) else None
 
 
-def _pair(value: Any) -> Pair | None:
-    """Return a setting of a layer for both directions, None where it is no number."""
+def _pair(value: Any) -> IntPair | None:
+    """Return a setting of a layer for both directions, None if it is no number."""
     if isinstance(value, int):
         return value, value
     if isinstance(value, tuple | list) and all(isinstance(one, int) for one in value):
@@ -146,8 +146,8 @@ def _pair(value: Any) -> Pair | None:
     return None
 
 
-def pooled(block: Block, z: Tensor) -> Tensor:
-    """Return what a convolution gives, z [S, C, h, w], by tiles [S, C, H, W, side * side]; what fits in none is cut."""
+def tiled(block: ConvBlock, z: Tensor) -> Tensor:
+    """Return a convolution's output z [S, C, h, w] in tiles [S, C, H, W, side * side]; the remainder is cut off."""
     side, (_, high, wide) = block.side, block.outputs
     cut = z[..., : high * side, : wide * side]
     tiles = cut.unflatten(-1, (wide, side)).unflatten(-3, (high, side))
@@ -155,8 +155,8 @@ def pooled(block: Block, z: Tensor) -> Tensor:
     return flat
 
 
-def spread(block: Block, tiles: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return the inverse of `pooled`: [S, C, *size], 0 where no tile is."""
+def untiled(block: ConvBlock, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the inverse of `tiled`: [S, C, *size], 0 outside of tiles."""
     side = block.side
     whole = tiles.unflatten(-1, (side, side)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
     padded: Tensor = F.pad(whole, (0, size[1] - whole.shape[-1], 0, size[0] - whole.shape[-2]))

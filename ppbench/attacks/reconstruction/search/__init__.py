@@ -1,1 +1,1 @@
-"""What reconstruction attacks search: starts, the problem that rows of numbers have to solve, and two minimizers."""
+"""The searches of reconstruction attacks: starts, the problem that is minimized, and two minimizers."""

@@ -1,4 +1,4 @@
-"""Adam for many victims and restarts at once: the one loop of all attacks that follow a gradient for a fixed budget."""
+"""Adam for many victims and restarts at once: the loop of all attacks that follow a gradient for a fixed budget."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.search.problem import Value
+from ppbench.attacks.reconstruction.search.problem import RowValue
 
 EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
-Evaluate = Callable[[Tensor, Tensor], Value]
-"""Rows z [S, n] and which start each one came from, index [S] int64, to their `Value`: a `Problem`."""
+ValueFunction = Callable[[Tensor, Tensor], RowValue]
+"""Maps rows z [S, n] and the start that each came from, index [S] int64, to their `RowValue`: a `Problem`."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """How far to step: `steps` gradient evaluations a row, at a rate `lr` in units of what is searched.
+class DescentSchedule:
+    """The lengths of steps: `steps` gradient evaluations per row, at a rate `lr` in units of the searched numbers.
 
     shape: "cosine": from 1 to 0; "warm": 5 % warm-up, decay over the last 75 % (Fang et al. 2023).
-    by: what Adam is fed: the "slope", its "sign" (Geiping et al. 2020, Sec. 4), or a "soft" one, tanh(slope / mean
-        |slope| of the row): what is nearly settled then stays where it is.
+    by: the input of Adam: the "slope", its "sign" (Geiping et al. 2020, Sec. 4), or a "soft" sign, tanh(slope / mean
+        |slope| of the row), under which nearly settled numbers stay.
     """
 
     steps: int
@@ -33,14 +33,14 @@ class Schedule:
     by: Literal["slope", "sign", "soft"] = "slope"
 
     def factor(self, step: int) -> float:
-        """Return what the learning rate is multiplied by in `step`, counted from 0."""
+        """Return the factor on the learning rate in `step`, counted from 0."""
         t = step / self.steps
         if self.shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * t))
         return 0.5 * (1 - math.cos(math.pi * min(1.0, (1 - t) / 0.75))) * min(1.0, (t + 1 / self.steps) / 0.05)
 
     def fed(self, slope: Tensor) -> Tensor:
-        """Return what Adam is fed for slopes [s, n]."""
+        """Return the input of Adam for slopes [s, n]."""
         if self.by == "slope":
             return slope
         if self.by == "sign":
@@ -50,7 +50,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mark:
-    """After so many evaluations of each of S searches: the best iterates z [S, n] so far, and their scores [S]."""
+    """The best iterates z [S, n] of S searches after so many evaluations of each, and their scores [S]."""
 
     evaluations: int
     z: Tensor
@@ -59,10 +59,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Descent:
-    """Where S searches ended.
+    """The results of S searches.
 
-    z: [S, n] the best iterate of each by its score [S] float64, inf where none was finite.  end: [S, n] the last
-    iterate. evaluations: [S] int64 gradient evaluations.  trail: what was best at each mark that was reached.
+    z: [S, n] the best iterate of each by its score [S] float64, inf if none was finite.  end: [S, n] the last iterate.
+    evaluations: [S] int64 gradient evaluations.  trail: the best iterates at each mark that was reached.
     """
 
     z: Tensor
@@ -79,7 +79,7 @@ class Adam:
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
 
     def direction(self, rows: Tensor, slope: Tensor, step: int) -> Tensor:
-        """Return steps of length about 1 for slopes [s, n] of `rows` [s], with the bias of young moments taken out."""
+        """Return steps of length about 1 for slopes [s, n] of `rows` [s], with bias-corrected moments."""
         self.first[rows] = self.first[rows].lerp(slope, 1 - BETAS[0])
         self.second[rows] = self.second[rows].lerp(slope * slope, 1 - BETAS[1])
         one, two = (1 - beta ** (step + 1) for beta in BETAS)
@@ -87,17 +87,17 @@ class Adam:
 
 
 def descend(
-    evaluate: Evaluate,
+    evaluate: ValueFunction,
     start: Tensor,
-    schedule: Schedule,
+    schedule: DescentSchedule,
     *,
     project: Callable[[Tensor, Tensor], Tensor] = lambda z, _: z,
     marks: Sequence[int] = (),
 ) -> Descent:
-    """Minimize from `start` [S, n], every row by itself, and keep the best iterate of each by its score.
+    """Minimize each row from `start` [S, n] separately, and keep the best iterate of each by its score.
 
-    A row whose value or gradient is not finite stops where it was best. `project` puts iterates, with their index, back
-    (a box, a ball); `marks` are numbers of evaluations after which the best iterates so far are kept.
+    A row whose value or gradient is not finite stops. `project` maps iterates and their index into the feasible set (a
+    box, a ball); `marks` are numbers of evaluations after which the best iterates so far are recorded.
     """
     z, best, adam, trail = start.clone(), start.clone(), Adam(start), []
     score = z.new_full((len(z),), torch.inf, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Limited-memory BFGS for many independent problems at once, evaluated in one batch.
 
-Each problem ("victim") occupies a slot until it stops, which is then refilled. Slots advance in lock-step, each with a
-line search of its own: Armijo 1e-4, quadratic backtracking in [.1, .5]. Directions come from the compact form (Byrd,
-Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1). A victim's path does not depend on the others, to rounding.
+Each problem ("victim") occupies a slot until it stops; the slot is then refilled. Slots advance in lock-step, each with
+its own line search: Armijo 1e-4, quadratic backtracking in [0.1, 0.5]. Directions come from the compact form (Byrd,
+Nocedal and Schnabel, Math. Programming 63, 1994, Eq. 3.1). Up to rounding, victims do not affect each other's paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 
 ARMIJO, CURVATURE, TRIES = 1e-4, 1e-10, 20
@@ -22,10 +22,10 @@ CACHE = 2**25
 
 
 @dataclass(frozen=True)
-class Settings:
+class LBFGSSettings:
     """How to minimize: with `history` pairs (s, y), at most `slots` (and `CACHE` bytes of pairs) evaluated together.
 
-    patience: evaluations within which the loss must fall by the share `progress`; 0: no run is stopped for it.
+    patience: evaluations within which the loss must fall by the share `progress`; 0: no limit.
     """
 
     history: int = 150
@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Minima:
-    """Where the runs ended. z: [V, n]; loss: [V] float64; evaluations: [V] int64; reasons: V words."""
+    """The ends of the runs. z: [V, n]; loss: [V] float64; evaluations: [V] int64; reasons: V words."""
 
     z: Tensor
     loss: Tensor
@@ -52,9 +52,9 @@ class Minima:
 class Memory:
     """The pairs of S slots, scaled so that s.y = 1, and the products among them that the compact form needs.
 
-    `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, kept up to date a column at a time, so that no
-    pair ever has to move in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g.
-    `filled` [S] are the places of each ring in use. Products run over the first `used` places, the most of any slot.
+    `inverse` [S, m, m] is the inverse of the upper triangle of S^T Y, updated a column at a time, so that no pair ever
+    moves in the ring; `gram` [S, m, m] is Y^T Y; `dots` [S, 2m] are S^T g, Y^T g at the last g. `filled` [S] is the
+    number of places in use in each ring. Products run over the first `used` places, the most of any slot.
     """
 
     def __init__(self, slots: int, history: int, like: Tensor) -> None:
@@ -75,7 +75,7 @@ class Memory:
         self.used = int(self.filled.max())
 
     def keep(self, slots: Tensor) -> None:
-        """Keep `slots` [S'] only, in this order."""
+        """Keep only `slots` [S'], in this order."""
         self.pairs, self.inverse, self.gram = self.pairs[slots], self.inverse[slots], self.gram[slots]
         self.dots, self.gamma, self.place = self.dots[slots], self.gamma[slots], self.place[slots]
         self.filled = self.filled[slots]
@@ -90,9 +90,9 @@ class Memory:
         return out
 
     def add(self, rows: Tensor, s: Tensor, y: Tensor, g: Tensor, dots: Tensor) -> None:
-        """Add the pairs s, y [S', n], changes of point and gradient, to the slots `rows` [S'] if they carry curvature.
+        """Add the pairs s, y [S', n], changes of point and gradient, to the slots `rows` [S'] if they have curvature.
 
-        g are the new gradients [S', n], `dots` [S, 2m] the `project` of all slots, whose entries of new pairs are set.
+        g are the new gradients [S', n]; `dots` [S, 2m] the `project` of all slots, in which the new pairs' are set.
         """
         sy = (s * y).sum(1, dtype=torch.float64)
         good = sy > CURVATURE * s.norm(dim=1).double() * y.norm(dim=1).double()
@@ -100,7 +100,7 @@ class Memory:
             rows, s, y, g, sy = rows[good], s[good], y[good], g[good], sy[good]
         scale = sy.rsqrt()[:, None]
         j, m = self.place[rows], self.m
-        products = dots - self.dots  # all slots': picking slots would copy their matrices
+        products = dots - self.dots  # for all slots: selecting some would copy their matrices
         s, y = s * scale.to(s.dtype), y * scale.to(y.dtype)
         self.inverse[rows, j, :], self.inverse[rows, :, j] = 0, 0
         n, column = self.used, torch.zeros_like(products[:, :m])
@@ -136,11 +136,11 @@ class Memory:
 
 
 @dataclass
-class Slot:
+class SearchSlot:
     """The line search of one victim.
 
-    loss: of the last accepted point (inf before the first); t: step tried next; slope: g.d; tries: rejected steps
-    since; steepest: whether d is the negative gradient; mark: (evaluations, loss) where progress was last seen.
+    loss: of the last accepted point (inf before the first); t: next trial step; slope: g.d; tries: rejected steps
+    since; steepest: whether d is the negative gradient; mark: (evaluations, loss) at the last sufficient progress.
     """
 
     victim: int
@@ -153,7 +153,7 @@ class Slot:
     mark: tuple[int, float] = field(default=(0, float("inf")))
 
     def judge(self, loss: float, finite: bool) -> bool:
-        """Return whether the tried point is accepted; shorten the step if not."""
+        """Return whether the trial point is accepted; shorten the step if not."""
         self.evaluations += 1
         if finite and (self.loss == float("inf") or loss <= self.loss + ARMIJO * self.t * self.slope):
             self.loss, self.tries = loss, 0
@@ -166,7 +166,7 @@ class Slot:
         self.t *= ratio
         return False
 
-    def verdict(self, settings: Settings, budget: int, stop: float) -> Reason | None:
+    def verdict(self, settings: LBFGSSettings, budget: int, stop: float) -> Reason | None:
         """Return why the run ends, or None."""
         if self.loss <= stop:
             return "converged"
@@ -184,12 +184,14 @@ class Slot:
 class Run:
     """The state of one `minimize`: the queue, the slots and their points."""
 
-    def __init__(self, function: Function, starts: Tensor, settings: Settings, budget: Tensor, stop: Tensor) -> None:
+    def __init__(
+        self, function: RowFunction, starts: Tensor, settings: LBFGSSettings, budget: Tensor, stop: Tensor
+    ) -> None:
         self.function, self.settings = function, settings
         self.budget, self.stop = budget.tolist(), stop.tolist()
         self.starts, self.queue = starts, list(range(len(starts)))
         history, count = min(settings.history, starts.shape[1]), settings.at_once(starts)
-        self.slots = [Slot(self.queue.pop(0)) for _ in range(count)]
+        self.slots = [SearchSlot(self.queue.pop(0)) for _ in range(count)]
         self.z = starts[:count].clone()
         self.g, self.d = torch.zeros_like(self.z), torch.zeros_like(self.z)
         self.memory = Memory(count, history, starts)
@@ -245,13 +247,13 @@ class Run:
         slot.slope, slot.t, slot.tries, slot.steepest = -float(self.g[i] @ self.g[i]), self.first_step(i), 0, True
 
     def give_up_history(self) -> None:
-        """Go down the gradient where a quasi-Newton direction has led nowhere."""
+        """Go down the gradient where the line search along a quasi-Newton direction failed."""
         for i, slot in enumerate(self.slots):
             if slot.tries >= TRIES and not slot.steepest:
                 self.restart(i)
 
     def replace(self) -> None:
-        """Write down the runs that ended, refill their slots from the queue, drop the slots that stay empty."""
+        """Record the runs that ended, refill their slots from the queue, drop the slots that stay empty."""
         alive = []
         for i, slot in enumerate(self.slots):
             reason = slot.verdict(self.settings, self.budget[slot.victim], self.stop[slot.victim])
@@ -261,7 +263,7 @@ class Run:
             self.end[slot.victim] = self.z[i]
             self.ended[slot.victim] = (slot.loss, slot.evaluations, reason)
             if self.queue:
-                self.slots[i] = Slot(self.queue.pop(0))
+                self.slots[i] = SearchSlot(self.queue.pop(0))
                 self.index = self.index.clone()
                 self.index[i] = self.slots[i].victim
                 self.memory.forget(i)
@@ -275,7 +277,7 @@ class Run:
 
 
 def minimize(
-    function: Function, starts: Tensor, *, budget: Tensor, stop: Tensor, settings: Settings | None = None
+    function: RowFunction, starts: Tensor, *, budget: Tensor, stop: Tensor, settings: LBFGSSettings | None = None
 ) -> Minima:
     """Return the minima of V independent functions of n variables: the last accepted points, which are the best ones.
 
@@ -283,12 +285,13 @@ def minimize(
 
     Args:
         function: (z [S, n], index [S] int64) -> loss [S], gradient [S, n], maybe more; row i is of victim index[i].
-        starts: [V, n] start points, float32 or float64; the search runs where they lie.
-        budget, stop: [V] evaluations a victim may spend, and the loss at which it counts as converged.
+        starts: [V, n] start points, float32 or float64; the search runs on their device.
+        budget: [V] evaluations that a victim may spend.
+        stop: [V] loss at which a victim counts as converged.
         settings: of the optimizer.
     """
     with torch.no_grad():
-        run = Run(function, starts.detach(), settings or Settings(), budget, stop)
+        run = Run(function, starts.detach(), settings or LBFGSSettings(), budget, stop)
         while run.slots:
             run.tick()
     ended = [run.ended[v] for v in range(len(starts))]

@@ -1,4 +1,4 @@
-"""What images are like before anything is observed: penalties with their slopes, for rows of images at once."""
+"""Priors on images: penalties with their slopes, for rows of images at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = 3
 
 
 class Penalty(Protocol):
-    """A function of images that is added to what is minimized."""
+    """A function of images that is added to the minimized function."""
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the penalties [S] of images x [S, N, *shape] of the starts `index` [S], and their slopes by x."""
@@ -24,10 +24,10 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """Weight times the mean of |dx| + |dy| over the pixels (Geiping et al. 2020); nothing for inputs without a grid.
+    """Weight times the mean of |dx| + |dy| over the pixels (Geiping et al. 2020); 0 for inputs without a grid.
 
-    Of three channels also that of their differences, as edges of all colors mostly coincide ("double opponents":
-    Astrom and Schnorr 2016, as in the release of Geiping et al.); for grey images these vanish.
+    For three channels also that of their differences, as edges of all colors mostly coincide ("double opponents":
+    Astrom and Schnorr 2016, as in the release of Geiping et al.); these vanish for grey images.
     """
 
     weight: float
@@ -54,7 +54,7 @@ def variation(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Norm:
+class GreyNorm:
     """Weight times the mean squared distance of pixels to `middle`, the middle of the data range."""
 
     weight: float

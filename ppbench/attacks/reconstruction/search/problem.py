@@ -1,7 +1,7 @@
-"""What is minimized: how far the simulated update of a guess is from the observed one, and which way it improves.
+"""The minimized function: the distance of a guess's simulated update from the observed one, and its gradient.
 
-A `Space` says what images a row of numbers stands for, a `Problem` what rows are worth; `lbfgs.minimize` and
-`descent.descend` minimize it. Slopes come from a fast chain of layers, vmap over victims, or autograd one by one.
+A `Space` maps a row of numbers to images, a `Problem` rows to values; `lbfgs.minimize` and `descent.descend` minimize
+it. Slopes come from a fast chain of layers, vmap over victims, or autograd one by one.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
 
 Pull = Callable[[Tensor], Tensor]
-"""Slopes by images [S, N, *shape] to slopes by what is searched [S, n]."""
+"""Maps slopes by images [S, N, *shape] to slopes by the searched numbers [S, n]."""
 
 
 class Space(Protocol):
-    """What is searched instead of images: rows of n numbers, and the images that they stand for."""
+    """The space that is searched: rows of n numbers, and the images that they encode."""
 
     @property
     def size(self) -> int:
         """Return n."""
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the images [S, N, *shape] of rows z [S, n] of starts `index` [S], and how slopes come back to z."""
+        """Return the images [S, N, *shape] of rows z [S, n] of starts `index` [S], and the pull-back of slopes to z."""
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return z [S, n] put back to where rows may be."""
+        """Return z [S, n] projected to the feasible rows."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """The images themselves, `shape` (N, *shape) of a row, kept in the data's range."""
+    """The images themselves, `shape` (N, *shape) per row, within the data's range."""
 
     shape: tuple[int, ...]
     low: float
@@ -54,7 +54,7 @@ class Pixels:
         return math.prod(self.shape)
 
     def images(self, z: Tensor, index: Tensor) -> tuple[Tensor, Pull]:
-        """Return the rows in the shape of images; slopes come back as they are."""
+        """Return the rows in the shape of images, and the flattening of slopes."""
         return z.view(-1, *self.shape), lambda slope: slope.flatten(1)
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
@@ -63,16 +63,16 @@ class Pixels:
 
 
 class Objective(Protocol):
-    """D [S] of S guesses x [S, N, *shape], y [S, N, C], nuisance [S, E], and its gradient by each."""
+    """D [S] for S guesses x [S, N, *shape], y [S, N, C], nuisance [S, E], and its gradient by each."""
 
     def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
         """Return D, dD/dx, dD/dy and dD/dnuisance."""
 
 
-class Value(NamedTuple):
-    """What S rows are worth: the minimized function [S], priors included, and its gradient [S, n].
+class RowValue(NamedTuple):
+    """The values of S rows: the minimized function [S], priors included, and its gradient [S, n].
 
-    score [S]: what iterates, restarts and hypotheses are chosen by: the mismatch alone, never the truth.
+    score [S]: the mismatch alone, by which iterates, restarts and hypotheses are chosen; never the truth.
     """
 
     loss: Tensor
@@ -82,13 +82,13 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What S = V * tries rows over a space have to explain: D / unit [V] is the score, with the penalty the loss.
+    """The evidence that S = V * tries rows over a space must explain: D / unit [V] is the score, plus penalty the loss.
 
     Attributes:
         matching: D of the V victims' evidence.
-        starts: first images, labels and nuisance unknowns of the S rows: a victim's rows follow one another.
+        starts: first images, labels and nuisance unknowns of the S rows; a victim's rows are adjacent.
         penalty: on the images, or None; multiplied by the present score, taken as a constant, if it is `fading`.
-        strength: [S] what each row's penalty is multiplied by, see `balanced`; None for 1.
+        strength: [S] factor on each row's penalty, see `balanced`; None for 1.
     """
 
     space: Space
@@ -100,8 +100,8 @@ class Problem:
     fading: bool = False
     strength: Tensor | None = None
 
-    def __call__(self, z: Tensor, index: Tensor) -> Value:
-        """Return what whole rows z [S', n + E + ...] of the starts `index` [S'] are worth."""
+    def __call__(self, z: Tensor, index: Tensor) -> RowValue:
+        """Return the value of whole rows z [S', n + E + ...] of the starts `index` [S']."""
         x, pull = self.space.images(z[:, : self.space.size], index)
         point, victim = self.starts.moved(x, z[:, self.space.size :], index), index // self.tries
         unit, y = self.unit[victim], point.labels
@@ -118,30 +118,30 @@ class Problem:
             if self.fading:
                 more, slope = score * more, _wide(score, slope) * slope
             loss, gx = score + more, gx + slope
-        return Value(loss, self.starts.joined(pull(gx), gn, gy), score)
+        return RowValue(loss, self.starts.joined(pull(gx), gn, gy), score)
 
     @property
     def start(self) -> Tensor:
-        """The rows to begin with, where the space is that of images."""
+        """The first rows, if the space is that of images."""
         return self.starts.rows(self.starts.x.flatten(1))
 
     def balanced(self, share: float) -> Problem:
-        """Return the problem with a penalty that pulls, at the starts, `share` times as hard as what was observed.
+        """Return the problem with a penalty that pulls, at the starts, `share` times as hard as the observation.
 
-        Its slope is then `share` times as long (summed |slope| over pixels) as that of the mismatch's logarithm, which
-        a `fading` penalty is weighed against. A weight that suits 8x8 digits is a thirtieth of what 32x32 photographs
-        need, but this share is alike for all. Costs one evaluation a row; the space must be that of images.
+        Its slope is then `share` times as long (summed |slope| over pixels) as that of the mismatch's logarithm, to
+        which a `fading` penalty is relative. A weight that suits 8x8 digits is a thirtieth of what 32x32 photographs
+        need, but this share suits all. Costs one evaluation per row; the space must be that of images.
         """
         if self.penalty is None:
             return self
         index = torch.arange(len(self.start), device=self.start.device)
         value = replace(self, penalty=None)(self.start, index)
-        wanted = value.gradient[:, : self.space.size].abs().sum(1) / value.score
+        target = value.gradient[:, : self.space.size].abs().sum(1) / value.score
         pulling = self.penalty(self.starts.x, index)[1].abs().flatten(1).sum(1)
-        return replace(self, strength=torch.where((pulling > 0) & wanted.isfinite(), share * wanted / pulling, 0.0))
+        return replace(self, strength=torch.where((pulling > 0) & target.isfinite(), share * target / pulling, 0.0))
 
     def project(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return whole rows z of the starts `index` put back to where they may be: only the part that is an image."""
+        """Return whole rows z of the starts `index` with their image part projected to the feasible rows."""
         return torch.cat([self.space.project(z[:, : self.space.size], index), z[:, self.space.size :]], 1)
 
     def at(self, z: Tensor) -> Starts:
@@ -176,15 +176,15 @@ class SimulatedObjective:
 
 
 class MappedObjective:
-    """D as `SimulatedObjective` has it, of all victims at once by vmap: 1 to 2 times as fast (eight victims of 32x32).
+    """D as in `SimulatedObjective`, for all victims at once by vmap: 1 to 2 times as fast (eight victims of 32x32).
 
-    Takes evidence whose `Mappable` simulations are of one family; where they share their params, these are not mapped.
+    Takes evidence whose `Mappable` simulations are of one family; params that all share are not mapped.
     """
 
     def __init__(self, evidences: Sequence[Evidence]) -> None:
         self.first = evidences[0]
         self.observed = _stacked([e.observed for e in evidences])
-        self.weight = _stacked(precisions(evidences) or [])
+        self.weight = _stacked(evidence_weights(evidences) or [])
         simulations: list[object] = [e.simulate for e in evidences]
         params = [s.params for s in simulations if isinstance(s, Mappable)]
         self.params = {} if all(p is params[0] for p in params) else _stacked(params)
@@ -206,7 +206,7 @@ class MappedObjective:
 
 
 def simulated(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Params:
-    """Return the update simulated of a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
+    """Return the simulated update for a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
     units, named, offset = len(evidence.unit), {}, 0
     for name, shape in evidence.nuisance.items():
         named[name] = nuisance[offset : offset + math.prod(shape)].view(shape)
@@ -219,25 +219,25 @@ def discrepancy(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> T
     return evidence.discrepancy(simulated(evidence, x, y, nuisance))
 
 
-def precisions(evidences: Sequence[Evidence]) -> list[Params] | None:
-    """Return the evidences' weights, None where none has any; in one form where some are a number a tensor only."""
+def evidence_weights(evidences: Sequence[Evidence]) -> list[Params] | None:
+    """Return the weights of all evidence in one form, even if some are one number per tensor; None if none has any."""
     if all(e.weight is None for e in evidences):
         return None
     ones = {name: torch.ones((), device=value.device) for name, value in evidences[0].observed.items()}
-    found = [ones if e.weight is None else e.weight for e in evidences]
+    weights = [ones if e.weight is None else e.weight for e in evidences]
     for name, observed in evidences[0].observed.items():
-        if len({weight[name].shape for weight in found}) > 1:
-            found = [{**weight, name: weight[name].to(observed).expand_as(observed)} for weight in found]
-    return found
+        if len({weight[name].shape for weight in weights}) > 1:
+            weights = [{**weight, name: weight[name].to(observed).expand_as(observed)} for weight in weights]
+    return weights
 
 
 def _stacked(trees: Sequence[Params]) -> Params:
-    """Return the victims' tensors as one tensor [V, ...] a name; nothing for no trees."""
+    """Return the victims' tensors stacked by name [V, ...]; empty for no trees."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]} if trees else {}
 
 
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
-    """Return D of V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
+    """Return D for V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
     batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
@@ -249,5 +249,5 @@ def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torc
         steps = compile_chain(plan, first.params, dtype)
         if steps is not None:
             observed = [e.observed for e in evidences]
-            return ChainObjective(steps, plan.loss, observed, precisions(evidences), batch, measure, first.floor)
+            return ChainObjective(steps, plan.loss, observed, evidence_weights(evidences), batch, measure, first.floor)
     return (MappedObjective if mappable and len(evidences) > 1 else SimulatedObjective)(evidences)

@@ -1,4 +1,4 @@
-"""Where a search begins: victims, their evidence and random draws, and who is searched together with whom."""
+"""The starts of searches: victims, their evidence and random draws, and which victims are searched together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.federation.bounds import Count
+from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -22,16 +22,16 @@ Label = Literal["joint", "inferred"]
 PATCH = 8
 
 LOGIT = 4.0
-"""Unit in which unknown logits are searched: they travel about ten times as far as pixels do."""
+"""Unit of unknown logits in a search: they move about ten times as far as pixels."""
 
 
 @dataclass(frozen=True)
 class Starts:
-    """The unknowns of V victims: where a search begins, or where it ended.
+    """The unknowns of V victims, at the start or the end of a search.
 
     x: images [V, N, *shape], N over all slots of a unit; its dtype is that of the search.  y: fixed labels [V, N, C]
-    (soft ones too), or where `joint` logits of unknown ones: softmax of these, or (C = 1) the number itself.  nuisance:
-    [V, E] the evidence's nuisance unknowns, flat, in its order; None where it has none.
+    (also soft ones) or, if `joint`, logits of unknown ones: softmax of these, or (C = 1) the number itself.  nuisance:
+    [V, E] the evidence's nuisance unknowns, flat, in its order; None if it has none.
     """
 
     x: Tensor
@@ -59,15 +59,15 @@ class Starts:
         return Starts(self.x.to(dtype), self.y.to(dtype), self.joint, self.extra.to(dtype))
 
     def rows(self, z: Tensor) -> Tensor:
-        """Return rows of numbers [V, n + E + ...]: z [V, n] for the images, nuisance, logits in units of `LOGIT`."""
+        """Return whole rows [V, n + E + ...]: z [V, n] for the images, nuisance, logits in units of `LOGIT`."""
         return self.joined(z, self.extra.to(z), self.y.to(z) / LOGIT)
 
     def joined(self, z: Tensor, extra: Tensor, logits: Tensor) -> Tensor:
-        """Return the parts of a point, or of a gradient, in one row a victim; `logits` only where they are unknown."""
+        """Return the parts of a point, or of a gradient, in one row per victim; `logits` only if they are unknown."""
         return torch.cat([z, extra, *([logits.flatten(1)] if self.joint else [])], 1)
 
     def moved(self, x: Tensor, tail: Tensor, index: Tensor) -> Starts:
-        """Return the starts `index` [S] moved to images x [S, N, *shape] and to what follows these in `rows`."""
+        """Return the starts `index` [S] with images x [S, N, *shape] and the rest of their rows `tail`."""
         extra = tail[:, : self.extra.shape[1]]
         if not self.joint:
             return Starts(x, self.y[index].to(tail), False, extra)
@@ -76,9 +76,9 @@ class Starts:
 
 @dataclass(frozen=True)
 class Victim:
-    """One challenge, the evidence on it (None where there is none), and a generator for this victim alone.
+    """One challenge, the evidence about it (or None), and a generator for this victim alone.
 
-    gradient: the same observation taken for one gradient, which labels are read off; None: `evidence` is one.
+    gradient: the same observation taken for one gradient, for reading labels; None: `evidence` is one.
     """
 
     evidence: Evidence | None
@@ -89,14 +89,14 @@ class Victim:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Shape (N, *shape) of what is asked: N examples over all slots of the unit."""
+        """Shape (N, *shape) of the answer: N examples over all slots of the unit."""
         return (len(self.challenge.unit) * self.challenge.batch, *self.plan.spec.shape)
 
     def image(self, start: Start) -> Tensor:
         """Return a start image [N, *shape] float32.
 
-        "grey": the middle of the data range plus .02 N(0, 1) of its width; "normal": N(0, 1); "pattern": one such patch
-        of 8 x 8 pixels an image, tiled ("normal" where inputs are no images).
+        "grey": the middle of the data range plus 0.02 N(0, 1) of its width; "normal": N(0, 1); "pattern": one such
+        patch of 8 x 8 pixels per image, tiled ("normal" if inputs are no images).
         """
         if start == "pattern" and len(self.size) == 4:
             rows, columns = self.size[2:]
@@ -108,11 +108,11 @@ class Victim:
         return (low + high) / 2 + 0.02 * (high - low) * noise if start == "grey" else noise
 
     def logits(self) -> Tensor:
-        """Return start logits [N, C] float32: .1 N(0, 1)."""
+        """Return start logits [N, C] float32: 0.1 N(0, 1)."""
         return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
 
     def labels(self, label: Label) -> Tensor | None:
-        """Return one-hot labels [N, C] float32, granted or inferred as in `label.recovery`; None where unknown."""
+        """Return one-hot labels [N, C] float32, granted or inferred as in `label.recovery`; None if unknown."""
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
@@ -124,22 +124,22 @@ class Victim:
         if weight is None and bias is None:
             return None
         if evidence.params is not None:
-            found = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
-            return one_hot(found, classes).float()
+            recovered = recover_labels(self.plan, evidence.params, weight, bias, self.size[0], self.generator)
+            return one_hot(recovered, classes).float()
         signal = weight.sum(1) if bias is None and weight is not None else bias
         if signal is None or self.size[0] > 1 or self.plan.loss != "cross_entropy":
             return None
         return one_hot(single_label(signal, positive=bias is not None), classes).float()
 
     def failure(self, start: Start) -> Guess:
-        """Return the guess of an attacker who has nothing to match: a start image."""
+        """Return the guess of an attacker without usable evidence: a start image."""
         return Guess(x=self.image(start))
 
 
 def posed(
     evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
 ) -> list[Victim]:
-    """Return a victim for each challenge, with the first evidence about its unit and a generator of its own."""
+    """Return a victim for each challenge, with the first evidence about its unit and its own generator."""
     seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
     known = {frozenset(e.unit): e for e in reversed(evidence)}
     return [
@@ -149,38 +149,38 @@ def posed(
 
 
 def usable(evidence: Evidence) -> bool:
-    """Return whether the observation is finite and not zero: whether there is anything to match."""
+    """Return whether the observation is finite and not zero."""
     finite = all(bool(torch.isfinite(value).all()) for value in evidence.observed.values())
     return finite and float(evidence.scale()) > 0
 
 
-def batches(victims: Sequence[Victim]) -> list[list[int]]:
-    """Return indices of the victims with usable evidence, by what must agree for one search: N, labels granted."""
-    alike: dict[Hashable, list[int]] = {}
+def search_batches(victims: Sequence[Victim]) -> list[list[int]]:
+    """Return indices of the victims with usable evidence, grouped by N, granted labels and shapes of nuisance."""
+    by_shape: dict[Hashable, list[int]] = {}
     for i, victim in enumerate(victims):
         if victim.evidence is not None and usable(victim.evidence):
             shapes = tuple(victim.evidence.nuisance.values())
-            alike.setdefault((victim.size[0], victim.challenge.y is not None, shapes), []).append(i)
-    return list(alike.values())
+            by_shape.setdefault((victim.size[0], victim.challenge.y is not None, shapes), []).append(i)
+    return list(by_shape.values())
 
 
-def groups(evidences: Sequence[Evidence]) -> list[list[int]]:
-    """Return the indices of evidence that can be simulated in one batch, in order of first appearance."""
-    alike: dict[Hashable, list[int]] = {}
+def simulation_groups(evidences: Sequence[Evidence]) -> list[list[int]]:
+    """Return groups of indices of evidence that can be simulated in one batch, in order of first appearance."""
+    by_family: dict[Hashable, list[int]] = {}
     for i, e in enumerate(evidences):
         family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
-        alike.setdefault((family, id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
-    return list(alike.values())
+        by_family.setdefault((family, id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
+    return list(by_family.values())
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
-    """Return fresh starts for one of `batches`, where its evidence lies; labels are unknown for all if one's are."""
+    """Return fresh starts for one of `search_batches`, on the evidence's device; labels are joint if any is unknown."""
     device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
     x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)
     known = [victim.labels(label) for victim in victims]
-    given = [y for y in known if y is not None]
-    joint = len(given) < len(victims)
-    y = torch.stack([victim.logits() for victim in victims] if joint else given).to(device, dtype)
+    granted = [y for y in known if y is not None]
+    joint = len(granted) < len(victims)
+    y = torch.stack([victim.logits() for victim in victims] if joint else granted).to(device, dtype)
     shapes = () if victims[0].evidence is None else victims[0].evidence.nuisance.values()
     return Starts(x, y, joint, x.new_zeros(len(x), sum(math.prod(shape) for shape in shapes)))
 
@@ -191,9 +191,9 @@ class ImageSearch(Attack):
 
     Attributes:
         start: first images: "grey", "normal" or "pattern", see `Victim.image`.
-        label: "inferred": from the head's gradient beforehand where that is possible; "joint": unknown logits, searched
-            too. Labels that a challenge grants are used in either case.
-        budget: gradient evaluations a victim, all starts together.
+        label: "inferred": from the head's gradient beforehand, if possible; "joint": unknown logits, searched too.
+            Labels that a challenge grants are used in either case.
+        budget: gradient evaluations per victim, all starts together.
     """
 
     kind: ClassVar[Kind] = "reconstruction"
@@ -201,35 +201,35 @@ class ImageSearch(Attack):
 
     start: Start = "grey"
     label: Label = "inferred"
-    budget: Count = 300
+    budget: PositiveInt = 300
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
-        """Return one guess a challenge, a start image without usable evidence; UsageError as `check`."""
+        """Return one guess per challenge, a start image without usable evidence; UsageError as `check`."""
         return self.answer(self.evidence(view), view.plan, challenges, generator)
 
     def answer(
         self,
-        found: Sequence[Evidence],
+        evidence: Sequence[Evidence],
         plan: Plan,
         challenges: Sequence[Challenge],
         generator: torch.Generator,
         attack: Callable[[Sequence[Victim]], list[Guess]] | None = None,
     ) -> list[Guess]:
-        """Return the guesses of `run` from given evidence, such as other attacks make; by `attack` for ours."""
+        """Return the guesses of `run` from given evidence, for instance another attack's; `attack` replaces the own."""
         self.check()
-        victims, guesses = posed(found, plan, challenges, generator), dict[int, Guess]()
+        victims, guesses = posed(evidence, plan, challenges, generator), dict[int, Guess]()
         for rows in self.blocks(victims):
             guesses |= dict(zip(rows, (attack or self.attack)([victims[i] for i in rows]), strict=True))
         return [guesses.get(i) or victim.failure(self.start) for i, victim in enumerate(victims)]
 
     def suits(self, plan: Plan) -> bool:
-        """Return whether targets are classes or numbers, which are searched alike; masks are not."""
+        """Return whether targets are classes or numbers, not masks."""
         return not plan.net.pixelwise
 
     def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:
-        """Return indices of the victims with usable evidence, by who is searched together."""
-        return batches(victims)
+        """Return indices of the victims with usable evidence, grouped by joint search."""
+        return search_batches(victims)
 
     def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims that `blocks` put together."""
+        """Return the guesses for victims from one of `blocks`."""
         raise NotImplementedError

@@ -1,0 +1,144 @@
+"""Threat models: facts decide on views, victims and reports; a new one is one instance, and no other line changes."""
+
+import json
+
+import pytest
+import torch
+from protocols import started
+
+from ppbench.adversary.leaks import leaks
+from ppbench.adversary.victims import choose_candidates, choose_victims
+from ppbench.base.errors import UsageError
+from ppbench.base.seeds import Seeds
+from ppbench.defenses.none import NoDefense
+from ppbench.federation.evidence import at_truth
+from ppbench.federation.optim import Opt
+from ppbench.federation.plan import Local, Plan
+from ppbench.federation.threats import (
+    ACTIVE_SYBILS,
+    CURIOUS_CLIENT,
+    EAVESDROPPER,
+    HONEST_SERVER,
+    THREATS,
+    ThreatModel,
+    recorded_threat,
+    register,
+    threat_model,
+)
+from ppbench.federation.view import View
+from ppbench.federation.wire import SERVER, Slot
+from ppbench.nets.net import net_spec
+from ppbench.records.store import Store
+from ppbench.report.verify import verify
+from ppbench.run.evaluation import evaluate
+
+SEES = "two curious clients without the server: the broadcasts, states and data of both"
+
+
+@pytest.fixture
+def pair():
+    """Register two clients that collude without the server, as a module of somebody else would."""
+    yield register(ThreatModel("clients/1", SEES, clients=(0, 1), attacked_as=("client/1",)))
+    del THREATS["clients/1"]
+
+
+def test_names_are_the_format_of_files_and_objects_what_the_program_asks():
+    assert all(threat_model(name) is threat is threat_model(threat) for name, threat in THREATS.items())
+    assert [str(threat) for threat in THREATS.values()] == [*THREATS]
+    assert (HONEST_SERVER.sees_uploads, EAVESDROPPER.sees_uploads, CURIOUS_CLIENT.sees_uploads) == (True, True, False)
+    assert [t.name for t in THREATS.values() if t.lone_server or t.lone_client] == ["server/1", "client/1"]
+    assert [t.name for t in THREATS.values() if t.acts] == ["server-active/1", "server-active/1/sybil"]
+    assert [t.name for t in THREATS.values() if t.colludes] == ["collusion/1", "server-active/1/sybil"]
+    assert [ACTIVE_SYBILS.has(party) for party in (SERVER, 0, 1, 9)] == [False, False, True, True]
+    assert ACTIVE_SYBILS.short == "server-active"
+    with pytest.raises(UsageError, match=r"There is no threat model named 'servr/1'; did you mean 'server/1'"):
+        threat_model("servr/1")
+    stranger = recorded_threat("jury/3")
+    assert (str(stranger), stranger.sees_uploads, stranger.client) == ("jury/3", False, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"name": "clients"}, "a name is words and a version"),
+        ({"name": "server/1"}, "another one has this name"),
+        ({"sees": ""}, "does not say what it sees"),
+        ({"clients": ()}, "nobody is in it"),
+        ({"clients": (1, 1)}, "each once"),
+        ({"colludes": True}, "the victim of colluders"),
+        ({"acts": True}, "without a server"),
+        ({"attacked_as": ("clint/1",)}, "no threat model is called 'clint/1'"),
+    ],
+)
+def test_facts_that_contradict_each_other_are_refused(facts, fault):
+    with pytest.raises(UsageError, match=fault):
+        register(ThreatModel(**{"name": "clients/2", "sees": SEES, "clients": (0, 1), **facts}))
+    assert "clients/2" not in THREATS
+
+
+@pytest.fixture
+def run(deal):
+    """Return a started federation of four undefended clients that upload gradients."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10), 4, Local("gradient", batch=4, opt=Opt("sgd", 0.1)))
+    return started(NoDefense(), plan, deal([24] * 4))
+
+
+def test_two_clients_see_what_both_have_and_the_exact_mean_of_the_others(run, pair, tmp_path):
+    victims = choose_victims(run.shards, pair, 2, 8, Seeds(0))
+    assert victims.units == tuple((Slot(probe, 2), Slot(probe, 3)) for probe in range(2))
+    view = run.probe(victims.data).view("clients/1", own=victims.own)
+    assert (view.threat, view.party) == (pair, 0)
+    assert {letter.sender for letter in view.mail} == {SERVER, 0, 1} and {s.party for s in view.states} == {0, 1}
+    assert [(probe, len(data.x)) for probe, data in view.data] == [(0, 4), (1, 4)]
+    hidden = [data.x for slot, data in victims.data.items() if slot.client in (2, 3)]
+    assert leaks((view, view.defense.evidence(view)), hidden) == []
+    evidence = view.defense.evidence(view)
+    assert [e.unit for e in evidence] == list(victims.units)
+    for e in evidence:
+        truth = [victims.data[slot] for slot in e.unit]
+        x, y = (torch.stack([getattr(data, part) for data in truth]).flatten(0, 1)[None] for part in ("x", "y"))
+        assert at_truth(e, x, y) < 1e-8
+    view.save(tmp_path / "view")
+    again = View.load(tmp_path / "view")
+    assert again.threat == pair and json.loads((tmp_path / "view" / "view.json").read_text())["threat"] == "clients/1"
+    assert [e.unit for e in again.defense.evidence(again)] == list(victims.units)
+
+
+def test_nobody_asks_colluders_about_their_own_records(run, pair, digits):
+    candidates = choose_candidates(run.shards, digits, 40, Seeds(0), pair)
+    members = {row.numpy().tobytes() for row in candidates.x[candidates.member]}
+    held = [{row.numpy().tobytes() for row in run.shards[client].x} for client in range(4)]
+    assert len(members) == 40 and members <= held[2] | held[3]
+    with pytest.raises(UsageError, match="use at least 3 clients"):
+        choose_victims({c: run.shards[c] for c in (0, 1)}, pair, 1, 2, Seeds(0))
+
+
+def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
+    options = {"model": "mlp", "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12}
+    options |= {"attacks": ("analytic", "mia_loss"), "attack_batch": (1,), "stages": ("init", "final")}
+    found = evaluate(defense="none", **options, threats=("clients/1",), out=tmp_path / "out", workers=2)
+    records = [r for r in found.records if r.config.defense.id == "none"]
+    assert {(r.config.threat_model.id, r.config.threat_model.sees, r.status) for r in records} == {
+        ("clients/1", SEES, "complete")
+    }
+    rebuilt, *_ = [r for r in records if r.config.attack.id == "analytic" and r.config.stage == "init"]
+    assert {victim.client for victim in rebuilt.victims} == {2}, "the one client that is not in it"
+    assert rebuilt.metric("psnr_median").value > 60, "two broadcasts less two uploads leave one gradient"
+    assert {r.config.attack.id for r in records} == {"analytic", "mia_loss"}
+    assert "clients/1" in (tmp_path / "out" / "leaderboard.html").read_text()
+    assert any("[clients/1]" in verdict.sentence for verdict in found.verdicts)
+    assert verify(tmp_path / "out") == []
+
+
+def test_records_of_a_threat_model_that_is_not_registered_here_are_still_read(pair, tmp_path):
+    options = {"model": "mlp", "clients": 3, "rounds": 1, "train": 90, "victims": 2, "candidates": 12}
+    options |= {"attacks": ("analytic",), "attack_batch": (1,), "stages": ("init",), "threats": ("clients/1",)}
+    evaluate(defense="none", **options, out=tmp_path / "out", workers=1)
+    known = THREATS.pop("clients/1")
+    try:
+        assert len(list(Store(tmp_path / "out").load_all())) > 0
+        verify(tmp_path / "out")
+        with pytest.raises(UsageError, match="no threat model named 'clients/1'"):
+            evaluate(defense="none", **options, out=tmp_path / "other", workers=1)
+    finally:
+        register(known)
