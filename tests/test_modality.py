@@ -16,7 +16,7 @@ from ppbench.commands.glance import glance
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics import modalities
-from ppbench.metrics.modalities import IMAGE, MASK, ROW, modality_from, modality_of, register
+from ppbench.metrics.modalities import IMAGE, MASK, TABLE_ROW, modality_from, modality_of, register_modality
 from ppbench.metrics.modality import Modality, faults
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
@@ -70,7 +70,7 @@ class Sequence(Modality):
 @pytest.fixture
 def sequences(monkeypatch):
     monkeypatch.setattr(modalities, "_registered", [])
-    register(made := Sequence())
+    register_modality(made := Sequence())
     return made
 
 
@@ -91,8 +91,8 @@ def attacked(make, defense, right, attack="dlg", **more):
     ("shape", "task", "modality"),
     [
         ((3, 32, 32), "", IMAGE), ((1, 8, 8), "cross_entropy", IMAGE), ((1, 8, 8), "segmentation", MASK),
-        ((3, 32, 32), "bce", MASK), ((16,), "squared", ROW), ((16,), "", ROW), ((4, 4), "", ROW), ((), "", ROW),
-        ((LENGTH,), "next_token", ROW),
+        ((3, 32, 32), "bce", MASK), ((16,), "squared", TABLE_ROW), ((16,), "", TABLE_ROW),
+        ((4, 4), "", TABLE_ROW), ((), "", TABLE_ROW), ((LENGTH,), "next_token", TABLE_ROW),
     ],
 )  # fmt: skip
 def test_shape_and_task_tell_the_modality(fabricate, shape, task, modality):
@@ -106,16 +106,16 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
-    assert {rule.metric for rule in question_of("reconstruction").rules} == {*IMAGE.rules, *ROW.rules}
+    assert {rule.metric for rule in question_of("reconstruction").rules} == {*IMAGE.rules, *TABLE_ROW.rules}
 
 
 def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypatch, sequences):
     with pytest.raises(ValueError, match="modality 'sequence' already"):
-        register(Sequence())
+        register_modality(Sequence())
     monkeypatch.setattr(modalities, "_registered", [])
     modalities._installed.cache_clear()
     monkeypatch.setattr(modalities, "load_all", lambda group: {"sequence": Sequence} if group == "modalities" else {})
-    assert modality_from((LENGTH,), "next_token").name == "sequence" and modality_from((LENGTH,)) is ROW
+    assert modality_from((LENGTH,), "next_token").name == "sequence" and modality_from((LENGTH,)) is TABLE_ROW
     modalities._installed.cache_clear()
 
 

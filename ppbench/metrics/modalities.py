@@ -1,6 +1,6 @@
 """The modalities of this package, and the registry: from a configuration to the modality of its inputs.
 
-Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register`; they are asked first.
+Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; they are asked first.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Mask(Image):
         return super().fits(shape, task) and task == "segmentation"
 
 
-class Row(Modality):
+class TableRow(Modality):
     """Rows of a table [features], judged by their relative error: the column means of a table give 35 dB."""
 
     name: ClassVar[str] = "row"
@@ -174,7 +174,7 @@ class Row(Modality):
         return one < 0.7 * other
 
 
-MASK, IMAGE, ROW = Mask(), Image(), Row()
+MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
 _registered: list[Modality] = []
 
 
@@ -193,7 +193,7 @@ class Configured(Protocol):
         """The network."""
 
 
-def register(modality: Modality) -> None:
+def register_modality(modality: Modality) -> None:
     """Make a modality known to this process; it is asked before all others. Raises ValueError: its name is taken."""
     if modality.name in {known.name for known in modalities()}:
         raise ValueError(f"There is a modality {modality.name!r} already.")
@@ -202,7 +202,7 @@ def register(modality: Modality) -> None:
 
 def modalities() -> tuple[Modality, ...]:
     """Return all modalities in the order in which they are asked."""
-    return (*_registered, *_installed(), MASK, IMAGE, ROW)
+    return (*_registered, *_installed(), MASK, IMAGE, TABLE_ROW)
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, ROW, modalities, modality_from, modality_of
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, TABLE_ROW, modalities, modality_from, modality_of
 from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
 from ppbench.questions.image_metrics import ImageScore, image_metrics
@@ -106,8 +106,8 @@ class Reconstruction(Question):
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        if headline in (IMAGE.headline, ROW.headline):
-            return self.figures if headline == ROW.headline else ()
+        if headline in (IMAGE.headline, TABLE_ROW.headline):
+            return self.figures if headline == TABLE_ROW.headline else ()
         title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
