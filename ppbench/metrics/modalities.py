@@ -1,6 +1,6 @@
 """The modalities of this package, and the registry: from a configuration to the modality of its inputs.
 
-Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; they are asked first.
+Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`, and come first.
 """
 
 from __future__ import annotations
