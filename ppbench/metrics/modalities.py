@@ -1,6 +1,7 @@
 """The modalities of this package, and the registry: from a configuration to the modality of its inputs.
 
-Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`, and come first.
+Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`.
+They are asked first.
 """
 
 from __future__ import annotations
