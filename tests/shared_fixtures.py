@@ -20,6 +20,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.image import image_figures
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.metrics.modalities import modality_of
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.flags import flags_of
 from ppbench.questions.image_metrics import ImageScore
@@ -247,8 +248,8 @@ def _flags(record):
     if not scores or type(scores[0]) is not ImageScore:
         return others
     measured = any(score.blind is not None for score in scores)
-    pictures = len(record.config.model.shape) == 3
-    return [*inexact(scores), *(flags_of(scores, [], (0.0, 1.0), pictures) if measured else ()), *others]
+    decibels = modality_of(record.config).decibels
+    return [*inexact(scores), *(flags_of(scores, [], (0.0, 1.0), decibels) if measured else ()), *others]
 
 
 METRICS = {}

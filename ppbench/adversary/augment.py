@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.errors import UsageError
+from ppbench.metrics.modalities import modality_from
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 """Shifts in rows down and columns to the right; each with and without mirroring."""
@@ -21,7 +22,7 @@ def augmentations(x: Tensor, count: int) -> Tensor:
     """
     if count < 1:
         raise UsageError(f"{count} augmentations were requested; expected 1 (the record itself) or more.")
-    if x.dim() != 4:
+    if not modality_from(x.shape[1:]).smooth:
         return x[None].clone()
     copies = []
     for down, right in SHIFTS[: (count + 1) // 2]:

@@ -26,11 +26,11 @@ from ppbench.base.errors import PluginError, UsageError, one_line, shown, unknow
 from ppbench.base.exits import Stopped
 from ppbench.base.guard import PACKAGE, error_text, interrupts, place, restored_process
 
-PluginGroup = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters"]
+PluginGroup = Literal["defenses", "attacks", "datasets", "models", "questions", "adapters", "modalities"]
 PLUGIN_GROUPS: tuple[PluginGroup, ...] = ("defenses", "attacks", "datasets", "models", "questions", "adapters")
 GROUP_NOUNS: Mapping[PluginGroup, str] = {
     "defenses": "defense", "attacks": "attack", "datasets": "data set", "models": "model", "questions": "question",
-    "adapters": "adapter",
+    "adapters": "adapter", "modalities": "modality",
 }  # fmt: skip
 ADDRESSED = "(by address)"
 """Distribution of a plugin that is named by its address, MODULE:ATTRIBUTE, and not installed."""
@@ -46,12 +46,14 @@ PLUGIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 RESERVED: Mapping[PluginGroup, frozenset[str]] = {
     "defenses": frozenset({"none", "full_noise"}),
     "attacks": frozenset({"quick", "standard", "all"}),
+    "modalities": frozenset({"image", "mask", "row"}),
 }
-"""Names with another meaning: the controls, and words for sets of attacks."""
+"""Names with another meaning: the controls, words for sets of attacks, and modalities that are no plugins."""
 CONTRACTS: Mapping[PluginGroup, tuple[str, ...]] = {
     "defenses": ("ppbench.federation.declared:faults", "ppbench.run.config:setting_faults"),
     "attacks": ("ppbench.adversary.declared:faults",),
     "questions": ("ppbench.questions.declared:faults",),
+    "modalities": ("ppbench.metrics.modality:faults",),
 }
 """Functions that check a loaded plugin of a group, from (plugin, name) to faults. They are imported late, because this
 module lies below them. Data sets and models are functions, see `_faults`."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.report.controls import value
 from ppbench.report.page.answer import Answer
 from ppbench.report.page.overview import Overview
@@ -88,10 +89,9 @@ def _accuracy(v: Setting) -> str:
 def _leaked(v: Setting) -> str:
     if v.metric is None or v.metric.value is None:
         return "-"
-    if v.metric.name != "psnr_median":
-        return f"error {v.metric.value:.1%}"
-    blind = "" if v.leak is None or v.leak.blind is None else f" (blind {v.leak.blind:.0f})"
-    return f"{v.metric.value:.1f} dB{blind}"
+    modality = modality_of(v.entry.sample.config)
+    blind = v.leak.blind if v.leak is not None and modality.decibels else None
+    return modality.brief(v.metric.value) + ("" if blind is None else f" (blind {blind:.0f})")
 
 
 def _share(record: Measured | None, name: str) -> str:

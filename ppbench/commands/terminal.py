@@ -14,13 +14,13 @@ from rich.table import Table
 from ppbench.base.errors import count_of
 from ppbench.commands.glance import console, glance, plain_table, say_answer
 from ppbench.federation.threats import recorded_threat
+from ppbench.metrics.modalities import CLOSE_ROW, IMAGE, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import CLOSE_ROW
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.times import time_of
 from ppbench.report.completeness import failures
-from ppbench.report.controls import CONTROLS, is_image, nothing_to_read, value
+from ppbench.report.controls import CONTROLS, nothing_to_read, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.page.costs import cost_sentence
 from ppbench.report.page.table import ranks_of
@@ -102,10 +102,10 @@ def _filled(title: str, columns: Sequence[TableColumn], rows: Iterable[SettingRo
 
 def _uploads(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 90 columns: a value, and its 95 % interval below it."""
-    images = all(row.rebuilt.worst is None or is_image(row.rebuilt.worst) for row in rows)
-    name, form, what = (
-        ("psnr_median", ".1f", "median PSNR in dB") if images else ("rmse_mean", ".2f", "mean relative error of rows")
-    )
+    kinds = [modality_of(row.rebuilt.worst.config) for row in rows if row.rebuilt.worst is not None]
+    kind = next((kind for kind in kinds if not kind.decibels), IMAGE)
+    name, form = kind.headline, kind.form
+    what = kind.figure if kind.decibels else f"{kind.figure} of {kind.noun}"
     columns: list[TableColumn] = [
         ("stage", lambda row: row.key.stage),
         ("batch", lambda row: str(row.key.batch)),

@@ -23,6 +23,7 @@ from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of
 from ppbench.base.vision import lpips
 from ppbench.base.weights import named_tensors
+from ppbench.metrics.modalities import modality_from
 
 WEIGHTS_VARIABLE = "PPBENCH_WEIGHTS"
 """Environment variable that names the file of weights if no option does."""
@@ -84,7 +85,7 @@ class Network:
 
 def measurable(shape: tuple[int, ...]) -> bool:
     """Return whether `shape` is that of images with perceptual figures: 1 or 3 channels, at least 28 pixels a side."""
-    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST_SIDE
+    return modality_from(shape).perceptual and shape[0] in (1, 3) and min(shape[1:]) >= SMALLEST_SIDE
 
 
 def _prepared(images: Tensor, data_range: tuple[float, float]) -> Tensor:

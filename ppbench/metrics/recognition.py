@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ppbench.metrics.modalities import modality_from
+
 if TYPE_CHECKING:
     from ppbench.metrics.perceptual import Network
 
@@ -117,7 +119,7 @@ def gallery_of(
     network: Network | None = None,
 ) -> Gallery | None:
     """Return the first `LARGEST_GALLERY` in `order` of held-out images x [N, C, H, W], y [N, classes]; None: none."""
-    if x.dim() != 4 or not len(x):
+    if not modality_from(x.shape[1:]).perceptual or not len(x):
         return None
     chosen = order[:LARGEST_GALLERY]
     classes = y[chosen].argmax(1).cpu() if classified else None

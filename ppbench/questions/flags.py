@@ -28,16 +28,16 @@ def flags_of(
     scores: Sequence[ImageScore],
     evidence: Sequence[tuple[Evidence, Data]],
     data_range: tuple[float, float],
-    pictures: bool = True,
+    decibels: bool = True,
 ) -> tuple[Flag, ...]:
     """Return the flags of a cell, each with its figures.
 
     budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
     oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
-    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; pictures: whether
-    inputs are images (decibels of table rows prove nothing).
+    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
+    they mean something, see `Modality` (those of table rows prove nothing).
     """
-    flags = (_hurts(scores), _blind(scores, pictures), _gap(scores), _flat(evidence, data_range))
+    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
     return tuple(flag for flag in flags if flag is not None)
 
 
@@ -62,7 +62,7 @@ def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
     return Flag(code="budget_hurts", severity="warning", detail=detail)
 
 
-def _blind(scores: Sequence[ImageScore], pictures: bool) -> Flag | None:
+def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
     blind = [score.blind for score in scores if score.blind is not None]
     if not blind:
         return None
@@ -70,7 +70,7 @@ def _blind(scores: Sequence[ImageScore], pictures: bool) -> Flag | None:
     if achieved > blind_median + BLIND_MARGIN:
         return None
     detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
-    return Flag(code="blind_as_good", severity="warning" if pictures and achieved > SUCCESS else "info", detail=detail)
+    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
 
 
 def _gap(scores: Sequence[ImageScore]) -> Flag | None:

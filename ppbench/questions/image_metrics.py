@@ -16,23 +16,13 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
+from ppbench.metrics.modalities import BROKEN_DB
 from ppbench.questions.labels import label_accuracy
 from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
 from ppbench.records.figure import bootstrap_seed, record_metric
 from ppbench.records.schema import Metric
 from ppbench.records.scores import Amount, Count, ProbedScore, Share, without_defaults
 
-BROKEN_DB = 20.0
-"""PSNR in dB of the share that papers report; without a measured blind guess, an image above it counts as rebuilt."""
-REBUILT_DB = 10.0
-"""Decibels beyond the best blind guess from which an image counts as rebuilt: a tenth of its error is left."""
-EXACT_DB = 59.0
-"""PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
-
-Larger values are judged as equal: whether a copy is exact to 70 or 90 dB depends on rounding.
-"""
-CLOSE_ROW = 0.1
-"""Relative error below which a table row counts as rebuilt."""
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD_REASON = "scores of before it was measured"
@@ -111,18 +101,6 @@ class ImageScore(ProbedScore):
     def gain(self) -> float | None:
         """Decibels beyond the better of two blind guesses; None if these were not measured."""
         return None if self.blind is None else self.decibels - self.blind
-
-
-def is_rebuilt(score: Any, pictures: bool) -> bool:
-    """Return whether the victim of an `ImageScore` is rebuilt.
-
-    An image: at most a tenth of the best blind guess's squared error is left (`REBUILT_DB`), or it is equal to 8 bits;
-    without a measured blind guess: above 20 dB. A table row: the error is below a tenth of its norm.
-    """
-    if not pictures:
-        return bool(score.error < CLOSE_ROW)
-    level = BROKEN_DB if score.blind is None else min(score.blind + REBUILT_DB, EXACT_DB)
-    return bool(score.decibels > level)
 
 
 Pick = Callable[[ImageScore], float | None]

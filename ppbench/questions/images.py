@@ -20,6 +20,8 @@ from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import DataRange, image_figures, match, psnr
 from ppbench.metrics.labels import multiset_hits
+from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import Modality
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
 from ppbench.questions.flags import flags_of
@@ -44,22 +46,25 @@ def score_images(
     yardstick: Yardstick | None = None,
     detected: Mapping[Slot, float] = MappingProxyType({}),
     columns: Columns | None = None,
+    modality: Modality | None = None,
 ) -> Scored:
     """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
 
     evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
     about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
     yardstick, blind guesses and perceptual figures are measured and the flags of `questions.flags` raised. detected:
-    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured.
+    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
+    data; None: by their shape.
     """
     scores: list[ImageScore] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     evidence_and_truth: list[tuple[Evidence, Data]] = []
     mean = None if yardstick is None else yardstick.mean
+    modality = modality or modality_from(victims.truth(victims.units[0]).x.shape[1:])
     for unit, guess in zip(victims.units, guesses, strict=True):
         truth, own = victims.truth(unit), evidence.get(unit)
         images = guessed_images(guess, truth)
-        images = images[match(images, truth.x, data_range)]
+        images = images[modality.match(images, truth.x, data_range)]
         if own is not None:
             evidence_and_truth.append((own, truth))
         residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
@@ -68,9 +73,8 @@ def score_images(
         for index, score in enumerate(unit_scores):
             slot = unit[index // victims.batch]
             score["detected"] = detected.get(slot)
-            if columns is not None:
-                score["accuracy"] = row_accuracy(images[index], truth.x[index], columns)
-                score["blind_accuracy"] = None if mean is None else row_accuracy(mean, truth.x[index], columns)
+            score["accuracy"] = _accuracy(images[index], truth.x[index], columns, modality)
+            score["blind_accuracy"] = None if mean is None else _accuracy(mean, truth.x[index], columns, modality)
             score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
             scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
         pairs.append((images, truth.x))
@@ -81,8 +85,13 @@ def score_images(
         if yardstick.gallery is not None:
             labels = torch.cat([victims.truth(unit).y for unit in victims.units])
             scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
-        flags += flags_of(scores, evidence_and_truth, data_range, all_truths.dim() == 4)
-    return Scored(list(scores), flags, all_images, all_truths, mean)
+        flags += flags_of(scores, evidence_and_truth, data_range, modality.decibels)
+    return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
+
+
+def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: Modality) -> float | None:
+    """Return the share of columns, or places, of an input that are right; None where it is not measured."""
+    return modality.accuracy(guess, truth) if columns is None else row_accuracy(guess, truth, columns)
 
 
 def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ppbench.metrics.modalities import modality_from
 from ppbench.records.schema import Flag
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class Scored:
     """Scores of one cell, and for reconstructions the images themselves in the order of the truth.
 
-    blind: [*shape], the mean image as a blind guess, if it was measured.
+    blind: [*shape], the mean image as a blind guess, if it was measured. drawn: whether reconstructions
+    are pictures; None: by their shape.
     """
 
     victims: list[Any]
@@ -34,11 +36,14 @@ class Scored:
     guess: Tensor | None = None
     truth: Tensor | None = field(default=None, repr=False)
     blind: Tensor | None = field(default=None, repr=False)
+    drawn: bool | None = None
 
     @property
     def images(self) -> dict[str, Tensor] | None:
         """The images to store beside a record: matched images with their originals; None if answers are no images."""
-        if self.guess is None or self.truth is None or self.guess.dim() != 4:
+        if self.guess is None or self.truth is None:
+            return None
+        if not (modality_from(self.guess.shape[1:]).drawn if self.drawn is None else self.drawn):
             return None
         images = {"guess": self.guess, "truth": self.truth}
         return images if self.blind is None else {**images, "blind": self.blind.unsqueeze(0)}

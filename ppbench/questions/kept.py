@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ppbench.metrics.modality import Modality
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.records.schema import CellConfig, Flag
 from ppbench.records.store import CellImages
@@ -104,7 +105,7 @@ def _cost(guess: Any, truth: Any) -> float:
     return float(((guess[finite].astype(np.float64).clip(*IMAGE_RANGE) - truth[finite]) ** 2).sum())
 
 
-def flawed(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) -> Iterator[str]:
+def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
     """Yield contradictions among scores of one cell and its flags of `RECOMPUTED`, a clause each."""
     units: dict[tuple[int, ...], list[ImageScore]] = {}
     for score in scores:
@@ -117,15 +118,15 @@ def flawed(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) 
         best = sum(score.oracle for score in some if score.oracle is not None)
         if all(score.oracle is not None for score in some) and best < sum(s.decibels for s in some) - FIGURE_TOLERANCE:
             yield f"an oracle chose worse for unit {name} than the attack did: {best} dB in all"
-    yield from _odd_flags(scores, pictures, flags)
+    yield from _odd_flags(scores, modality, flags)
 
 
-def _odd_flags(scores: Sequence[ImageScore], pictures: bool, flags: Sequence[Flag]) -> Iterator[str]:
+def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
     from ppbench.questions.flags import flags_of
     from ppbench.questions.images import inexact
 
     measured = any(score.blind is not None for score in scores)
-    raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, pictures) if measured else ()))
+    raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, modality.decibels) if measured else ()))
     expected = {flag.code: flag for flag in raised}
     recorded = {flag.code: flag for flag in flags if flag.code in RECOMPUTED}
     for code in sorted({*expected} | {*recorded}):

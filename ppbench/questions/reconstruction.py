@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING
 
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, TABLE_ROW, modalities, modality_from, modality_of
 from ppbench.questions import kept
 from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, ImageScore, image_metrics, is_rebuilt
+from ppbench.questions.image_metrics import ImageScore, image_metrics
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
     from ppbench.records.store import CellImages
-
-FAILED = 1e6  # relative error of a failed reconstruction of a table row when settings are tuned
 
 
 class Reconstruction(Question):
@@ -55,10 +53,13 @@ class Reconstruction(Question):
         from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
+        modality = modality_from(view.plan.spec.shape, view.plan.loss)
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:
-                return score_images(victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns)
+                return score_images(
+                    victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns, modality=modality
+                )
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
             measured_with = probe.yardstick(), probe.detected, view.plan.columns
@@ -87,14 +88,12 @@ class Reconstruction(Question):
 
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
         """Return the median PSNR; for table rows, where decibels are meaningless, minus the median relative error."""
-        if len(plan.spec.shape) == 3:
-            return median([score.decibels for score in scores]) if scores else 0.0
-        return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
+        return modality_from(plan.spec.shape, plan.loss).worth(scores)
 
     def flawed(self, record: Record) -> Iterator[str]:
         """Yield fields in which images of one unit wrongly differ, and flags that do not follow from the scores."""
         if record.victims:
-            yield from kept.flawed(image_scores(record), len(record.config.model.shape) == 3, record.flags)
+            yield from kept.flawed(image_scores(record), modality_of(record.config), record.flags)
 
     def contradicted(self, record: Record, images: CellImages) -> Iterator[str]:
         """Yield figures that contradict the images, and units that are not matched; nothing in an unknown range."""
@@ -103,16 +102,19 @@ class Reconstruction(Question):
 
     def headline(self, config: CellConfig) -> str:
         """Return the PSNR of images, the relative error of table rows."""
-        return "psnr_median" if len(config.model.shape) == 3 else "rmse_mean"
+        return modality_of(config).headline
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        return () if headline == "psnr_median" else self.figures
+        if headline in (IMAGE.headline, TABLE_ROW.headline):
+            return self.figures if headline == TABLE_ROW.headline else ()
+        title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
+        return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
     def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
         """Return the share of rebuilt victims; chance is 0.05, for nearly uniform images."""
-        pictures = len(config.model.shape) == 3
-        return sum(is_rebuilt(v, pictures) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
+        rebuilt = modality_of(config).rebuilt
+        return sum(rebuilt(v) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
 
     def judged(self, score: ImageScore, metric: str) -> float:
         """Return dB, relative error, or 1 for a right label; a failed reconstruction is 0 dB and an error of 1."""
@@ -124,8 +126,8 @@ class Reconstruction(Question):
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""
-        rows = self.headline(config) == "rmse_mean"
-        return tuple(rule for rule in self.rules if (rule.metric == "rmse_mean") == rows)
+        metrics = modality_of(config).rules
+        return tuple(rule for rule in self.rules if rule.metric in metrics)
 
 
 def image_scores(record: Record) -> list[ImageScore]:

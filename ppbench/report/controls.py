@@ -11,8 +11,8 @@ import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import CONFIDENCE, proportion
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for, question_of
-from ppbench.questions.image_metrics import is_rebuilt
 from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
 from ppbench.records.figure import Figured, best, record_metric
 from ppbench.records.schema import Metric, Record
@@ -84,11 +84,6 @@ def above_chance(record: Figured | None, name: str, cells: int = 1) -> bool:
     return metric is not None and ends is not None and metric.chance is not None and ends[0] > metric.chance
 
 
-def is_image(record: Figured) -> bool:
-    """Return whether the cell's data are images, not rows of a table."""
-    return len(record.config.model.shape) == 3
-
-
 def rebuilding(record: Figured) -> str:
     """Return the name of the headline metric of reconstructions of a cell's data."""
     return question_of("reconstruction").headline(record.config)
@@ -96,7 +91,7 @@ def rebuilding(record: Figured) -> str:
 
 def rebuilt_share(record: Figured) -> Metric | None:
     """Return the share of a reconstruction's victims that are rebuilt, with its interval; None without victims."""
-    return _share(record, "share_rebuilt", lambda victim: is_rebuilt(victim, is_image(record)))
+    return _share(record, "share_rebuilt", modality_of(record.config).rebuilt)
 
 
 def taken_share(record: Figured) -> float:
@@ -105,9 +100,8 @@ def taken_share(record: Figured) -> float:
     The latter counts only where it begins `CLEAR_MARGIN` above chance: in a small gallery everything is found.
     """
     share = value_of(rebuilt_share(record))
-    taken = _share(
-        record, "share_taken", lambda victim: is_rebuilt(victim, is_image(record)) or is_reidentified(victim)
-    )
+    rebuilt = modality_of(record.config).rebuilt
+    taken = _share(record, "share_taken", lambda victim: rebuilt(victim) or is_reidentified(victim))
     finds = [
         figure
         for name in RECOGNITION_METRICS
@@ -169,10 +163,11 @@ def _undefended_check(records: Sequence[Record]) -> Check:
     if not read:
         return _members_check(undefended)
     if images:
-        what = "images are rebuilt" if is_image(images[0]) else "rows come within a tenth of their size"
+        modality = modality_of(images[0].config)
+        what = modality.broken
         share, attack = _most(images, lambda r: value_of(rebuilt_share(r)))
-        if share < BROKEN_SHARE and is_image(images[0]):
-            what = "images are rebuilt or found again"
+        if share < BROKEN_SHARE and modality.perceptual:
+            what = f"{modality.noun} are rebuilt or found again"
             share, attack = _most(images, taken_share)
     else:
         what, strongest = "labels are recovered", best(read, "label_accuracy")

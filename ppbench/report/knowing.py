@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.registry import plugins
+from ppbench.metrics.modalities import CLOSE_ROW, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import CLOSE_ROW
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BROKEN_SHARE, CONTROLS, is_image, taken_share, value
+from ppbench.report.controls import BROKEN_SHARE, CONTROLS, taken_share, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import Measured, contenders, knows
 
@@ -67,7 +67,9 @@ class Knowledge:
             value(best([r for r in images if self.adaptive(r) == knows], "psnr_median"), "psnr_median")
             for knows in (True, False)
         )
-        return knowing is not None and plain is not None and is_image(row[0]) and knowing < plain - BESIDE
+        if knowing is None or plain is None or not modality_of(row[0].config).decibels:
+            return False
+        return knowing < plain - BESIDE
 
 
 def _exact(record: Record) -> bool:

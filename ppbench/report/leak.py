@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import Literal
 
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
+from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, modality_of
+from ppbench.metrics.modality import Modality
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import BROKEN_DB, EXACT_DB, REBUILT_DB, median_gain
+from ppbench.questions.image_metrics import median_gain
 from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, is_image, rebuilt_share, value
+from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, rebuilt_share, value
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.worst import Measured, WorstCase, contenders
@@ -33,8 +35,6 @@ FEWEST_UNITS = 6
 """Least number of units for a mean above chance: of 5 units all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess: a median whose interval ends below this shows nothing more."""
-READERS = {True: tuple(RECOGNITION_METRICS), False: ("reconstruction_accuracy",)}
-"""Metrics of what a viewer reads off a reconstruction, by whether inputs are images."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
 """The order of levels: an undecided leak may be worse than one shown to be nothing."""
 LEVEL_WORDS: dict[Level, str] = {
@@ -60,6 +60,11 @@ class Side:
     cells: tuple[Record, ...]
     worst: WorstCase | None
 
+    @property
+    def modality(self) -> Modality:
+        """What kind of data the inputs are; images where there is no worst case."""
+        return IMAGE if self.worst is None else modality_of(self.worst.config)
+
     @cached_property
     def share(self) -> Metric | None:
         """The share of victims that are rebuilt."""
@@ -68,17 +73,17 @@ class Side:
     @cached_property
     def gain(self) -> Metric | None:
         """The median of decibels beyond the best blind guess; None for table rows, and where not measured."""
-        if self.worst is None or not is_image(self.worst):
+        if self.worst is None or not self.modality.decibels:
             return None
         return median_gain(self.worst.victims, self.worst.config.seed)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
-        """By metric of `READERS`: the worst case or the cell in which it is largest; empty where not measured."""
+        """By metric of `Modality.readers`: the worst case or the cell where it is largest; empty if not measured."""
         if self.worst is None:
             return ()
         candidates: list[Measured] = [self.worst, *self.cells]
-        tops = ((name, best(candidates, name)) for name in READERS[is_image(self.worst)])
+        tops = ((name, best(candidates, name)) for name in self.modality.readers)
         return tuple((name, top) for name, top in tops if top is not None)
 
     @cached_property
@@ -88,10 +93,9 @@ class Side:
 
     @property
     def measured(self) -> bool:
-        """Whether every victim has the figures behind `READERS`, which older records lack."""
-        what = "recognition" if self.worst is None or is_image(self.worst) else "accuracy"
+        """Whether every victim has the figures behind `Modality.readers`, which older records lack."""
         scores = () if self.worst is None else self.worst.victims
-        return bool(self.readers) and all(getattr(score, what, None) is not None for score in scores)
+        return bool(self.readers) and all(map(self.modality.is_measured, scores))
 
     @property
     def _tail(self) -> float:
@@ -110,7 +114,7 @@ class Side:
         return "blind" if self._nothing(self.worst) else "undecided"
 
     def _more(self, name: str, top: Measured) -> bool:
-        """Return whether a metric of `READERS` is significantly, and by more than `CLEAR_MARGIN`, above chance."""
+        """Return whether a metric of `Modality.readers` is significantly, by more than `CLEAR_MARGIN`, above chance."""
         metric = top.metric(name)
         beyond = 0.0 if metric is None else (metric.value or 0.0) - (metric.chance or 0.0)
         return beyond > CLEAR_MARGIN and _ends(name, top, self._tail)[0] > 0
@@ -118,7 +122,7 @@ class Side:
     def _most_rebuilt(self, worst: WorstCase) -> bool:
         """Return whether the median victim is rebuilt, with its whole interval; for table rows, whether half are."""
         median = worst.metric("psnr_median")
-        if not is_image(worst):
+        if not self.modality.decibels:
             return _begins(self.share, BROKEN_SHARE)
         if self.gain is None:
             return _begins(median, BROKEN_DB)
@@ -134,7 +138,7 @@ class Side:
             return False
         if any(self._more(name, top) or _ends(name, worst)[1] >= UNSEEN_MARGIN for name, top in self.readers):
             return False
-        return not is_image(worst) or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
+        return not self.modality.decibels or (self.gain is not None and (self.gain.high or 0.0) < GAIN_DB)
 
 
 def _begins(metric: Metric | None, level: float) -> bool:
@@ -144,7 +148,7 @@ def _begins(metric: Metric | None, level: float) -> bool:
 
 
 def _ends(name: str, record: Measured, tail: float = (1 - CONFIDENCE) / 2) -> tuple[float, float]:
-    """Return the interval of a metric of `READERS` minus chance; that of a share of victims at a level of `tail`.
+    """Return the interval of a metric of `Modality.readers` minus chance; of a share of victims at a level of `tail`.
 
     The share of a row's right columns is not binary: its interval is the recorded one. (-1, 1) where chance is unknown.
     """
@@ -224,8 +228,7 @@ class Leak:
             yield Qualifier("some_rebuilt", f"{share.value:.0%} of {self.noun} are rebuilt")
         if self.worst is not None and not self.falls:
             if not self.everybody.measured:
-                what = "whether they are recognizable" if is_image(self.worst) else "whether columns come out right"
-                yield Qualifier("unmeasured", f"{what} was not measured")
+                yield Qualifier("unmeasured", f"{self.everybody.modality.unmeasured} was not measured")
             if self.compared and self.undefended is None:
                 yield Qualifier("undefended_missing", "the undefended model was not attacked")
             elif self._unproven:
@@ -240,7 +243,7 @@ class Leak:
     @property
     def noun(self) -> str:
         """The word for the inputs: "images" or "rows"."""
-        return "images" if self.worst is None or is_image(self.worst) else "rows"
+        return self.everybody.modality.noun
 
     @property
     def blind(self) -> float | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.schema import Record
-from ppbench.report.controls import is_image, rebuilding
+from ppbench.report.controls import rebuilding
 from ppbench.report.frame import EVALUATION, SCENE, Key, frame_of
 from ppbench.report.leak import leak_of
 from ppbench.report.worst import WorstCase
@@ -38,8 +39,8 @@ class SkippedSearch:
     def sentence(self) -> str:
         """What was left out, and why."""
         metric = self.undefended.metric(rebuilding(self.undefended.leading))
-        assert metric is not None  # else it would not have stood
-        figure = f"{metric.value:.1f} dB" if is_image(self.undefended) else f"mean relative error {metric.value:.2f}"
+        assert metric is not None and metric.value is not None  # else it would not have stood
+        figure = modality_of(self.undefended.config).stated(metric.value)
         where = {"init": "at random weights", "final": "after training"}.get(self.scene.stage, self.scene.stage)
         return (
             f"Batches of {self.scene.batch} {where}: {self.defense} was not searched, because the undefended model "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.aggregate import aggregate
 from ppbench.records.archive import Files
@@ -157,7 +158,7 @@ def record_problems(record: Record) -> Iterator[str]:
 
 def _pictured(record: Record) -> bool:
     """Return whether a cell has reconstructions of images, which are kept, unlike those of table rows."""
-    return bool(record.victims) and question_for(record).inputs and len(record.config.model.shape) == 3
+    return bool(record.victims) and question_for(record).inputs and modality_of(record.config).drawn
 
 
 def _artifact_problems(store: Store, record: Record) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
 from ppbench.questions.labels import LABEL_DISTANCE
@@ -126,8 +127,9 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """
     cells = contenders(records, metric)
     if cells and metric != LABEL_DISTANCE.metric and question_for(cells[0]).inputs:
-        by = RAW if metric == RAW else rebuilding(cells[0])
-        return _portfolio(sorted(cells, key=lambda r: (r.config.attack.id, r.cell_id)), by)
+        by, amount = rebuilding(cells[0]), modality_of(cells[0].config).amount
+        by, amount = (RAW, _unclipped) if metric == RAW else (by, amount)
+        return _portfolio(sorted(cells, key=lambda r: (r.config.attack.id, r.cell_id)), by, amount)
     leading = best(cells, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
@@ -148,7 +150,7 @@ def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None
     return best([case for case in cases if case is not None], metric)
 
 
-def _portfolio(cells: Sequence[Record], by: str) -> WorstCase | None:
+def _portfolio(cells: Sequence[Record], by: str, amount: Callable[[Any], float]) -> WorstCase | None:
     first = best(cells, by)
     if first is None:
         return None
@@ -158,16 +160,13 @@ def _portfolio(cells: Sequence[Record], by: str) -> WorstCase | None:
     winners: list[tuple[Record, Score]] = []
     for place in sorted({place for _, own in everyone for place in own}):
         some = [(record, own[place]) for record, own in everyone if place in own]
-        winners.append(max(some, key=lambda pair: _leak(pair[1], by)))
+        winners.append(max(some, key=lambda pair: amount(pair[1])))
     return WorstCase(first, tuple(score for _, score in winners), tuple(record for record, _ in winners))
 
 
-def _leak(score: Any, by: str) -> float:
-    """Return how much of a victim leaks, larger is more: dB of an image, or minus an error, clipped or not."""
-    if by == "psnr_median":
-        return -1.0 if score.psnr is None else score.psnr
-    error = score.rmse_raw if by == RAW else score.rmse
-    return -float("inf") if error is None else -error
+def _unclipped(score: Any) -> float:
+    """Return minus the unclipped error: larger is more of a victim."""
+    return -float("inf") if score.rmse_raw is None else -float(score.rmse_raw)
 
 
 def attack_of(measured: Measured | None) -> str:

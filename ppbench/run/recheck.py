@@ -26,6 +26,7 @@ from ppbench.federation.optim import Opt
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import threat_model
 from ppbench.federation.view import Transcript
+from ppbench.metrics.modalities import modality_of
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
@@ -283,7 +284,8 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
     if own.shape != truth.x.shape or not torch.equal(own, truth.x):
         notes.wrong(record, f"the originals beside its scores are not the victims' images in {record.config.data.name}")
         return
-    mean = (task.test if task.public is None else task.public).x.mean(0)
+    seen = task.test if task.public is None else task.public
+    mean = modality_of(record.config).blind_guess(seen.x)
     if images.blind is not None and not torch.allclose(torch.from_numpy(images.blind[0]), mean, atol=EPSILON_TOLERANCE):
         notes.wrong(record, "its blind guess is not the mean of the examples that all may see")
     gallery, scores = task.gallery(), image_scores(record)

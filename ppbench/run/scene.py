@@ -12,6 +12,7 @@ from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import TARGET, ThreatModel
 from ppbench.federation.view import Transcript, View
+from ppbench.metrics.modalities import modality_from
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
@@ -75,7 +76,8 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     task = experiment.task
     seen = task.test if task.public is None else task.public
     known = feature_network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
-    return Yardstick(seen.x.mean(0).cpu(), known, task.gallery(known))
+    blind = modality_from(task.plan.spec.shape, task.plan.loss).blind_guess(seen.x)
+    return Yardstick(blind.cpu(), known, task.gallery(known))
 
 
 def prepare_federation(experiment: Experiment, group: CellGroup, out: Path) -> tuple[Federation, TrainingResult]:

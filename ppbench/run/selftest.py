@@ -17,7 +17,7 @@ from ppbench.base.registry import load
 from ppbench.base.version import __version__
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import HONEST_SERVER
-from ppbench.questions.image_metrics import BROKEN_DB
+from ppbench.metrics.modalities import BROKEN_DB
 from ppbench.questions.images import score_images
 from ppbench.records.schema import Scalar
 from ppbench.records.soundness import SelftestTrial, Soundness

@@ -58,7 +58,7 @@ class Task:
     @property
     def segmented(self) -> bool:
         """Whether targets are masks; utility is then the overlap with them."""
-        return self.dataset.task == "segmentation"
+        return self.dataset.modality.masked
 
     def gallery(self, network: Network | None = None) -> Gallery | None:
         """Return held-out images for `metrics.recognition`, one object per network; None if data are no images."""
@@ -129,7 +129,7 @@ def check_fit(dataset: Dataset, plan: Plan) -> None:
     if plan.loss not in losses:
         right = " or ".join(losses)
         raise UsageError(f"Data set {dataset.name!r} has {targets} as targets; use --loss {right}, not {plan.loss!r}.")
-    if plan.net.pixelwise != (dataset.task == "segmentation"):
+    if plan.net.pixelwise != dataset.modality.masked:
         makes, right = ("masks", "another") if plan.net.pixelwise else ("one answer an image", "'unet'")
         raise UsageError(
             f"Data set {dataset.name!r} has {targets} as targets, but model {plan.spec.model!r} gives {makes}; use "

@@ -16,6 +16,8 @@ from torch.nn.functional import one_hot
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Columns, Data
+from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import Modality
 from ppbench.task.partition import mask_strata, strata
 
 InputKind = Literal["image", "tabular"]
@@ -99,6 +101,11 @@ class Dataset:
         _check_split(self, self.train, "training")
         _check_split(self, self.test, "test")
 
+    @property
+    def modality(self) -> Modality:
+        """What kind of data its inputs are."""
+        return modality_from(self.shape, self.task)
+
     def sha256(self) -> str:
         """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes."""
         return self._digest
@@ -143,7 +150,7 @@ def check_content(dataset: Dataset) -> None:
 
     Some such images among others are allowed: a black image has a PSNR like any other.
     """
-    if dataset.kind != "image":
+    if not dataset.modality.drawn:
         return
     for split in (dataset.train, dataset.test):
         for images in split.x.split(1024):  # the first images of nearly all data sets decide
@@ -206,7 +213,7 @@ def _check_inputs(dataset: Dataset, split: Split, where: str) -> None:
     rows = split.x.flatten(1)
     low, high = dataset.data_range
     bad, fault = ~rows.isfinite().all(1), "not finite in single precision"
-    if dataset.kind == "image" and not bad.any():
+    if dataset.modality.drawn and not bad.any():
         bad, fault = (rows < low).any(1) | (rows > high).any(1), f"not in the data range [{low}, {high}]"
     if bad.any():
         raise UsageError(

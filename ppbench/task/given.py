@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed, one_line, shown
+from ppbench.metrics.modalities import modality_from
 from ppbench.task.dataset import Dataset, InputKind, Split, existing
 from ppbench.task.images import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.labels import class_numbers, classes_of, empty_classes
@@ -74,13 +75,14 @@ def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | 
     (x, y), (x_test, y_test) = parts
     shape, classes = tuple(x.shape[1:]), classes_of(f"The data set {shown(name)}", torch.cat([y, y_test]))
     low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
-    kind: InputKind = "image" if len(shape) == 3 else "tabular"
-    if kind == "image" and low >= 0 and _BRIGHTEST < high < math.inf:
+    modality = modality_from(shape)
+    kind: InputKind = "image" if modality.drawn else "tabular"
+    if modality.drawn and low >= 0 and _BRIGHTEST < high < math.inf:
         raise UsageError(
             f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
             "by what is white."
         )
-    summary = f"{'images' if kind == 'image' else 'rows'} of {tuple(shape)} from {low:g} to {high:g}"
+    summary = f"{modality.noun} of {tuple(shape)} from {low:g} to {high:g}"
     others = [str(part) for part in value if part not in _PARTS] if isinstance(value, Mapping) else []
     note = f"{name}: {len(y) + len(y_test)} {summary}, {classes} classes{empty_classes(y, classes)}"
     note += f"; not read: {listed(others)}" if others else ""

@@ -64,8 +64,8 @@ def warped(argument: str, *, seed: int, root: Path) -> Dataset:
     if named(argument)[0] in ("", "warped"):
         raise UsageError("The data set 'warped' needs another one, whose images it warps; write 'warped:digits'.")
     inner = open_dataset(argument, seed=seed, root=root)
-    if inner.kind != "image" or inner.task != "classification":
-        content = "a table" if inner.kind != "image" else "images with masks"
+    if not inner.modality.drawn or inner.task != "classification":
+        content = "images with masks" if inner.modality.drawn else "a table"
         raise UsageError(f"The data set {shown(argument)} is {content}; only images with classes can be warped.")
     secret = hashlib.pbkdf2_hmac("sha256", str(seed).encode(), b"ppbench.warped/1", STRETCH)
     parts = (_split(getattr(inner, part), inner.data_range, secret + part.encode()) for part in ("train", "test"))

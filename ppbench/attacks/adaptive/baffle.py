@@ -19,6 +19,7 @@ from ppbench.federation.bounds import NonNegative
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+from ppbench.metrics.modalities import modality_from
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class BaffleSketch(DLG):
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return the prior on images."""
-        if len(plan.spec.shape) != 3 or not (self.smoothness or self.box):
+        if not modality_from(plan.spec.shape, plan.loss).smooth or not (self.smoothness or self.box):
             return None
         low, high = plan.data_range
         return ImagePrior(self.smoothness, self.box, low=low, high=high)

@@ -22,6 +22,7 @@ from ppbench.federation.evidence import Evidence
 from ppbench.federation.optim import Layout
 from ppbench.federation.plan import Noise
 from ppbench.federation.view import View
+from ppbench.metrics.modalities import modality_from
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
@@ -124,7 +125,7 @@ class AdaptiveDP(Attack):
         if noise is not None:  # else clipped only
             unit, stop = 2 * (noise.std * factor.double()) ** 2, 0.0
             shape, (low, high) = view.plan.spec.shape, view.plan.data_range
-            smooth = math.prod(shape) / (self.roughness * (high - low)) if len(shape) == 3 else 0.0
+            smooth = math.prod(shape) / (self.roughness * (high - low)) if modality_from(shape).smooth else 0.0
             prior = ImagePrior(smooth, self.box * math.prod(shape), low=low, high=high)
         budgets, stops = torch.full((len(evidence),), budget), torch.full((len(evidence),), stop, dtype=torch.float64)
         return match_gradients(

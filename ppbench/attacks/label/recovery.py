@@ -28,6 +28,7 @@ from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+from ppbench.metrics.modalities import modality_from
 
 ZERO_ROUNDING = 5e-6
 """Size up to which an entry of A counts as zero, in units of K's terms (root of the sum of squares, largest entry).
@@ -223,7 +224,7 @@ def typical_means(plan: Plan, params: Params, generator: torch.Generator) -> Typ
 
 def random_images(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return [IMAGES, *shape] float32 in [0, 1): smooth patches of colour; noise if examples are no images."""
-    if len(shape) != 3:
+    if not modality_from(shape).smooth:
         return torch.rand(IMAGES, *shape, generator=generator)
     coarse = torch.rand(IMAGES, shape[0], PATCHES, PATCHES, generator=generator)
     return interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)

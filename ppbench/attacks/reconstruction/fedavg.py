@@ -26,6 +26,7 @@ from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradien
 from ppbench.federation.optim import Layout, Opt
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
+from ppbench.metrics.modalities import modality_from
 
 STEP_LOGIT = 30.0
 """Logit of an image in its step: the others' weights, and all slopes, vanish in float32."""
@@ -182,7 +183,7 @@ class FedAvgInversion(DLG):
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return a prior on smooth images in the data range if only signs are observed, else None."""
-        if evidence.measure != "hinge" or len(plan.spec.shape) != 3:
+        if evidence.measure != "hinge" or not modality_from(plan.spec.shape, plan.loss).smooth:
             return None
         low, high = plan.data_range
         return ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)

@@ -18,6 +18,7 @@ from ppbench.attacks.reconstruction.inversion import Inversion
 from ppbench.attacks.reconstruction.search.priors import GreyNorm, Penalty, Sum, TotalVariation
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.plan import Plan
+from ppbench.metrics.modalities import modality_from
 
 LARGEST_SHIFT = 2
 """Pixels that seeds are shifted by, at most."""
@@ -43,7 +44,7 @@ class Consistency:
 def registered_mean(seeds: Tensor) -> Tensor:
     """Return the mean [N, *shape] of images [R, N, *shape], each first shifted by whole pixels onto the plain mean."""
     mean = seeds.mean(0)
-    if seeds.dim() != 5:
+    if not modality_from(seeds.shape[2:]).smooth:
         return mean
     centered = mean - mean.mean((-2, -1), keepdim=True)
     steps = range(-LARGEST_SHIFT, LARGEST_SHIFT + 1)

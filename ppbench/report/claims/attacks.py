@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from ppbench.base.errors import listed
 from ppbench.federation.threats import HONEST_SERVER, recorded_threat
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, figure_by_attack, unreliable
-from ppbench.report.controls import above_chance, is_image, value
+from ppbench.report.controls import above_chance, value
 from ppbench.report.frame import SETTING, frame_of
 from ppbench.report.leak import LEVEL_WORDS, leak_of
 from ppbench.report.verdict.lines import Sides, figure
@@ -128,7 +129,8 @@ def _images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
 
 def _smallest_batch(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
     """Return the reconstructions of images from some views, at the smallest batch; those of random weights if any."""
-    known = [r for r in _images(records, views) if is_image(r) and value(r, "psnr_median") is not None]
+    known = [r for r in _images(records, views) if modality_of(r.config).decibels]
+    known = [r for r in known if value(r, "psnr_median") is not None]
     known = [r for r in known if r.config.stage == "init"] or known
     smallest = min((r.config.batch_size for r in known), default=1)
     return [r for r in known if r.config.batch_size == smallest]

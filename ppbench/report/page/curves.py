@@ -15,13 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from ppbench.metrics.membership import merged, roc
+from ppbench.metrics.modalities import BROKEN_DB, modality_of
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.flags import reached
-from ppbench.questions.image_metrics import BROKEN_DB
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
-from ppbench.report.controls import is_image
 from ppbench.report.page.entries import Board
 from ppbench.report.page.figures import INK, Plot, tip
 
@@ -148,7 +147,7 @@ def budgets(board: Board, about: str) -> list[Budget]:
     panels = []
     for entry in board.entries:
         lines = [line for record in entry.records if (line := budget_line(record)) is not None]
-        if lines and entry.defense.id != "full_noise" and is_image(entry.sample):
+        if lines and entry.defense.id != "full_noise" and modality_of(entry.sample.config).decibels:
             panels.append((entry.name, tuple(sorted(lines, key=lambda line: line.attack))))
     panels.sort(key=lambda panel: panel[0] != "none")  # the undefended first; else as on the board
     parts = [tuple(panels[i : i + PANELS]) for i in range(0, len(panels), PANELS)]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
-from ppbench.report.controls import BELIED, CONTROLS, Check, is_image, nothing_to_read
+from ppbench.report.controls import BELIED, CONTROLS, Check, nothing_to_read
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak
@@ -102,7 +103,7 @@ class Board:
     @property
     def images(self) -> bool:
         """Whether the data are images, not rows of a table."""
-        return is_image(self.entries[0].sample)
+        return modality_of(self.entries[0].sample.config).decibels
 
 
 def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:

@@ -172,9 +172,7 @@ def _is_far_worse(one: Setting, other: Setting) -> bool:
     assert one.leak is not None and other.leak is not None
     if one.metric is None or other.metric is None or one.leak.level != other.leak.level:
         return SEVERITY[one.leak.level] > SEVERITY[other.leak.level]
-    if one.metric.name == "psnr_median":
-        return _amount(one) > _amount(other) + 3.0
-    return (one.metric.value or 0.0) < 0.7 * (other.metric.value or 0.0)
+    return one.leak.everybody.modality.far_worse(one.metric.value or 0.0, other.metric.value or 0.0)
 
 
 def _control(setting: Setting) -> str:
@@ -192,11 +190,7 @@ def _amount_words(setting: Setting) -> str:
     metric = setting.metric
     if metric is None or metric.value is None or setting.leak is None:
         return ""
-    if metric.name == "psnr_median":
-        return f" at {metric.value:.0f} dB"
-    rebuilt = setting.leak.level == "rebuilt"
-    error = f"{metric.value:.0%}" if metric.value >= 0.1 else f"{100 * metric.value:.2g}%"
-    return f" within {error}" if rebuilt else f" (relative error {error})"
+    return setting.leak.everybody.modality.beside(metric.value, setting.leak.level == "rebuilt")
 
 
 def _why_useless(row: HeadlineRow) -> str:
@@ -226,7 +220,7 @@ def _figures(row: HeadlineRow) -> str:
     """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
     setting, none = row.standing.value, row.standing.none
     words = _amount_words(setting)
-    if not words or setting.leak is None or setting.metric is None or setting.metric.name != "psnr_median":
+    if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
         return words
     undefended = None if none is None else value(none.worst, "psnr_median")
     pairs = (("undefended", undefended), ("blind", setting.leak.blind))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from ppbench.metrics.modalities import modality_of
+from ppbench.metrics.modality import Modality
 from ppbench.questions.base import question_of
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record
@@ -55,6 +57,11 @@ class Overview:
     def compared(self) -> tuple[Standing, ...]:
         """The rows of defenses, without the undefended model's."""
         return tuple(row for row in self.rows if row.value.entry.role == "compared")
+
+    @property
+    def modality(self) -> Modality:
+        """What kind of data it is of."""
+        return modality_of(self.rows[0].value.entry.sample.config)
 
     @property
     def seeds(self) -> int:

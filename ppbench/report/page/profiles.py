@@ -9,11 +9,12 @@ from itertools import islice
 
 import numpy as np
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.controls import is_image, value
+from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
@@ -128,7 +129,7 @@ def _galleries(
 ) -> Iterator[ReconstructionGallery]:
     """Yield the reconstructions of the settings that have any."""
     for section, entry in rows:
-        if section.question.inputs and is_image(entry.sample):
+        if section.question.inputs and modality_of(entry.sample.config).drawn:
             gallery = _gallery(section, entry, album, known)
             if gallery is not None:
                 yield gallery

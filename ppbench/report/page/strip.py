@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ppbench.metrics.modalities import modality_of
 from ppbench.records.schema import Record
-from ppbench.report.controls import is_image
 from ppbench.report.leak import Leak
 from ppbench.report.page.overview import Overview
 from ppbench.report.page.sprites import Album, ImageArray
@@ -57,7 +57,7 @@ def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | N
     lines: list[StripLine] = []
     for row in rows[:MOST_DEFENSES]:
         worst = row.value.worst
-        images = None if worst is None or not is_image(worst) else _pictures(worst, album)
+        images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
         if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
             continue
         if not pictures:
@@ -72,7 +72,7 @@ def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | N
 
 def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip | None:
     """Return the pictures of a setting of the defense `name`; None without images or room for them."""
-    if leak is None or leak.worst is None or not is_image(leak.worst):
+    if leak is None or leak.worst is None or not modality_of(leak.worst.config).drawn:
         return None
     whole = _pictures(leak.worst, album)
     if whole is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ppbench.federation.threats import recorded_threat
+from ppbench.metrics.modalities import modality_of
 from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import is_image, rebuilding, value
+from ppbench.report.controls import rebuilding, value
 from ppbench.report.frame import Key
 from ppbench.report.knowing import Knowledge
-from ppbench.report.leak import READERS, Leak, Side, leak_of
+from ppbench.report.leak import Leak, Side, leak_of
 from ppbench.report.verdict.batches import batch_member_verdicts, label_verdicts
 from ppbench.report.verdict.lines import (
     STAGE_WORDS,
@@ -76,7 +77,7 @@ def _seen(defense: str, rows: Sequence[SettingRow], leaks: Leaks, masked: bool, 
     undefended = None if defense == "none" else undefended
     smallest = min((row.key.batch for row in mine), default=1)
     first = _attacked(mine, leaks, stage, smallest)
-    if first and not is_image(first[0].records[0]):
+    if first and not modality_of(first[0].records[0].config).decibels:
         errors = [_verdict([row], leaks, _row_error(row, leaks[row.key], undefended)) for row in first]
         return errors + label_verdicts(mine, stage)
     bare = [row for row in first if masked and _as_undefended(row, leaks)]
@@ -100,7 +101,7 @@ def _verdict(
 ) -> Verdict:
     """Return the verdict on inputs in the settings of `rows`; of: row of the figures; plain: of unaware attacks."""
     metric = rebuilding(rows[0].records[0])
-    what = "pixels" if metric == "psnr_median" else "rows"
+    what = modality_of(rows[0].records[0].config).content
     leak = leaks[(of or rows[0]).key]
     strongest = leak.unaware.worst if plain else leak.worst
     became = joint_fate(fate_of(leaks[row.key].level) for row in rows)
@@ -113,16 +114,17 @@ def _where(row: SettingRow) -> str:
 
 def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
     utility, worst = utility_text(row.utility, undefended), leak.worst
+    modality = modality_of(row.records[0].config)
     if worst is None:
-        return _unattacked(row, "table rows", utility)
-    error = f"{figure(worst, 'rmse_mean', '.2f')} ({attack_of(worst)})"
+        return _unattacked(row, modality.inputs, utility)
+    most = f"{modality.figure} {figure(worst, modality.headline, modality.form)} ({attack_of(worst)})"
     became = {
-        "rebuilt": "table rows are rebuilt",
-        "recognizable": "table rows are rebuilt in part",
-        "blind": "table rows come out no better than blind",
-        "undecided": "what becomes of table rows is undecided",
+        "rebuilt": f"{modality.inputs} are rebuilt",
+        "recognizable": f"{modality.inputs} are rebuilt in part",
+        "blind": f"{modality.inputs} come out no better than blind",
+        "undecided": f"what becomes of {modality.inputs} is undecided",
     }[leak.level]
-    return f"{row.name}: {became}, mean relative error {error}{_clauses(leak)}; {_where(row)}; {utility}."
+    return f"{row.name}: {became}, {most}{_clauses(leak)}; {_where(row)}; {utility}."
 
 
 def _unattacked(row: SettingRow, what: str, utility: str) -> str:
@@ -210,9 +212,10 @@ def _reading_words(name: str, share: str, record: Figured | None) -> str:
     chance = "" if metric is None or metric.chance is None else f", chance {metric.chance:.1%}".replace(".0%", "%")
     gallery = 0 if record is None else gallery_size(record.victims)
     by_what = " by features" if name.endswith("_features") else ""
+    parts = "" if record is None else modality_of(record.config).parts
     if name.startswith("reidentified"):
         return f"{share} found among {gallery} others{by_what}{chance}"
-    return f"{share} of {'classes' if name in READERS[True] else 'columns'} read{by_what}{chance}"
+    return f"{share} of {parts} read{by_what}{chance}"
 
 
 def _clauses(leak: Leak) -> str:

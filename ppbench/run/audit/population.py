@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate, one_hot
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates
@@ -19,14 +19,13 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
+from ppbench.metrics.modalities import modality_from
 from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
 
 CANARY_FAMILIES = ("mislabelled", "blank", "out_of_distribution")
 """Families of canaries: a test record with a wrong target; one without content; one of uniform noise."""
-BLOCKS = 4
-"""Blocks of columns of a blank table row; the image's are its quarters."""
 
 
 def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...], Tensor]:
@@ -45,29 +44,13 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
         )
     generator = seeds.generator("canaries")
     used = torch.randperm(len(test.x), generator=generator)[:count]
-    low, high = _range(task)
-    level, noise = _blank(count, low.shape, generator), torch.rand(count, *low.shape, generator=generator)
+    modality = modality_from(task.plan.spec.shape, task.plan.loss)
+    low, high = modality.extent(test.x, task.plan.data_range)
+    level = modality.blank(count, tuple(low.shape), generator)
+    noise = torch.rand(count, *low.shape, generator=generator)
     x = torch.cat([test.x[used], low + (high - low) * level, low + (high - low) * noise])
     y = torch.cat([_wrong(task, used, generator), _random(task, 2 * count, generator)])
     return Data(x, y), tuple(name for name in CANARY_FAMILIES for _ in range(count)), used
-
-
-def _range(task: Task) -> tuple[Tensor, Tensor]:
-    example = task.test.x[0]
-    if task.dataset.kind == "tabular":
-        return task.test.x.amin(0), task.test.x.amax(0)
-    low, high = task.plan.data_range
-    return torch.full_like(example, low), torch.full_like(example, high)
-
-
-def _blank(count: int, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Return [count, *shape] in [0, 1]: one value in each quarter of each channel, or in each block of columns."""
-    if len(shape) == 3:
-        return interpolate(
-            torch.rand(count, shape[0], 2, 2, generator=generator), size=tuple(shape[1:]), mode="nearest"
-        )
-    columns = torch.rand(count, 1, BLOCKS, generator=generator)
-    return interpolate(columns, size=shape.numel(), mode="nearest").reshape(count, *shape)
 
 
 def _wrong(task: Task, used: Tensor, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from ppbench.attacks.reconstruction.search.problem import Pull
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.optim import Layout
+from ppbench.metrics.modalities import modality_from
 
 SLOPE = 0.2
 LATENT, THINNEST, WIDEST = 128, 32, 128
@@ -71,7 +72,7 @@ def architecture(shape: tuple[int, ...], latent: int = 0) -> Architecture:
 
     The latent has `latent` numbers; if 0, 128 but at most half as many as an image.
     """
-    if len(shape) != 3 or min(shape[1:]) < 2 * SMALLEST_MAP:
+    if not modality_from(shape).drawn or min(shape[1:]) < 2 * SMALLEST_MAP:
         raise UsageError(f"A generator makes images of 8x8 pixels or more, not inputs of shape {shape}; use ig or dlg.")
     count = int(math.log2(min(shape[1:]) / SMALLEST_MAP))
     widths = tuple(min(WIDEST, THINNEST * 2 ** (count - 1 - i)) for i in range(count))

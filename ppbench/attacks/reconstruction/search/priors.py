@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ppbench.metrics.modalities import modality_from
+
 COLORS = 3
 
 
@@ -32,7 +34,7 @@ class TotalVariation:
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return penalties [S] and slopes [S, N, channels, height, width]."""
-        if x.dim() != 5:
+        if not modality_from(x.shape[2:]).smooth:
             return x.new_zeros(len(x)), torch.zeros_like(x)
         value, slope = variation(x)
         if x.shape[2] == COLORS:
