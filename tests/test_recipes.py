@@ -31,8 +31,8 @@ def missed(units: list[NDArray[np.bool_]]) -> Estimate:
     return proportion([~unit for unit in units])
 '''
 REPORTED = """
-        misses = metric_of("labels_missed", missed(units), True)
-        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False), misses]
+        misses = record_metric("labels_missed", missed(units), True)
+        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False), misses]
 """
 CHART = '''"""A chart of a stranger."""
 
@@ -152,7 +152,7 @@ def add_metric(tree: Path) -> None:
     assert f"def {only(more, 'metrics')}(" in question.read_text()
     head = "from ppbench.questions.base import"
     replaced(question, head, f"from ppbench.metrics.missed import missed\n{head}")
-    alone = '\n        return [metric_of("label_accuracy", label_accuracy(units, terms.classes), False)]\n'
+    alone = '\n        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False)]\n'
     replaced(question, alone, REPORTED)
 
 
