@@ -26,17 +26,15 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.estimator import Scheme, step_seeds
-from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.baffle import Baffle, Scheme, step_seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense, Job
 from ppbench.federation.drive import channels_last
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Layout, Local, Opt, Plan
 from ppbench.nets.net import Option, initial, net_spec
 from ppbench.run.cost import peak_bytes
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 RESULTS = Path(__file__).parent / "results" / "baffle.json"
 NETWORKS, SHAPE, BATCH = ("lenet_baffle", "wrn_10_2"), (3, 32, 32), 128

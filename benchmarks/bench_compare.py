@@ -30,8 +30,17 @@ from ppbench.base.seeds import Seeds
 from ppbench.records.store import Store
 from ppbench.report.compare.join import join
 from ppbench.report.compare.outcome import compare
-from ppbench.report.compare.paired import Change, bootstrapped, mcnemar, with_luck
-from ppbench.report.compare.samples import ALL_RULES, Rule, Sample, rules_for, sample_of
+from ppbench.report.compare.paired import (
+    ALL_RULES,
+    Change,
+    Rule,
+    Sample,
+    bootstrapped,
+    mcnemar,
+    rules_for,
+    sample_of,
+    with_luck,
+)
 from ppbench.run.evaluation import evaluate
 
 RESULTS = Path(__file__).parent / "results" / "compare.json"

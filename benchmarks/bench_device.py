@@ -25,10 +25,9 @@ from ppbench.base.tree import moved
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
 
 TOGETHER = [int(word) for word in os.environ.get("PPBENCH_BENCH_VICTIMS", "1,32,256").split(",")]

@@ -30,15 +30,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.reconstruction.dlg import DLG, IDLG
-from ppbench.attacks.reconstruction.dlg_reference import reference_dlg
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG, reference_dlg
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
 
 VICTIMS = int(os.environ.get("PPBENCH_BENCH_VICTIMS", "20"))

@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from ppbench.attacks.reconstruction.fastpath import traces
+from ppbench.attacks.reconstruction.fastpath import chain as traces
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, objective
 from ppbench.federation.evidence import Evidence, simulation

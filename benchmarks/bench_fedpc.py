@@ -22,17 +22,15 @@ from scipy import stats
 
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.central import Central
+from ppbench.defenses.baselines import Central, Phong
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.phong import Phong
 from ppbench.federation.contract import Context, Defense, Job
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.task.opening import open_dataset
 from ppbench.task.partition import partition
+from ppbench.task.user_data import open_dataset
 
 LAST = 5
 BUDGETS = FedPC(rates="1")  # as in the paper, where every worker starts from one learning rate

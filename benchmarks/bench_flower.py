@@ -29,8 +29,7 @@ from ppbench.base import registry
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import initial, net_spec
 
 BATCH, LR, WARM = 32, 0.1, 2

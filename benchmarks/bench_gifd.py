@@ -27,18 +27,17 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.reconstruction.generator.store import check_apart
+from ppbench.attacks.reconstruction.generator import check_apart
 from ppbench.attacks.reconstruction.gifd import GIFD
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.attacks.reconstruction.search.descent import Inversion
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 FIRST = 200
 NETWORK = {"widths": "32,64,128", "pool": "avg"}

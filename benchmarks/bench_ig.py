@@ -31,10 +31,9 @@ from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.cost import peak_bytes
 

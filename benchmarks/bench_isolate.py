@@ -16,14 +16,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ppbench.adversary.apart import isolated_guesses
 from ppbench.adversary.attack import Guess
+from ppbench.adversary.isolation import isolated_guesses
 from ppbench.base.confine import confinement
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.run.cells import CellGroup
-from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import make_attack, resolve
 from ppbench.run.scene import group_victims
 from ppbench.run.train import federation
 

@@ -34,20 +34,30 @@ import torch
 from scipy import stats
 
 from ppbench.adversary.attack import Guess
-from ppbench.ledger.book import counting_records
-from ppbench.ledger.dealt import permutation_p
-from ppbench.ledger.form import GuessAbout
-from ppbench.ledger.guesses import answers_digest, save_guesses
-from ppbench.ledger.judge import DECIDING, decide, p_of, try_level
+from ppbench.ledger.form import GuessAbout, counting_records
 from ppbench.ledger.publish import compute_views, publish
-from ppbench.ledger.score import OpenedTruth, exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
+from ppbench.ledger.score import (
+    DECIDING,
+    OpenedTruth,
+    answers_digest,
+    decide,
+    exchange_p,
+    inquiry_of,
+    open_truth,
+    p_of,
+    permutation_p,
+    save_guesses,
+    score,
+    score_answers,
+    standing_worst,
+    try_level,
+)
 from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.metrics.image import psnr
 from ppbench.questions.base import Rule
 from ppbench.records.schema import Record
 from ppbench.report.compare import paired
-from ppbench.report.compare.paired import change
-from ppbench.report.compare.samples import rules_for
+from ppbench.report.compare.paired import change, rules_for
 from ppbench.report.worst import Measured
 
 RESULTS = Path(__file__).parent / "results" / "ledger.json"

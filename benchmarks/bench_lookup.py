@@ -34,10 +34,10 @@ from ppbench.base.seeds import Seeds
 from ppbench.federation.evidence import Evidence
 from ppbench.ledger.publish import compute_views, publish, title_of
 from ppbench.ledger.transcript import FrozenView, load_transcript
-from ppbench.records.salt import salt_of
+from ppbench.records.run_files import salt_of
 from ppbench.records.store import Store
 from ppbench.task.dataset import Split
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 from ppbench.task.warped import WARP_NUMBERS, Bend, bent
 
 BENDS, NEAREST, STEPS, CHUNK = 20, 8, 200, 256

@@ -25,7 +25,7 @@ from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore
 from ppbench.questions.tracing import TraceScore
-from ppbench.records.aggregate import aggregate
+from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Metric, Record, Victim
 from ppbench.records.store import Store
 

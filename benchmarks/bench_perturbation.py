@@ -25,8 +25,7 @@ from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import outputs, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Context, Server
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Batch, Local, Plan
+from ppbench.federation.plan import Batch, Local, Opt, Plan
 from ppbench.nets.net import initial, net_spec
 
 REPEATS, BATCH = 7, 32

@@ -26,8 +26,7 @@ from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation, run_many
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.cost import peak_bytes
 

@@ -4,7 +4,7 @@ Run: OMP_NUM_THREADS=1 PPBENCH_FIGURES=results/rounds.json pytest bench_rounds.p
 (in benchmarks/, with the extra `crypto`). ResNet20 on CIFAR-10's shapes, ResNet56 on CIFAR-100's, 5 and 100 clients,
 each beside FedSGD in one run (Tables 1 and 5 of the MP-DP paper). Pixels are random: no time depends on them. One
 client is timed, on a batch of 32, in pairs with an undefended one; the server on the messages of all clients, of which
-one was computed. Encryption is timed operation by operation, and counted (`ppbench.run.ciphers`). A paper's epoch ends
+one was computed. Encryption is timed operation by operation, and counted (`ppbench.run.cost`). A paper's epoch ends
 in one upload, our rounds are single batches: ratios are given for both, an upload a batch of 256 and an upload an epoch
 of 10,000 examples.
 """
@@ -22,20 +22,16 @@ from bench_perturbation import keep
 
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, leaves
-from ppbench.defenses.encrypted.hybridalpha import HybridAlpha
-from ppbench.defenses.encrypted.pile import PILE
-from ppbench.defenses.encrypted.tp_smc import TPSMC
+from ppbench.defenses.encrypted.protocols import PILE, TPSMC, HybridAlpha
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Defense, Round, Step
 from ppbench.federation.drive import Parties
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Wire
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.ciphers import encryption_time
-from ppbench.run.cost import UNDEFENDED, measured_client, relative_time
+from ppbench.run.cost import UNDEFENDED, encryption_time, measured_client, relative_time
 
 BATCH, ROUNDS = 32, 3
 UPLOADS = {"batch": 256, "epoch": 10_000}

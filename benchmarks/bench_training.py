@@ -17,8 +17,7 @@ from torch import nn
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import Classifier, _construct, initial, net_spec
 
 CLIENTS, EXAMPLES, PAIRS = 10, 320, 5

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ppbench
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 ACTIVATIONS = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 VICTIMS, SIDE = 200, 28
 NOISE, BLUR = (0.1, 0.3, 0.5, 1.0, 2.0), (1.5, 4.0)

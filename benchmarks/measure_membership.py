@@ -3,7 +3,7 @@
 Run: OMP_NUM_THREADS=1 PPBENCH_TEST_DATA=FOLDER python benchmarks/measure_membership.py [digits] [mnist]
 
 Few records and many rounds, so that the models remember; 80 canaries of each of three families, members by coin;
-reference runs from public records. Every figure is that of `ppbench.records.aggregate` with its 95 % interval. MNIST is
+reference runs from public records. Every figure is that of `ppbench.records.figure` with its 95 % interval. MNIST is
 read from the folder mnist (parquet) of PPBENCH_TEST_DATA.
 """
 
@@ -25,12 +25,10 @@ import torch
 from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load
 from ppbench.questions.membership import score_members
-from ppbench.records.aggregate import aggregate
-from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import PointAudit
-from ppbench.run.choice import Point, make_defense
+from ppbench.records.figure import aggregate
+from ppbench.run.audit.runs import PointAudit, Questions
 from ppbench.run.config import EvaluateConfig, configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import Point, make_defense, resolve
 
 COMMON: dict[str, Any] = {
     "defense": "none", "attacks": ("mia_loss",), "clients": 2, "schedule": "parallel", "public": 0.5,

@@ -25,14 +25,13 @@ from ppbench.adversary.attack import Attack, Challenge
 from ppbench.base.registry import load
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Columns, Data, Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.metrics.image import match
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.rows import row_accuracy
-from ppbench.run.choice import make_attack
+from ppbench.questions.reconstruction import row_accuracy
+from ppbench.run.experiment import make_attack
 from ppbench.task.dataset import Dataset
 
 

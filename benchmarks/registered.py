@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from ppbench.ledger.register import load_register, moved_figures, pin_faults
+from ppbench.ledger.submission import load_register, moved_figures, pin_faults
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTER = ROOT / "leaderboards" / "register.toml"
@@ -24,7 +24,7 @@ def run(name, out, engine="local"):
         print(*values, sep="\n")
         return 1
     from ppbench.base.bars import Bars
-    from ppbench.report.completeness import exit_of
+    from ppbench.report.controls import exit_of
     from ppbench.report.page.board import claimed
     from ppbench.report.verify import verify
     from ppbench.run.recheck import recheck

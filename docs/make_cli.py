@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ppbench.base.exits import MEANINGS
+from ppbench.base.errors import MEANINGS
 
 HEAD = "<!-- Made by docs/make_cli.py from the program; change the program, not this file. -->\n\n"
 

@@ -15,10 +15,10 @@ from ppbench.report.columns import (
     LOADED_VICTIMS,
     LOADED_WORST,
     LONG,
+    METRICS,
     WORST,
     Column,
 )
-from ppbench.report.metrics import METRICS
 
 PAGE = Path(__file__).with_name("columns.md")
 FILES = {"L": CELLS, "W": WORST, "c": LOADED_CELLS, "v": LOADED_VICTIMS, "w": LOADED_WORST}

@@ -109,8 +109,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def ours(group: str) -> list[tuple[str, str, Any]]:
     """Return the plugins of this package: name, what in one line as `ppbench list` has it, and the class."""
-    from ppbench.base.registry import plugins
-    from ppbench.base.summary import summary
+    from ppbench.base.registry import plugins, summary
 
     own = [plugin for plugin in plugins(group).values() if plugin.target.startswith("ppbench.")]
     return [(plugin.name, summary(plugin), plugin.loaded) for plugin in own]

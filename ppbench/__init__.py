@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ppbench.ledger.transcript import load_transcript
     from ppbench.report.tidy import load
     from ppbench.run.evaluation import evaluate
+    from ppbench.run.inversion_result import Inverted
     from ppbench.run.invert import invert
-    from ppbench.run.inverted import Inverted
     from ppbench.run.loop import federate, load_attack, load_defense, probe
 
 __all__ = [
@@ -57,7 +57,7 @@ _HOME = {
     "evaluate": "ppbench.run.evaluation",
     "load": "ppbench.report.tidy",
     "load_transcript": "ppbench.ledger.transcript",
-    "Inverted": "ppbench.run.inverted",
+    "Inverted": "ppbench.run.inversion_result",
     "invert": "ppbench.run.invert",
     "federate": "ppbench.run.loop",
     "load_attack": "ppbench.run.loop",

@@ -10,23 +10,44 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated
 
 import typer
 
-from ppbench.base.errors import ProtocolError, UsageError, because, shown
-from ppbench.base.exits import Exit, stopping
+from ppbench.base.errors import Exit, ProtocolError, UsageError, because, shown, stopping
 from ppbench.base.installation import fault
 from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
 from ppbench.commands.boards import claims, leaderboard, pack, verify
 from ppbench.commands.compare import baseline, compare
 from ppbench.commands.evaluate import evaluate
-from ppbench.commands.ledger import ledger, publish, score
-from ppbench.commands.submit import submit
+from ppbench.commands.ledger import ledger, publish, score, submit
 from ppbench.commands.sweep import sweep
-from ppbench.commands.words import check_words
+
+# -- Checks of all words of a command line, before any of them is parsed --
+
+LONGEST = 20_000
+"""Largest number of characters of a word: lists of names and numbers, and names of files, are shorter."""
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise UsageError for words that are empty, no UTF-8, or longer than `LONGEST`, with the word before.
+
+    An empty word is mostly an unset variable: as a folder it would be the current one, as a list everything.
+    """
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        stated = option if equals and option.startswith("--") else words[place - 1] if place else ""
+        where = f"after {shown(stated)}" if stated else f"number {place + 1}"
+        if not (value if equals and option.startswith("--") else word).strip():
+            raise UsageError(f"The word {where} is empty; give a value, or leave the option out.")
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise UsageError(f"The word {where}, {shown(word)}, is no text in UTF-8; rename what it names.")
+        if len(word) > LONGEST:
+            raise UsageError(f"The word {where} has {len(word):,} characters; words end at {LONGEST:,}.")
+
 
 app = typer.Typer(
     add_completion=False,
@@ -68,8 +89,7 @@ def _root(
 @app.command("list")
 def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all) -> None:
     """List the defenses, attacks, data sets and models that are installed, in-tree and third-party, and the suites."""
-    from ppbench.base.registry import PLUGIN_GROUPS, STOCK_PREFIX, plugins, stock_names
-    from ppbench.base.summary import summary
+    from ppbench.base.registry import PLUGIN_GROUPS, STOCK_PREFIX, plugins, stock_names, summary
 
     for group in PLUGIN_GROUPS:
         if what.value not in (group, "all"):
@@ -94,7 +114,7 @@ app.add_typer(baseline, name="baseline")
 
 
 def main(checked: bool = False) -> None:
-    """Run the command line and end the process with a code of `ppbench.base.exits`.
+    """Run the command line and end the process with a code of `ppbench.base.errors`.
 
     checked: whether `ppbench_fl` has already checked the installation.
     """
@@ -140,7 +160,7 @@ def _run() -> int:
 
 def _failed(error: BaseException) -> int:
     """Print in one sentence why a command failed, and return its exit code."""
-    from ppbench.base.blame import blame
+    from ppbench.base.fence import blame
 
     if isinstance(error, UsageError | ProtocolError):
         _say(f"ppbench: {error}")

@@ -19,10 +19,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from ppbench.base.errors import UsageError
-from ppbench.report.columns import KEY, LOADED_WORST
+from ppbench.report.columns import KEY, LOADED_WORST, METRICS
 from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import BOARD
-from ppbench.report.metrics import METRICS
 from ppbench.report.page.figures import INK, STYLE
 
 _SHARED: Final = [column.name for column in KEY if column.name == "kind" or column.path.removeprefix("key.") in BOARD]

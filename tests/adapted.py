@@ -13,8 +13,7 @@ from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec

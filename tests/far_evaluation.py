@@ -16,7 +16,7 @@ import torch
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.registry import load_all
-from ppbench.defenses.baffle import estimator
+from ppbench.defenses import baffle as estimator
 from ppbench.federation import draws
 from ppbench.federation.engine import Federation
 from ppbench.federation.wire import Slot
@@ -24,10 +24,9 @@ from ppbench.records.store import Store
 from ppbench.run import cost
 from ppbench.run import train as training
 from ppbench.run.cells import cells, groups
-from ppbench.run.choice import make_defense
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.cost import ClientCost, client_cost
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import make_defense, resolve
 from ppbench.run.group import run_group
 from ppbench.run.task import make_task
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from ppbench.adversary.attack import Guess
 from ppbench.ledger.form import GuessAbout
-from ppbench.ledger.guesses import save_guesses
 from ppbench.ledger.publish import compute_views, publish
+from ppbench.ledger.score import save_guesses
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 

@@ -16,12 +16,11 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence, Simulate, simulation
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
+from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.images import score_images
+from ppbench.questions.reconstruction import score_images
 
 Seen = tuple[View, Victims]
 CHANCE = float(stats.norm.isf(5e-4))

@@ -11,11 +11,10 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.baffle import Baffle
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec

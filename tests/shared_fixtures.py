@@ -20,16 +20,14 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.image import image_figures
 from ppbench.metrics.intervals import clopper_pearson
-from ppbench.metrics.modalities import modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.flags import flags_of
-from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.images import blind_decibels, inexact
-from ppbench.questions.kept import RECOMPUTED
-from ppbench.records.aggregate import aggregate
+from ppbench.questions.image_metrics import ImageScore, flags_of
+from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, inexact
+from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)

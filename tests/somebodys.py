@@ -160,7 +160,7 @@ def rows() -> Any:
 
 def ours() -> Any:
     """One of the bench's own data sets."""
-    from ppbench.task.opening import open_dataset
+    from ppbench.task.user_data import open_dataset
 
     return open_dataset("digits", seed=0)
 

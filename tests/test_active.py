@@ -18,24 +18,21 @@ from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.full_noise import FullNoise
-from ppbench.defenses.mpdp.hardened import MPDPH
-from ppbench.defenses.mpdp.protocol import MPDP
+from ppbench.defenses.mpdp.protocol import MPDP, MPDPH
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.defenses.secagg import SecureAggregation
 from ppbench.federation.acting import Acting, Sent
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth, simulation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
 from ppbench.run.detection import detection_scores
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import World, psnrs
+from ppbench.testing.scene import World, all_digits, psnrs
 
 ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
 SQUARED = {"loss": "squared"}

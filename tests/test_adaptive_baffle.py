@@ -11,23 +11,26 @@ from scipy import stats
 
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims
-from ppbench.attacks.adaptive import baffle_sketch
-from ppbench.attacks.adaptive.baffle import BaffleSketch
-from ppbench.attacks.adaptive.baffle_histogram import BaffleHistogram, histogram_test
-from ppbench.attacks.adaptive.baffle_labels import BaffleLabels
-from ppbench.attacks.adaptive.baffle_sketch import DirectionMap, coordinates, sketch_evidence, sketches
+from ppbench.attacks.adaptive import baffle as baffle_sketch
+from ppbench.attacks.adaptive.baffle import (
+    BaffleHistogram,
+    BaffleLabels,
+    BaffleSketch,
+    DirectionMap,
+    coordinates,
+    histogram_test,
+    sketch_evidence,
+    sketches,
+)
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective, objective
 from ppbench.base.autodiff import gradient
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.estimator import slope, stein_directions
-from ppbench.defenses.baffle.messages import RINGS, Differences
-from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.baffle import RINGS, Baffle, Differences, slope, stein_directions
 from ppbench.federation import secagg
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance

@@ -14,8 +14,14 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack
 from ppbench.adversary.victims import Victims
 from ppbench.attacks.adaptive import dp as module
-from ppbench.attacks.adaptive.dp import AdaptiveDP, reweighted, scaled_evidence, shrinkage, with_hard_labels
-from ppbench.attacks.adaptive.ppdl import AdaptivePPDL
+from ppbench.attacks.adaptive.dp import (
+    AdaptiveDP,
+    AdaptivePPDL,
+    reweighted,
+    scaled_evidence,
+    shrinkage,
+    with_hard_labels,
+)
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.defenses.dp import DP
@@ -27,7 +33,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.images import score_images
+from ppbench.questions.reconstruction import score_images
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
 PARAMS = initial(PLAN.spec, 0)

@@ -7,16 +7,24 @@ import torch
 from observations import scored, seeded
 
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, gradient_gain, ternary_evidence
-from ppbench.attacks.adaptive.fedpc_labels import FedPCLabels, class_signs, known_signs, sign_labels
-from ppbench.attacks.adaptive.fedpc_pilot import observed_pilots, pilot_evidence, public_hyperparameters
+from ppbench.attacks.adaptive.fedpc import (
+    AdaptiveFedPC,
+    FedPCLabels,
+    class_signs,
+    gradient_gain,
+    known_signs,
+    observed_pilots,
+    pilot_evidence,
+    public_hyperparameters,
+    sign_labels,
+    ternary_evidence,
+)
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Local
+from ppbench.federation.plan import Local, Opt
 from ppbench.federation.threats import TARGET
 from ppbench.nets.net import net_spec
 from ppbench.questions.labels import score_labels

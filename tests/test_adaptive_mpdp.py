@@ -10,18 +10,23 @@ from protocols import relative, true_gradient, weights
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
-from ppbench.attacks.adaptive.mask_estimators import noiseless_moments
-from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP, canonical_scales, rebuilt_gradient
-from ppbench.attacks.adaptive.mpdp_labels import MPDPHistogram, histograms, sent_share, single_labels
-from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.attacks.adaptive.mpdp import (
+    AdaptiveMPDP,
+    MPDPHistogram,
+    canonical_scales,
+    histograms,
+    rebuilt_gradient,
+    sent_share,
+    single_labels,
+)
+from ppbench.attacks.adaptive.perturbed import noiseless_moments
+from ppbench.attacks.labels import LabelRecovery
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, tree_map
-from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
-from ppbench.defenses.mpdp.clipping import tree_norm
 from ppbench.defenses.mpdp.expansion import expanded, fold
-from ppbench.defenses.mpdp.hardened import MPDPH
-from ppbench.defenses.mpdp.protocol import MPDP
+from ppbench.defenses.mpdp.model_perturbation import tree_norm
+from ppbench.defenses.mpdp.protocol import MPCDP, MPDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.perturbation import exchanges, mask, multiply
 from ppbench.federation.contract import Defense

@@ -15,9 +15,8 @@ from ppbench.attacks.adaptive.pbpfl import AdaptivePBPFLExt, Single, message_dif
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import exchanges, multiply, surrogates
-from ppbench.defenses.pbpfl.protocol import PBPFL
+from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Batch, Local, Plan

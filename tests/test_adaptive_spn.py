@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.adaptive.spn import AdaptiveSPN
-from ppbench.attacks.reconstruction.features import images
-from ppbench.attacks.reconstruction.features.backbone import AutogradBackbone, ChainBackbone, backbone_objective
-from ppbench.attacks.reconstruction.features.images import (
+from ppbench.attacks.reconstruction import features as images
+from ppbench.attacks.reconstruction.features import (
     RELAX,
+    AutogradBackbone,
+    ChainBackbone,
     FeatureSystem,
+    backbone_objective,
     class_starts,
     invert_features,
     match_backbone,
@@ -35,8 +37,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import with_changed_mail
+from ppbench.testing.scene import all_digits, with_changed_mail
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
 PLAN = Plan(SPEC, 8, Local("gradient"))

@@ -12,17 +12,16 @@ from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics.audit import epsilon_lower
+from ppbench.metrics.epsilon import epsilon_lower
 from ppbench.metrics.image import psnr
 from ppbench.metrics.perceptual import Network, PerceptualFigures
-from ppbench.questions.flags import flags_of, is_flat, reached
-from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.images import score_images
+from ppbench.questions.image_metrics import ImageScore, flags_of, is_flat, reached
 from ppbench.questions.inquiry import Yardstick
 from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore, score_members
+from ppbench.questions.reconstruction import score_images
 from ppbench.questions.tracing import TraceScore
-from ppbench.records.aggregate import aggregate
+from ppbench.records.figure import aggregate
 
 
 def image(probe, psnr=30.0, index=0, **more):

@@ -12,16 +12,21 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.attacks.reconstruction.rows import LayerRows, first_layer, leading_direction, mean_image, recurring_rows
+from ppbench.attacks.reconstruction.analytic import (
+    AnalyticInversion,
+    LayerRows,
+    first_layer,
+    leading_direction,
+    mean_image,
+    recurring_rows,
+)
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.losses import LossName
-from ppbench.nets.net import Option, initial, net_spec
+from ppbench.nets.net import LossName, Option, initial, net_spec
 
 SLOT = Slot(0, 0)
 GREY = 0.1  # how far a grey start image lies from .5, at most (5 standard deviations)

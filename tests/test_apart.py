@@ -15,19 +15,19 @@ import thief
 import torch
 
 import ppbench
-from ppbench.adversary import apart as stand_ins
-from ppbench.adversary.apart import IsolatedAttack, isolated_attack
-from ppbench.base import confine, entries, registry
+from ppbench.adversary import isolation as stand_ins
+from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
+from ppbench.base import confine, registry
+from ppbench.base import registry as entries
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.tree import save
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
-from ppbench.records.salt import commitment, keep_salt, salt_of
+from ppbench.records.run_files import commitment, keep_salt, salt_of
 from ppbench.report.verify import examine
 from ppbench.run.cells import CellGroup
-from ppbench.run.choice import make_attack
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import make_attack, resolve
 from ppbench.run.recheck import recheck
 from ppbench.run.scene import group_victims
 from ppbench.run.suite import load_suite, salt_if_isolated
@@ -42,7 +42,7 @@ OPEN = {"records", "secret_salt", "other_process", "memory", "network", "fixed_s
 WALLS = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed here")
 HELPER = """
 import sys
-from ppbench.adversary.inside import main
+from ppbench.adversary.isolated_worker import main
 for line in sys.stdin:
     try:
         main(*line.split())

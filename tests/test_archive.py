@@ -18,16 +18,23 @@ from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
+from ppbench.records import archive as groups
 from ppbench.records import archive as module
-from ppbench.records import groups
 from ppbench.records.archive import MEMBER, Archive, pack_archive, unpack_archive
-from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness, soundness_of
+from ppbench.records.run_files import (
+    ClientTime,
+    SelftestTrial,
+    Soundness,
+    save_soundness,
+    save_time,
+    soundness_of,
+    time_of,
+    training_of,
+)
 from ppbench.records.store import Store, marker_bytes
-from ppbench.records.times import ClientTime, save_time, time_of, training_of
-from ppbench.report.accepted import history, records_digest
 from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
-from ppbench.report.verify import verify
+from ppbench.report.verify import history, records_digest, verify
 from ppbench.run import recheck
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -23,18 +23,15 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
-from ppbench.defenses.mpdp.baselines import MPDPNaive
+from ppbench.defenses.mpdp.protocol import MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.federation.threats import THREATS
 from ppbench.run import evaluation
-from ppbench.run.choice import make_attack
-from ppbench.testing.attacks import ATTACK_PROPERTIES, duels, properties_in
-from ppbench.testing.findings import ask
-from ppbench.testing.gradients import finds_the_planted_leak
+from ppbench.run.experiment import make_attack
+from ppbench.testing.attacks import ATTACK_PROPERTIES, duels, finds_the_planted_leak, properties_in
 from ppbench.testing.records import extraction_result, masked_plan, memorized, observed_view
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import CHANCE_LEVEL, Duel, seeded
+from ppbench.testing.scene import CHANCE_LEVEL, Duel, all_digits, ask, seeded
 
 ATTACKS: dict[str, type[Attack]] = {
     name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.ours
@@ -82,7 +79,7 @@ def named(duel: Duel, question: str) -> Any:
 
 WORKER = """
 import sys
-from ppbench.adversary.inside import main
+from ppbench.adversary.isolated_worker import main
 for line in sys.stdin:
     main(*line.split())
     print(0, flush=True)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from thief import answered_by
 
-from ppbench.adversary import inside
-from ppbench.adversary.apart import isolated_guesses
+from ppbench.adversary import isolated_worker as inside
+from ppbench.adversary.isolation import isolated_guesses
 from ppbench.adversary.leaks import leaks
-from ppbench.attacks.membership.lira import LiRA
+from ppbench.attacks.membership.references import LiRA
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
@@ -17,12 +17,10 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.report.verify import verify
 from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
-from ppbench.run.audit.questions import Questions
-from ppbench.run.audit.runs import PointAudit, Refused
-from ppbench.run.choice import Point
+from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import Point, resolve
 from ppbench.run.task import make_task
 
 SMALL = dict(

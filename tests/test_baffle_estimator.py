@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.baffle.estimator import (
+from ppbench.defenses.baffle import (
     SLICE_EXAMPLES,
     STACK,
     STACK_BYTES,
+    Baffle,
     chunks,
     loss_differences,
     mean_loss,
@@ -24,13 +25,11 @@ from ppbench.defenses.baffle.estimator import (
     stein_directions,
     step_seeds,
 )
-from ppbench.defenses.baffle.protocol import Baffle
 from ppbench.federation.contract import Job
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Local, Plan
+from ppbench.federation.plan import Batch, Layout, Local, Plan
 from ppbench.nets.net import Net, build, initial, net_spec
-from ppbench.run.choice import make_defense
 from ppbench.run.cost import peak_bytes
+from ppbench.run.experiment import make_defense
 
 SEED = 20_231
 

@@ -14,18 +14,22 @@ from torch import Tensor
 from ppbench.adversary.leaks import leaks
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, leaves, nbytes, tree_map
-from ppbench.defenses.baffle.estimator import stein_directions
-from ppbench.defenses.baffle.messages import RINGS, Differences, Evaluate, answers_by_slot, unmasked_answer
-from ppbench.defenses.baffle.protocol import Baffle
+from ppbench.defenses.baffle import (
+    RINGS,
+    Baffle,
+    Differences,
+    Evaluate,
+    answers_by_slot,
+    stein_directions,
+    unmasked_answer,
+)
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import Update
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import Transcript, View
-from ppbench.federation.wire import SERVER, Slot
+from ppbench.federation.wire import SERVER, Slot, Update
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import all_digits, same_tensors
 

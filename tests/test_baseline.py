@@ -8,15 +8,14 @@ from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
 from ppbench.commands.compare import baseline as command
-from ppbench.records.origin import Origin, origin_of, save_origin
+from ppbench.records.run_files import Origin, origin_of, save_origin
 from ppbench.records.store import Store
 from ppbench.report import baseline as module
-from ppbench.report.accepted import HISTORY, history
 from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
 from ppbench.report.controls import UNREAD
 from ppbench.report.page.board import claimed, write_board
-from ppbench.report.verify import verify
+from ppbench.report.verify import HISTORY, history, verify
 from ppbench.run import recheck
 
 

@@ -6,23 +6,22 @@ import torch
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import beside, choose_victims
-from ppbench.attacks.membership import upload
-from ppbench.attacks.membership.upload import RIDGES, UploadMembers
+from ppbench.attacks.membership import updates as upload
+from ppbench.attacks.membership.updates import RIDGES, UploadMembers
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.questions.base import question_of
-from ppbench.questions.batch_members import BatchMembers, BatchScore
+from ppbench.questions.membership import BatchMembers, BatchScore
 from ppbench.records.figure import Terms
 from ppbench.report.controls import Check, check_controls
-from ppbench.report.page.answer import answer_of
+from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import verdicts
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.testing.records import _batch_scores
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import Duel, seeded
+from ppbench.testing.scene import Duel, all_digits, seeded
 
 QUESTION = BatchMembers()
 

@@ -10,25 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from ppbench.attacks.membership.canary_clients import CanaryClientAudit
+from ppbench.attacks.membership.audits import CanaryClientAudit
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, plugins
 from ppbench.base.tree import Tree
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.canary import Straight
 from ppbench.federation.contract import Context, Defense, Server
-from ppbench.federation.messages import Update
-from ppbench.federation.optim import Layout
-from ppbench.metrics.audit import gdp_epsilon
-from ppbench.metrics.clients import client_epsilon, deviation_near_one, two_gaussians
-from ppbench.questions.clients import Clients, score_clients
+from ppbench.federation.drive import Straight
+from ppbench.federation.plan import Layout
+from ppbench.federation.wire import Update
+from ppbench.metrics.epsilon import client_epsilon, deviation_near_one, gdp_epsilon, two_gaussians
+from ppbench.questions.membership import Clients, score_clients
 from ppbench.records.figure import Terms
 from ppbench.run import evaluation
-from ppbench.run.audit.clients import takes_canaries
-from ppbench.run.audit.runs import PointAudit, Refused
-from ppbench.run.choice import Point
+from ppbench.run.audit.runs import PointAudit, Refused, takes_canaries
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import Point, resolve
 
 ROUNDS, DELTA = 4, 1e-5
 SMALL = dict(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from observations import seeded
 from torch import Tensor, nn
 
-from ppbench.attacks.reconstruction.fastpath import chain, traces
-from ppbench.attacks.reconstruction.fastpath.affine import Full, Outer
-from ppbench.attacks.reconstruction.fastpath.back import Compact, Gathered, Summed
+from ppbench.attacks.reconstruction.fastpath import chain
+from ppbench.attacks.reconstruction.fastpath import chain as traces
 from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compile_chain
-from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
-from ppbench.attacks.reconstruction.features.backbone import ChainBackbone, backbone_objective
+from ppbench.attacks.reconstruction.fastpath.convolution import Compact, Convolution, Gathered, Summed
+from ppbench.attacks.reconstruction.fastpath.layers import Full, Outer
+from ppbench.attacks.reconstruction.features import ChainBackbone, backbone_objective
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, Objective, SimulatedObjective, objective
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence, Measure, simulation

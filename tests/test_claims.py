@@ -15,9 +15,9 @@ from ppbench.federation.claim import Rival
 from ppbench.federation.contract import Claim
 from ppbench.report.cap import series_cap
 from ppbench.report.claims import Unchecked, check_claims
+from ppbench.report.claims.costs import KEY_OF, Benchmark, read_figures
 from ppbench.report.claims.page import claimed_text, escape, page
 from ppbench.report.claims.rules import RIVALS, RULES, unjudged_reason
-from ppbench.report.claims.times import KEY_OF, Benchmark, read_figures
 
 ASR = Claim("asr", 0.5030, "digits", "mlp", None, "Table 4", undefended=0.7201)
 PSNR = Claim("psnr_median", 9.22, "digits", "mlp", None, "Table 2", undefended=13.56)

@@ -10,7 +10,7 @@ from reseeding import reseeded
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim, Rival
 from ppbench.report.claims import Checked, check_claims
-from ppbench.report.claims.premise import NETWORK_FAMILIES
+from ppbench.report.claims.case import NETWORK_FAMILIES
 from ppbench.report.claims.rules import RIVALS, RULES
 
 KINDS = {

@@ -10,9 +10,8 @@ from ppbench.federation.claim import Claim, Rival
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
 from ppbench.report.claims import Checked, check_claims
-from ppbench.report.claims.times import Benchmark
-from ppbench.report.compare.paired import change
-from ppbench.report.compare.samples import rules_for, sample_of
+from ppbench.report.claims.costs import Benchmark
+from ppbench.report.compare.paired import change, rules_for, sample_of
 from ppbench.report.worst import worst_case
 
 LABEL = Claim("cap_label", 0.4, "digits", "mlp", 1, "Table 8", grid=(1.0, 10.0))

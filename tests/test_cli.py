@@ -18,7 +18,7 @@ import ppbench
 from ppbench import cli
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.base.summary import summary
+from ppbench.base.registry import summary
 from ppbench.records.store import Store
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -9,27 +9,25 @@ import torch
 from ppbench.federation.claim import Claim
 from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
-from ppbench.records.outcome import TRAININGS, Utility
-from ppbench.report.cap import caps
+from ppbench.records.schema import TRAININGS, Utility
+from ppbench.report.cap import STRAY_MARK, caps
 from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards_of
+from ppbench.report.page.boards import boards_of, table_rows
+from ppbench.report.page.curves import ppcs
 from ppbench.report.page.entries import COLLAPSED
-from ppbench.report.page.ppc import ppcs
-from ppbench.report.page.table import table_rows
-from ppbench.report.strays import STRAY_MARK
 from ppbench.run import train as training
-from ppbench.run.collapse import (
+from ppbench.run.config import configure
+from ppbench.run.experiment import resolve
+from ppbench.run.train import (
     MIN_EVALUATIONS,
     at_chance,
     attempt_number,
     commonest_count,
     ends_above_chance,
     task_of_attempt,
+    train,
 )
-from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
-from ppbench.run.train import train
 
 
 def experiment(defense="dp", **other):

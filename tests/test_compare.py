@@ -14,16 +14,16 @@ from ppbench.base.errors import UsageError
 from ppbench.commands.compare import compare as command
 from ppbench.defenses.dp import DP
 from ppbench.metrics.intervals import clopper_pearson
-from ppbench.records.aggregate import aggregate
+from ppbench.records.figure import aggregate
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import Store
 from ppbench.report.cap import caps
-from ppbench.report.compare import machine, outcome, report
+from ppbench.report.compare import outcome, report
+from ppbench.report.compare import report as machine
 from ppbench.report.compare.join import join
+from ppbench.report.compare.judge import rows_of
 from ppbench.report.compare.outcome import compare
-from ppbench.report.compare.paired import change
-from ppbench.report.compare.rows import rows_of
-from ppbench.report.compare.samples import ALL_RULES
+from ppbench.report.compare.paired import ALL_RULES, change
 from ppbench.run import evaluation
 from ppbench.run.evaluation import evaluate
 

@@ -7,25 +7,22 @@ from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore
 from ppbench.report.compare import report
 from ppbench.report.compare.join import join, where_of
-from ppbench.report.compare.judge import ComparedRow, holm, judged_rows
+from ppbench.report.compare.judge import ComparedRow, holm, judged_rows, rows_of
 from ppbench.report.compare.paired import (
+    ALL_RULES,
     ModelFigure,
+    Sample,
     bootstrapped,
     change,
     mcnemar,
     mid_p,
-    unchanged,
-    unpaired,
-    with_luck,
-)
-from ppbench.report.compare.rows import rows_of
-from ppbench.report.compare.samples import (
-    ALL_RULES,
-    Sample,
     resampled_statistic,
     resampling_counts,
     rules_for,
     sample_of,
+    unchanged,
+    unpaired,
+    with_luck,
 )
 
 

@@ -12,11 +12,11 @@ from ppbench.base.tree import leaves
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Local
 from ppbench.nets.net import initial, net_spec
+from ppbench.records.run_files import ClientTime, save_time, time_of, training_of
 from ppbench.records.schema import Cost
-from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.page.costs import cost_ratios, cost_sentence, relative_costs
 from ppbench.run import cost
-from ppbench.run.choice import make_defense
+from ppbench.run.experiment import make_defense
 from ppbench.testing.scene import same_tensors
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Flag, Tuned
 from ppbench.records.store import Store
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards_of
+from ppbench.report.page.boards import boards_of, csv_text, no_claims
 from ppbench.report.page.curves import (
     BUDGET_MARKS,
     PANELS,
@@ -24,7 +24,6 @@ from ppbench.report.page.curves import (
     rocs,
 )
 from ppbench.report.page.html import Page
-from ppbench.report.page.table import csv_text, no_claims
 from ppbench.report.verify import verify
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import plugins
 from ppbench.task.dataset import Dataset, Split, default_root
-from ppbench.task.opening import open_dataset
 from ppbench.task.partition import hold_out, strata, three_way
+from ppbench.task.user_data import open_dataset
 
 
 def small(**changes: Any) -> Dataset:

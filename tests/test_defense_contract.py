@@ -15,12 +15,10 @@ from ppbench.base.registry import load, plugins
 from ppbench.base.tree import nbytes
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.findings import Finding, ask
-from ppbench.testing.scene import DefenseTrial, plan_for, scene_victims
+from ppbench.testing.scene import DefenseTrial, Finding, ask, plan_for, scene_victims
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
 ENCRYPTED = {"tp_smc", "hybridalpha", "pile"}

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction import dlg
-from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients
-from ppbench.attacks.reconstruction.dlg_reference import reference_dlg
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients, reference_dlg
 from ppbench.attacks.reconstruction.fedavg import (
     STEP_LOGIT,
     FedAvgInversion,
@@ -26,8 +25,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import Evidence, at_truth, simulation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import Option, initial, net_spec

@@ -21,14 +21,12 @@ from ppbench.federation import draws
 from ppbench.federation.contract import Context, Defense
 from ppbench.federation.drive import Backend
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_defense
 from ppbench.run.config import configure
 from ppbench.run.cost import first_steps, measured_client, peak_bytes
 from ppbench.run.evaluation import check_experiment
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import make_defense, resolve
 from ppbench.run.task import check_clients
 
 CPU = torch.device("cpu")

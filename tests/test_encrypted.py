@@ -10,20 +10,19 @@ from ppbench.attacks.adaptive.encrypted import AdaptiveEncrypted
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
-from ppbench.defenses.encrypted import shares
-from ppbench.defenses.encrypted.ciphertexts import Ciphertext, ciphertext_words
-from ppbench.defenses.encrypted.threshold import Decrypt, Partial, _streams
+from ppbench.defenses.encrypted import sums as shares
+from ppbench.defenses.encrypted.sums import Ciphertext, Decrypt, Partial, _streams, ciphertext_words
 from ppbench.defenses.mpdp.accounting import theta_max
-from ppbench.federation.ciphering import functional, paillier
+from ppbench.federation.contract import functional, paillier
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Context
+from ppbench.federation.plan import Context, Opt
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial
-from ppbench.records.times import ClientTime
+from ppbench.records.run_files import ClientTime
 from ppbench.report.page.costs import encryption_sentence
-from ppbench.run import ciphers, cost
+from ppbench.run import cost
+from ppbench.run import cost as ciphers
 from ppbench.testing.scene import DefenseTrial, digit_shards, scene_victims
 
 NAMES = ["tp_smc", "hybridalpha", "pile"]

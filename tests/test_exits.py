@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ppbench import cli
-from ppbench.base.exits import MEANINGS, Exit, Stopped, held_back, stopping
-from ppbench.report.completeness import defenses_without_result, exit_of
+from ppbench.base.errors import MEANINGS, Exit, Stopped, held_back, stopping
+from ppbench.report.controls import defenses_without_result, exit_of
 
 pytestmark = pytest.mark.usefixtures("heard")
 

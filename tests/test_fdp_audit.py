@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from ppbench.metrics.audit import (
+from ppbench.metrics.epsilon import (
     epsilon_bound,
     epsilon_gaussian,
     epsilon_lower,

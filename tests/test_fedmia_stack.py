@@ -10,15 +10,14 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import MembershipQuestion
-from ppbench.attacks.membership.fedmia import FedMIA, against_others
 from ppbench.attacks.membership.stack import Stack
-from ppbench.attacks.membership.update_cosine import UpdateCosine
+from ppbench.attacks.membership.updates import FedMIA, UpdateCosine, against_others
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
-from ppbench.testing.worlds import POISONS, with_changed_mail
+from ppbench.testing.scene import POISONS, with_changed_mail
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

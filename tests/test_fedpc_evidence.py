@@ -14,19 +14,26 @@ from torch import Tensor
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
-from ppbench.defenses.central import Central
-from ppbench.defenses.fedpc.evidence import command_answers, pilots, step_signs
-from ppbench.defenses.fedpc.messages import SEND_TERNARY, Command, Masked, Ternary, word_dtype
-from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.defenses.fedpc.ternary import decoded, encoded, first_ternary, later_ternary, pack_trits, unpack_trits
-from ppbench.defenses.phong import Phong
+from ppbench.defenses.baselines import Central, Phong
+from ppbench.defenses.fedpc.messages import (
+    SEND_TERNARY,
+    Command,
+    Masked,
+    Ternary,
+    decoded,
+    encoded,
+    first_ternary,
+    later_ternary,
+    pack_trits,
+    unpack_trits,
+    word_dtype,
+)
+from ppbench.defenses.fedpc.protocol import FedPC, command_answers, pilots, step_signs
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.messages import Hello
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Local
+from ppbench.federation.plan import Layout, Local, Opt
 from ppbench.federation.view import Transcript
-from ppbench.federation.wire import SERVER
+from ppbench.federation.wire import SERVER, Hello
 from ppbench.testing.scene import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)

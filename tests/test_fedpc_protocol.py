@@ -13,15 +13,21 @@ from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.defenses.fedpc.evidence import pilots
-from ppbench.defenses.fedpc.messages import SEND_MODEL, SEND_TERNARY, Command, Cost, Masked, Ternary, Weights
-from ppbench.defenses.fedpc.parameters import entry_epsilon
-from ppbench.defenses.fedpc.protocol import FedPC, randomized
+from ppbench.defenses.fedpc.messages import (
+    SEND_MODEL,
+    SEND_TERNARY,
+    Command,
+    Cost,
+    Masked,
+    Ternary,
+    Weights,
+    entry_epsilon,
+)
+from ppbench.defenses.fedpc.protocol import FedPC, pilots, randomized
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local
+from ppbench.federation.plan import Data, Local, Opt
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.run.choice import make_defense
+from ppbench.run.experiment import make_defense
 from ppbench.testing.scene import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppbench.attacks.reconstruction.generator import store
-from ppbench.base import files, locks
+from ppbench.attacks.reconstruction import generator as store
+from ppbench.base import files
+from ppbench.base import files as locks
 from ppbench.base.errors import UsageError
-from ppbench.base.files import kind_of, sweep_abandoned, temporary_of, write_atomic, write_output
-from ppbench.base.locks import locked
+from ppbench.base.files import kind_of, locked, sweep_abandoned, temporary_of, write_atomic, write_output
 from ppbench.metrics.perceptual import weights_file
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
-from ppbench.report.claims.times import read_figures
+from ppbench.report.claims.costs import read_figures
 from ppbench.run.suite import load_suite
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 DEAD = f"~{files._host()}.{2**22 + 1}-1.tmp"  # no process has so high a number
 
@@ -272,7 +272,7 @@ def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from ppbench.base.locks import locked
+from ppbench.base.files import locked
 with locked(Path(sys.argv[1]), "testing"):
     print("held", flush=True)
     time.sleep(60)
@@ -321,7 +321,7 @@ def test_baselines_that_are_accepted_at_once_keep_every_line(accepted, tmp_path)
         one.start()
     for one in made:
         one.join(60)
-    from ppbench.report.accepted import history
+    from ppbench.report.verify import history
 
     assert [one.exitcode for one in made] == [0] * 4
     assert sorted(line.reason for line in history(base)) == [f"reason {number}" for number in range(4)]
@@ -330,8 +330,8 @@ def test_baselines_that_are_accepted_at_once_keep_every_line(accepted, tmp_path)
 
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_a_move_that_is_killed_between_its_renames_loses_nothing(accepted, tmp_path, monkeypatch, killed_at):
-    from ppbench.report.accepted import history
     from ppbench.report.baseline import accept
+    from ppbench.report.verify import history
 
     base = tmp_path / "base"
     accept(accepted, base, "first")

@@ -19,9 +19,8 @@ from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
-from ppbench.defenses.encrypted.pile import PILE
-from ppbench.defenses.mpdp.baselines import MPCDP
-from ppbench.defenses.mpdp.protocol import MPDP
+from ppbench.defenses.encrypted.protocols import PILE
+from ppbench.defenses.mpdp.protocol import MPCDP, MPDP
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan

@@ -25,15 +25,15 @@ from scipy import stats
 from ppbench.base.registry import load
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Layout
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.metrics.audit import gdp_epsilon
+from ppbench.metrics.epsilon import gdp_epsilon
 from ppbench.testing.scene import largest_difference
 
 pytest.importorskip("flwr")
 
-from ppbench.adapters.flower.inside import running_flower  # it needs Flower
+from ppbench.adapters.flower.runtime import running_flower  # it needs Flower
 
 LR, CLIENTS = 0.1, 3
 SETTING = Setting()
@@ -155,7 +155,7 @@ def test_names_are_those_of_flower_and_all_that_ships_has_one() -> None:
     import flwr.serverapp.strategy
 
     from ppbench.adapters import flower
-    from ppbench.adapters.flower import stock
+    from ppbench.adapters.flower import defenses as stock
 
     homes = (flwr.clientapp.mod, flwr.client.mod, flwr.serverapp.strategy, flwr.server.workflow)
     assert [one.stock for one in stock.FLOWER_STOCK] == [*flower.STOCK_NAMES]

@@ -23,7 +23,7 @@ from ppbench.testing.scene import largest_difference, same_tensors
 
 pytest.importorskip("flwr")
 
-from ppbench.adapters.flower.masks import stage_of  # it needs Flower
+from ppbench.adapters.flower.secure import stage_of  # it needs Flower
 
 NAME = "flower:stock/secaggplus"
 SETTING = Setting((20, 24, 28, 32))

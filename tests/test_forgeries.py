@@ -19,19 +19,17 @@ from ppbench.base.errors import UsageError
 from ppbench.metrics.image import PSNR_CAP, image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_of
-from ppbench.questions.flags import flags_of
-from ppbench.questions.images import blind_decibels, inexact
-from ppbench.questions.kept import RECOMPUTED
-from ppbench.records.aggregate import aggregate
+from ppbench.questions.image_metrics import flags_of
+from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, inexact
+from ppbench.records.figure import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims, write_csv
-from ppbench.report.page.worst import worst_csv
+from ppbench.report.page.boards import boards_of, no_claims, write_csv
+from ppbench.report.page.tables import worst_csv
 from ppbench.report.verify import examine
-from ppbench.run.complete import missing_cells
 from ppbench.run.recheck import recheck
+from ppbench.run.sweep import missing_cells
 
 ASKED = dict(
     defense="dp_sgd", grid=(1.0, 2.0), rounds=1, clients=2, train=120, victims=4, attack_batch=(2,), candidates=10,

@@ -18,7 +18,7 @@ from ppbench.run.train import federation
 LIGHT = """
 import os, runpy, sys
 import ppbench.task.dataset, ppbench.task.downloads, ppbench.task.parquet, ppbench.task.table
-import ppbench.task.imagefolder, ppbench.task.embedded
+import ppbench.task.imagefolder, ppbench.task.synthetic
 heavy = {"torchvision", "sklearn", "pandas", "pyarrow", "PIL", "lpips"} & set(sys.modules)
 assert not heavy, heavy
 import ppbench.run.evaluation, ppbench.commands.terminal

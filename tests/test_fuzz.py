@@ -25,7 +25,7 @@ from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import load
 from ppbench.federation.contract import Defense
 from ppbench.records.store import Store
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 SEED = 16
 LIMIT = 20.0

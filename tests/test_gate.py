@@ -13,7 +13,9 @@ import torch
 from broken_plugins import chosen, everything
 from typer.testing import CliRunner
 
-from ppbench.base import blame, entries, registry
+from ppbench.base import fence as blame
+from ppbench.base import registry
+from ppbench.base import registry as entries
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.cli import app
 from ppbench.records.store import Store

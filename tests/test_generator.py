@@ -13,19 +13,22 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.generator import store, training
-from ppbench.attacks.reconstruction.generator.net import Decoder, architecture, initial_weights
-from ppbench.attacks.reconstruction.generator.store import (
+from ppbench.attacks.reconstruction import generator as store
+from ppbench.attacks.reconstruction import generator_training as training
+from ppbench.attacks.reconstruction.generator import (
+    Decoder,
     Generator,
+    architecture,
     check_apart,
     count_overlap,
     fingerprints,
+    initial_weights,
     read_generator,
     write_generator,
 )
-from ppbench.attacks.reconstruction.generator.training import Training, trained_generator
+from ppbench.attacks.reconstruction.generator_training import Training, trained_generator
 from ppbench.base.errors import UsageError
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 SHORT = Training(steps=10)
 

@@ -12,16 +12,18 @@ from observations import ask, psnr, seeded, updates, uploads
 from torch import Tensor
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.generator.net import (
+from ppbench.attacks.reconstruction.generator import (
     Decoder,
     GeneratorWeights,
     Maps,
     architecture,
+    count_overlap,
     initial_weights,
     project_l1,
+    read_generator,
+    write_generator,
 )
-from ppbench.attacks.reconstruction.generator.store import count_overlap, read_generator, write_generator
-from ppbench.attacks.reconstruction.generator.training import Training, trained_generator
+from ppbench.attacks.reconstruction.generator_training import Training, trained_generator
 from ppbench.attacks.reconstruction.gifd import GGL, GIAS, GIFD
 from ppbench.base.errors import UsageError
 from ppbench.federation.evidence import simulation
@@ -29,7 +31,7 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial as weights
 from ppbench.nets.net import net_spec
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 STEPS = 150
 SMALL = {"widths": "8,8", "pool": "avg"}

@@ -17,9 +17,8 @@ from torch.func import grad, vmap
 import ppbench
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.nets.net import Classifier, Net, build, initial, net_spec, trainable
-from ppbench.run.complete import local_dataset
-from ppbench.task.given import dataset_from
-from ppbench.task.opening import open_dataset
+from ppbench.run.sweep import local_dataset
+from ppbench.task.user_data import dataset_from, open_dataset
 
 SHAPE = (1, 8, 8)
 

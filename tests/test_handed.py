@@ -298,7 +298,7 @@ def test_what_no_client_can_hold_is_told_in_one_sentence(shards: Any, words: str
 
 
 def test_a_data_set_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppbench.run.handed.MAX_ITEMS", 50)
+    monkeypatch.setattr("ppbench.run.user_inputs.MAX_ITEMS", 50)
     assert "it does not end after 50 items" in refusal(federated, [Endless()])
 
 

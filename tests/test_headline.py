@@ -7,12 +7,10 @@ import pytest
 from rich.console import Console
 
 from ppbench.base.bars import Bars
-from ppbench.commands.glance import glance
-from ppbench.commands.terminal import say_unfinished
+from ppbench.commands.terminal import glance, say_unfinished
 from ppbench.records.schema import Metric
-from ppbench.report.completeness import statuses_of
-from ppbench.report.controls import Check
-from ppbench.report.page.answer import answer_of
+from ppbench.report.controls import Check, statuses_of
+from ppbench.report.page.headline import answer_of
 
 HOLDS = Check("harness", True, "The harness passes.")
 

@@ -11,20 +11,18 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.reconstruction.gradinversion import Consistency, GradInversion, registered_mean
-from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.ig import IG, IGMasked
 from ppbench.attacks.reconstruction.likelihood import NOISELESS_SHARE, Likelihood, deviations, scaled_law
-from ppbench.attacks.reconstruction.masked import IGMasked
 from ppbench.attacks.reconstruction.search.priors import GreyNorm, Sum, TotalVariation
 from ppbench.attacks.reconstruction.search.starts import posed
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.ppdl import PPDL
+from ppbench.federation.contract import plain_evidence
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.optim import Opt
-from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Data, Local, Noise, Plan
+from ppbench.federation.plan import Data, Local, Noise, Opt, Plan
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 

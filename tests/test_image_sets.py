@@ -17,7 +17,7 @@ from PIL import Image
 
 from ppbench.base.vision import torchvision
 from ppbench.task import parquet
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", ""))
 needs_data = pytest.mark.skipif(

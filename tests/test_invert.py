@@ -18,10 +18,10 @@ import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import leaves
 from ppbench.base.vision import importable
+from ppbench.federation.contract import plain_evidence
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Data, Local, Plan
-from ppbench.nets.held import held_network
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import build, initial
 from ppbench.records.store import Store
 from ppbench.run.cells import cells, groups

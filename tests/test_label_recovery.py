@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from observations import ask, batch_gradient, seeded, uploads
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.label.multisets import greedy_multiset, likely_multisets
-from ppbench.attacks.label.presence import exact_span, possible_classes
-from ppbench.attacks.label.recovery import (
+from ppbench.attacks.labels import (
     ZERO_ROUNDING,
     LabelRecovery,
+    exact_span,
+    greedy_multiset,
     label_histogram,
+    likely_multisets,
+    possible_classes,
     recover_labels,
     single_label,
     typical_means,

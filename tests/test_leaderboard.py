@@ -11,7 +11,7 @@ from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import claimed, up_to_date, write_board
-from ppbench.report.page.boards import boards_of
+from ppbench.report.page.boards import boards_of, csv_field, csv_text, no_claims
 from ppbench.report.page.drawings import FIGURE_LIST
 from ppbench.report.page.entries import badges_of
 from ppbench.report.page.evaluations import (
@@ -21,7 +21,6 @@ from ppbench.report.page.evaluations import (
     judged_evaluations,
     standalone_sentences,
 )
-from ppbench.report.page.table import csv_field, csv_text, no_claims
 
 
 def ranks(board):

@@ -3,13 +3,11 @@
 import pytest
 from test_batch_members import scores
 
-from ppbench.records.outcome import Utility
-from ppbench.records.schema import Metric
+from ppbench.records.schema import Metric, Utility
 from ppbench.report.controls import Check
 from ppbench.report.learning import keeps_enough, learning_of
-from ppbench.report.page.answer import answer_of
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.boards import boards_of, no_claims
+from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import verdicts
 
 HOLDS = Check("harness", True, "The harness passes.")

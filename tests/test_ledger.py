@@ -19,23 +19,32 @@ from test_fuzz import ended
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
 from ppbench.federation.plan import Data
-from ppbench.ledger import freeze
-from ppbench.ledger.book import counting_records, read_book
-from ppbench.ledger.dealt import permutation_p
-from ppbench.ledger.guesses import answers_digest
-from ppbench.ledger.judge import LEDGER_ALPHA, decide, try_level
+from ppbench.ledger import publish as freeze
+from ppbench.ledger.form import counting_records, read_book
 from ppbench.ledger.publish import publish
-from ppbench.ledger.score import exchange_p, inquiry_of, open_truth, score, score_answers, standing_worst
+from ppbench.ledger.score import (
+    LEDGER_ALPHA,
+    answers_digest,
+    decide,
+    exchange_p,
+    inquiry_of,
+    open_truth,
+    permutation_p,
+    score,
+    score_answers,
+    standing_worst,
+    try_level,
+)
 from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import examine
-from ppbench.run.again import find_cell
-from ppbench.run.complete import missing_cells
+from ppbench.run.config_of_cell import find_cell
 from ppbench.run.experiment import resolve
 from ppbench.run.recheck import recheck
 from ppbench.run.scene import group_victims
+from ppbench.run.sweep import missing_cells
 
 HARD, EASY = "dp", "spn"
 """A row whose worst case is below a blind guess, and one in which an attack rebuilds every image."""
@@ -59,7 +68,7 @@ def test_our_attacks_in_a_fresh_process_on_what_was_published_have_the_figures_o
     code = (
         "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1])\n"
         "from ledger_home import about\n"
-        "from ppbench.ledger.guesses import save_guesses\n"
+        "from ppbench.ledger.score import save_guesses\n"
         "from ppbench.ledger.transcript import load_transcript\n"
         "for place in sys.argv[3:]:\n"
         "    frozen = load_transcript(place)\n"

@@ -15,17 +15,15 @@ from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Step
 from ppbench.federation.engine import Federation
-from ppbench.federation.messages import Model
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.wire import SERVER
+from ppbench.federation.wire import SERVER, Model
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.inquiry import Probe, Yardstick
-from ppbench.run.choice import make_defense
-from ppbench.run.noticing import probe_flags
+from ppbench.run.detection import probe_flags
+from ppbench.run.experiment import make_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import DefenseTrial
+from ppbench.testing.scene import DefenseTrial, NotAsked
 
 BELIEVED = [lie for lie in LIES if lie.name != "lie_twice"]
 """Lies that hide images from who reads uploads as their author says; wrong labels alone hide labels."""

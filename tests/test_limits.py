@@ -13,13 +13,12 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base import machine
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.commands.words import LONGEST, check_words
+from ppbench.cli import LONGEST, check_words
 from ppbench.federation.plan import Data
 from ppbench.nets.net import _built, net_spec
-from ppbench.run.config import EvaluateConfig
-from ppbench.run.options import numbers, scalar, sizes
+from ppbench.run.config import EvaluateConfig, numbers, scalar, sizes
 from ppbench.run.suite import SuiteFile
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 SMALL = {"defense": "dp", "grid": (0.1,), "clients": 2, "rounds": 1, "train": 90, "victims": 2, "attack_batch": (1,)}
 SMALL |= {"attacks": ("dlg",), "stages": ("init",), "tuning": 0}

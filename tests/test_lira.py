@@ -14,17 +14,24 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ppbench.adversary.attack import Challenge, Guess, References
-from ppbench.adversary.augment import augmentations
+from ppbench.adversary.victims import augmentations
 from ppbench.attacks.membership.base import AuditAttack, log_likelihood, logit_gap
-from ppbench.attacks.membership.lira import LiRA, OfflineLiRA, ReferenceWorld, likelihood_ratio, one_sided, strengths
-from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA
+from ppbench.attacks.membership.references import (
+    RMIA,
+    LiRA,
+    OfflineLiRA,
+    OfflineRMIA,
+    ReferenceWorld,
+    likelihood_ratio,
+    one_sided,
+    strengths,
+)
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.membership import Half, operating_point
-from ppbench.nets.losses import LossName
-from ppbench.nets.net import initial, net_spec
+from ppbench.nets.net import LossName, initial, net_spec
 from ppbench.testing.scene import all_digits
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

@@ -3,7 +3,7 @@
 import pytest
 
 from ppbench.questions.base import question_for
-from ppbench.report.unasked import skipped_searches, undefended_stands
+from ppbench.report.leak import skipped_searches, undefended_stands
 from ppbench.run import schedule
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate

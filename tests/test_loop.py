@@ -17,10 +17,9 @@ from ppbench.base.tree import leaves
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data
 from ppbench.metrics.image import psnr
-from ppbench.nets.held import held_network
-from ppbench.run.choice import make_defense
+from ppbench.nets.model_object import held_network
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import make_defense, resolve
 
 SHAPE = (1, 8, 8)
 

@@ -9,8 +9,7 @@ import torch
 from observations import ask, observation, psnr, seeded, updates, uploads
 
 from ppbench.attacks.reconstruction.fastpath.distances import typical
-from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.masked import MEASURES, IGMasked, hypotheses, tried_labels, unexplained
+from ppbench.attacks.reconstruction.ig import IG, MEASURES, IGMasked, hypotheses, tried_labels, unexplained
 from ppbench.attacks.reconstruction.search.problem import SimulatedObjective, objective
 from ppbench.attacks.reconstruction.search.starts import Starts, posed
 from ppbench.base.errors import UsageError

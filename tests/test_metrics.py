@@ -9,9 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP, image_figures, match, psnr
 from ppbench.metrics.intervals import auc_interval, balanced_interval, bootstrap, clopper_pearson, proportion, statistic
-from ppbench.metrics.labels import multiset_chance, multiset_hits
+from ppbench.metrics.labels import multiset_chance, multiset_hits, tracing_accuracy
 from ppbench.metrics.membership import Half, asr, auc, merged, operating_point, roc, tpr_at
-from ppbench.metrics.tracing import tracing_accuracy
 
 
 def image(seed=0, shape=(3, 16, 16)):

@@ -14,17 +14,19 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import MembershipAttack, best_threshold, last_model, log_probabilities
-from ppbench.attacks.membership.entropy import ModifiedEntropy, modified_entropy
-from ppbench.attacks.membership.loss import LossThreshold
-from ppbench.attacks.membership.network import OutputClassifier, signals
+from ppbench.attacks.membership.outputs import (
+    LossThreshold,
+    ModifiedEntropy,
+    OutputClassifier,
+    modified_entropy,
+    signals,
+)
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.federation.messages import Hello, Model, Update
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Envelope, Slot
-from ppbench.nets.losses import LossName
-from ppbench.nets.net import initial, net_spec
+from ppbench.federation.wire import SERVER, Envelope, Hello, Model, Slot, Update
+from ppbench.nets.net import LossName, initial, net_spec
 from ppbench.testing.records import fitted_weights
 from ppbench.testing.scene import all_digits
 

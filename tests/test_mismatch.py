@@ -18,9 +18,9 @@ import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
-from ppbench.nets.held import held_network
-from ppbench.run.inverted import Inverted, Planted, mix_with_noise
-from ppbench.run.scale import scale_of
+from ppbench.nets.model_object import held_network
+from ppbench.run.gradients import scale_of
+from ppbench.run.inversion_result import Inverted, Planted, mix_with_noise
 
 
 def named(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:

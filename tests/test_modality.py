@@ -12,23 +12,30 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
-from ppbench.commands.glance import glance
+from ppbench.commands.terminal import glance
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics import modalities
-from ppbench.metrics.modalities import IMAGE, MASK, TABLE_ROW, modality_from, modality_of, register_modality
-from ppbench.metrics.modality import Modality, faults
+from ppbench.metrics import modality as modalities
+from ppbench.metrics.modality import (
+    IMAGE,
+    MASK,
+    TABLE_ROW,
+    Modality,
+    faults,
+    modality_from,
+    modality_of,
+    register_modality,
+)
 from ppbench.questions.base import question_of
-from ppbench.questions.images import score_images
+from ppbench.questions.image_metrics import RECOGNITION_METRICS
 from ppbench.questions.inquiry import Yardstick
-from ppbench.questions.recognition import RECOGNITION_METRICS
+from ppbench.questions.reconstruction import score_images
 from ppbench.records.store import Store
 from ppbench.report.controls import check_controls, rebuilding, rebuilt_share
 from ppbench.report.leak import leak_of
-from ppbench.report.page.answer import answer_of
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.boards import boards_of, no_claims
+from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import sentences
 from ppbench.report.worst import worst_case
 

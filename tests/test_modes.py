@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 import ppbench
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
+from ppbench.federation.contract import plain_evidence
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.plain import plain_evidence
 from ppbench.federation.plan import Local, Plan
-from ppbench.nets.held import HeldNetwork, held_network
+from ppbench.nets.model_object import HeldNetwork, held_network
 from ppbench.nets.modes import drawing, run_module
 from ppbench.nets.net import Net, _built, build, initial, net_spec
 from ppbench.run.invert import view_of

@@ -21,11 +21,9 @@ from ppbench.defenses.mpdp.accounting import (
     theta_max,
     violations,
 )
-from ppbench.defenses.mpdp.baselines import MPDPNaive
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, expanded, scale_alone, scale_of_two, uniform_noise
-from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
-from ppbench.defenses.mpdp.protocol import MPDP, n_out
+from ppbench.defenses.mpdp.protocol import MPDP, MPDPH, MPDPNaive, n_out
 from ppbench.defenses.pbpfl.perturbation import Surrogates
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server

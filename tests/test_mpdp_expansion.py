@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.baselines import MPCDP
 from ppbench.defenses.mpdp.expansion import Expansion, expand, expanded, fold
+from ppbench.defenses.mpdp.protocol import MPCDP
 from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Local, Plan

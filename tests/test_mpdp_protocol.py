@@ -14,19 +14,16 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
 from ppbench.defenses.mpdp.accounting import Sigmas, exact_theta
-from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
 from ppbench.defenses.mpdp.expansion import expanded
-from ppbench.defenses.mpdp.hardened import MPDPH
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
-from ppbench.defenses.mpdp.protocol import MPDP
+from ppbench.defenses.mpdp.protocol import MPCDP, MPDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.perturbation import Perturbed, Released, Surrogates, outputs
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import NetSpec, initial, net_spec
 

@@ -113,8 +113,8 @@ def test_the_real_encryption_shows_as_much() -> None:
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
     from nvflare.app_opt.he.model_encryptor import HEModelEncryptor
 
-    from ppbench.adapters.nvflare.inside import SERVER as THERE
-    from ppbench.adapters.nvflare.inside import task_context
+    from ppbench.adapters.nvflare.mechanism import SERVER as THERE
+    from ppbench.adapters.nvflare.mechanism import task_context
 
     key = tenseal.context(tenseal.SCHEME_TYPE.CKKS, poly_modulus_degree=8192, coeff_mod_bit_sizes=[60, 40, 40])
     key.global_scale = 2**40
@@ -283,7 +283,8 @@ def test_what_would_send_all_without_a_word_is_refused(name: str, own: dict[str,
 
 def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
     from ppbench.adapters import nvflare
-    from ppbench.adapters.nvflare import encrypted, stock
+    from ppbench.adapters.nvflare import defenses as encrypted
+    from ppbench.adapters.nvflare import defenses as stock
 
     every = (*stock.NVFLARE_STOCK, encrypted.Encrypted)
     assert [one.stock for one in every] == [*nvflare.STOCK_NAMES]

@@ -18,8 +18,7 @@ from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation import secagg
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.view import BEGUN, Transcript
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec

@@ -27,11 +27,9 @@ from ppbench.base.tree import Params, leaves
 from ppbench.cli import main
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.messages import Model
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Layout, Local, Opt, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Slot
+from ppbench.federation.wire import SERVER, Model, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import largest_difference
 
@@ -43,7 +41,7 @@ federation, trained, shards = SETTING.federation, SETTING.trained, SETTING.shard
 victims, seen = SETTING.victims, SETTING.seen
 
 LR, CLIENTS = 0.5, 3
-STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.stock").OPACUS_STOCK]
+STOCK = [one.stock for one in importlib.import_module("ppbench.adapters.opacus.defenses").OPACUS_STOCK]
 SURE = 1e-6
 """How rarely a right noise is taken for a wrong one."""
 
@@ -303,7 +301,7 @@ def test_little_noise_is_told_by_its_bound_and_in_no_time() -> None:
 
 
 def test_an_adaptive_norm_is_accounted_for_or_no_epsilon_is_told() -> None:
-    from ppbench.adapters.opacus.ledger import ADJUSTS
+    from ppbench.adapters.opacus.mechanism import ADJUSTS
 
     if "dp_sgd_adaptive" not in STOCK:
         pytest.skip("this version has none that can be reached")
@@ -379,7 +377,8 @@ def test_names_are_those_of_opacus_and_all_that_ships_has_one() -> None:
     import opacus.optimizers
 
     from ppbench.adapters import opacus as adapter
-    from ppbench.adapters.opacus import private, stock
+    from ppbench.adapters.opacus import defenses as stock
+    from ppbench.adapters.opacus import mechanism as private
 
     assert {one.stock for one in stock.OPACUS_STOCK} <= {*adapter.STOCK_NAMES}
     for one in stock.OPACUS_STOCK:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 import ppbench
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Candidates
-from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.attacks.labels import LabelRecovery
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
@@ -23,13 +23,12 @@ from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.mpdp.accounting import calibrate
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import multiply
+from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.defenses.spn import SPN
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan, shuffled
+from ppbench.federation.plan import Batch, Data, Layout, Local, Opt, Plan, shuffled
 from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.membership import Half, operating_point

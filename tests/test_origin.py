@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.records.archive import Archive
-from ppbench.records.origin import ORIGIN, command_of, origin_of, restate, save_origin
+from ppbench.records.run_files import ORIGIN, command_of, origin_of, restate, save_origin
 from ppbench.records.store import Store
 
 RESULTS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("*/records.zip"))

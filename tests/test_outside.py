@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ppbench.ledger.book import BookEntry, add_entry
+from ppbench.ledger.form import BookEntry, add_entry
 from ppbench.ledger.publish import compute_views, publish
 from ppbench.ledger.score import score
 from ppbench.ledger.site import build_site

@@ -12,14 +12,15 @@ import pytest
 from PIL import Image
 
 from ppbench.federation.contract import Claim
+from ppbench.records.run_files import ClientTime, save_time, time_of, training_of
 from ppbench.records.schema import Played
 from ppbench.records.store import CellImages
-from ppbench.records.times import ClientTime, save_time, time_of, training_of
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.claims.case import ClaimFinding
 from ppbench.report.controls import Check
-from ppbench.report.page.curves import ROC_LINES, Budget, BudgetLine, RocLine, Rocs
+from ppbench.report.page.boards import csv_text
+from ppbench.report.page.curves import ROC_LINES, AttackLine, Budget, BudgetLine, Ppc, RocLine, Rocs
 from ppbench.report.page.evaluations import (
     DefenseSentence,
     checks_of,
@@ -28,13 +29,8 @@ from ppbench.report.page.evaluations import (
     standalone_sentences,
 )
 from ppbench.report.page.figures import Picture, svg_of
-from ppbench.report.page.html import Page
-from ppbench.report.page.played import role_counts
-from ppbench.report.page.ppc import AttackLine, Ppc
-from ppbench.report.page.profiles import anchors
-from ppbench.report.page.sprites import sprite
-from ppbench.report.page.table import csv_text
-from ppbench.report.page.template import VENDOR, assets, script_digest
+from ppbench.report.page.html import VENDOR, Page, assets, role_counts, script_digest
+from ppbench.report.page.profiles import anchors, sprite
 
 
 class Reader(HTMLParser):

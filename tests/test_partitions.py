@@ -15,8 +15,8 @@ from ppbench.base.errors import UsageError
 from ppbench.run.config import configure
 from ppbench.run.task import make_task
 from ppbench.task.dataset import Dataset
-from ppbench.task.opening import open_dataset
 from ppbench.task.partition import DISTINCT, hold_out, partition, strata, three_way
+from ppbench.task.user_data import open_dataset
 
 KINDS = ("iid", "imbalanced", "dirichlet", "dirichlet:0.01", "dirichlet:100")
 BALANCED = torch.arange(10).repeat(500)

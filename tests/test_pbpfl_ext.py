@@ -11,15 +11,13 @@ from scipy import stats
 from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves, tree_map
-from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
-from ppbench.defenses.pbpfl.protocol import PBPFL
+from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import BEGUN, Transcript
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import net_spec

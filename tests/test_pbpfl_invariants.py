@@ -16,7 +16,6 @@ from torch.func import functional_call, jacrev
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import (
     Released,
     Surrogates,
@@ -27,15 +26,13 @@ from ppbench.defenses.pbpfl.perturbation import (
     surrogates,
     unscale,
 )
-from ppbench.defenses.pbpfl.protocol import PBPFL, Secrets
+from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt, Secrets
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import BEGUN
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.channels import Channels, Norms
-from ppbench.nets.losses import squared
-from ppbench.nets.net import Net, build, initial, net_spec
+from ppbench.nets.net import Net, build, initial, net_spec, squared
 from ppbench.nets.walk import walk
 
 IMAGE = (3, 16, 16)

@@ -17,10 +17,17 @@ from torch import Tensor, nn
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.peel import Peel
-from ppbench.attacks.reconstruction.peeling.image import Spectrum, opponent_variation, opponents
-from ppbench.attacks.reconstruction.peeling.layer import KnownOutput, PeeledLayer, cut_small, inner_inputs
-from ppbench.attacks.reconstruction.peeling.traced import ConvBlock, chain_of, tiled, untiled
+from ppbench.attacks.reconstruction.peel import Peel, Spectrum, opponent_variation, opponents
+from ppbench.attacks.reconstruction.peeling import (
+    ConvBlock,
+    KnownOutput,
+    PeeledLayer,
+    chain_of,
+    cut_small,
+    inner_inputs,
+    tiled,
+    untiled,
+)
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot

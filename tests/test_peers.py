@@ -18,9 +18,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.attacks.membership import lira, rmia
-from ppbench.attacks.membership.lira import LiRA, OfflineLiRA
-from ppbench.attacks.membership.rmia import OfflineRMIA
+from ppbench.attacks.membership import references as lira
+from ppbench.attacks.membership import references as rmia
+from ppbench.attacks.membership.references import LiRA, OfflineLiRA, OfflineRMIA
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

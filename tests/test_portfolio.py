@@ -16,15 +16,13 @@ from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import cap_value, corrected_accuracy, distance_of, ppc_point, record_distance, series_cap
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.worst import worst_case
 from ppbench.run.cells import CellGroup
-from ppbench.run.choice import select_attacks
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import resolve, select_attacks
+from ppbench.run.group import FIRST_TUNING_PROBE, rehearse, tune
 from ppbench.run.task import make_task
-from ppbench.run.tuning import FIRST_TUNING_PROBE, rehearse, tune
 
 
 def changed(record, **decibels):

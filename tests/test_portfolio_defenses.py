@@ -15,9 +15,8 @@ from observations import Seen, reached, seeded, server_sees
 
 from ppbench.adversary.attack import Attack
 from ppbench.attacks.reconstruction.dlg import IDLG
-from ppbench.attacks.reconstruction.ig import IG
+from ppbench.attacks.reconstruction.ig import IG, IGMasked
 from ppbench.attacks.reconstruction.likelihood import Likelihood
-from ppbench.attacks.reconstruction.masked import IGMasked
 from ppbench.base.tree import Tree
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense

@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import ppbench
-from ppbench.base import precision
-from ppbench.base.precision import computing
+from ppbench.base import device as precision
+from ppbench.base.device import computing
 from ppbench.base.version import __version__
 from ppbench.federation.plan import Data
 from ppbench.records.schema import FederationInfo
 from ppbench.records.store import Store
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
+from ppbench.run.evaluation import SUBJECTS, share_broken
 from ppbench.run.executors import local, ray
 from ppbench.run.executors.ray import Order, marker_of
 from ppbench.run.experiment import resolve
 from ppbench.run.group import _environment
 from ppbench.run.jobs import WorkItem
 from ppbench.run.loop import probe
-from ppbench.run.selftest import SUBJECTS, share_broken
 from ppbench.run.task import describe, make_task
 
 NEW = hasattr(torch._C, "_set_fp32_precision_setter")

@@ -17,15 +17,12 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, tree_map
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.defenses.spn import SPN
-from ppbench.federation.contract import Defense
+from ppbench.federation.contract import Defense, plain_evidence
 from ppbench.federation.evidence import Evidence, at_truth, simulation
-from ppbench.federation.messages import Hello, Update
-from ppbench.federation.optim import Opt
-from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Local
-from ppbench.federation.wire import SERVER, Slot, Wire
+from ppbench.federation.plan import Local, Opt
+from ppbench.federation.wire import SERVER, Hello, Slot, Update, Wire
 from ppbench.nets.net import net_spec
 from ppbench.report.controls import nothing_to_read
 from ppbench.run.config import configure

@@ -14,8 +14,7 @@ import ppbench.run.sweep  # noqa: F401 - likewise
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.records.sources import source_digest
-from ppbench.testing.sweeps import _forget, request_from, run_sweep
-from ppbench.testing.worst import Worst, judge_limit, worst_figures
+from ppbench.testing.sweeps import Worst, _forget, judge_limit, request_from, run_sweep, worst_figures
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -7,14 +7,13 @@ from protocols import examples, started
 from torch import Tensor
 
 from ppbench.base.tree import Tree, leaves
-from ppbench.defenses.mpdp.clipping import tree_norm
+from ppbench.defenses.mpdp.model_perturbation import tree_norm
 from ppbench.defenses.mpdp.protocol import MPDP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.pbpfl.perturbation import Surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Context, Job
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 

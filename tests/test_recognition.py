@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.questions.image_metrics import ImageScore, image_metrics
-from ppbench.questions.recognition import Recognition
+from ppbench.questions.image_metrics import ImageScore, Recognition, image_metrics
 
 RANGE = (0.0, 1.0)
 

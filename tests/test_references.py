@@ -11,17 +11,15 @@ from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.defenses.spn import SPN
 from ppbench.federation.engine import run_many
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
 from ppbench.run.audit import runs as audit_runs
-from ppbench.run.audit.rounds import Recorder, load_recorded, spaced_rounds
-from ppbench.run.audit.runs import TARGET, PointAudit, Refused
-from ppbench.run.choice import Point
+from ppbench.run.audit.runs import TARGET, PointAudit, Recorder, Refused, load_recorded, spaced_rounds
 from ppbench.run.config import configure
-from ppbench.run.experiment import resolve
+from ppbench.run.experiment import Point, resolve
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=120, public=0.5, clients=3, rounds=3, canaries=6,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ppbench.defenses.dp import DP
 from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.federation.plan import Local
-from ppbench.metrics.guarantee import epsilon_words, success_bound
+from ppbench.metrics.epsilon import epsilon_words, success_bound
 from ppbench.records.schema import Privacy
 from ppbench.report.controls import Check
-from ppbench.report.page.answer import answer_of
+from ppbench.report.page.headline import answer_of
 from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict import sentences
 from ppbench.run.train import with_probe_guarantee

@@ -12,7 +12,7 @@ from github_runner import Ran, Runner
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.ledger.register import RegisteredFigure, load_register, moved_figures, pin_faults
+from ppbench.ledger.submission import RegisteredFigure, load_register, moved_figures, pin_faults
 from ppbench.records import sources
 from ppbench.run.suite import load_suite
 

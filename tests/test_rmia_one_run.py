@@ -14,17 +14,16 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, References
-from ppbench.adversary.augment import MOST_AUGMENTATIONS, augmentations
-from ppbench.attacks.membership.lira import LiRA
-from ppbench.attacks.membership.one_run import OneRunAudit, extremes
-from ppbench.attacks.membership.rmia import RMIA, OfflineRMIA, beaten, log_mean, log_prior
-from ppbench.attacks.membership.update_cosine import UpdateCosine
+from ppbench.adversary.victims import MOST_AUGMENTATIONS, augmentations
+from ppbench.attacks.membership.audits import OneRunAudit, extremes
+from ppbench.attacks.membership.references import RMIA, LiRA, OfflineRMIA, beaten, log_mean, log_prior
+from ppbench.attacks.membership.updates import UpdateCosine
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
-from ppbench.metrics.audit import epsilon_bound, epsilon_lower, p_value
+from ppbench.metrics.epsilon import epsilon_bound, epsilon_lower, p_value
 from ppbench.metrics.intervals import Estimate
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import initial, net_spec

@@ -10,7 +10,7 @@ import torch
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.base.seals import DIGEST_ENTRY, packed_with_digest, seal, unpacked_with_digest, unsealed
+from ppbench.base.tensor_files import DIGEST_ENTRY, packed_with_digest, seal, unpacked_with_digest, unsealed
 from ppbench.base.tree import load, save
 
 ASKED = dict(

@@ -20,16 +20,14 @@ from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.messages import Hello, Join, Update
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Plan
-from ppbench.federation.secagg import complete_graph
-from ppbench.federation.shared_keys import KeyedDefense, Offer, SharedKeys, keys_of
+from ppbench.federation.plan import Layout, Plan
+from ppbench.federation.secagg import KeyedDefense, Offer, SharedKeys, complete_graph, keys_of
 from ppbench.federation.threats import THREATS
+from ppbench.federation.wire import Hello, Join, Update
 from ppbench.nets.net import net_spec
 from ppbench.testing import check_defense
+from ppbench.testing.defenses import no_view_reaches_a_secret
 from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims
-from ppbench.testing.secrecy import no_view_reaches_a_secret
 
 PLAN = Plan(net_spec("mlp", (4,), 2), 6)
 

@@ -13,25 +13,24 @@ from protocols import rand, weights
 from torch.func import grad, vmap
 
 from ppbench.adversary.victims import choose_candidates, choose_victims
-from ppbench.attacks.label.recovery import LabelRecovery
-from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.attacks.labels import LabelRecovery
+from ppbench.attacks.membership.outputs import LossThreshold
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.attacks.tracing.nearest import NearestReconstruction
+from ppbench.attacks.tracing import NearestReconstruction
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Plan
-from ppbench.metrics.segmentation import mask_overlap, over_images
-from ppbench.nets.losses import bce
+from ppbench.metrics.image import mask_overlap, over_images
 from ppbench.nets.models.unet import unet
-from ppbench.nets.net import Classifier, build, initial, net_spec
+from ppbench.nets.net import Classifier, bce, build, initial, net_spec
 from ppbench.nets.walk import channels_of
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit
 from ppbench.run.train import train
 from ppbench.task.dataset import Dataset, Split
-from ppbench.task.opening import open_dataset
 from ppbench.task.partition import mask_strata, partition
+from ppbench.task.user_data import open_dataset
 
 SHAPE = (3, 32, 32)
 UNET = net_spec("unet", SHAPE, 1, {"width": 2})

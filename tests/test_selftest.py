@@ -5,17 +5,16 @@ import json
 import pytest
 import torch
 
-import ppbench.run.selftest as module
+import ppbench.run.evaluation as module
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import tree_map
 from ppbench.federation.view import Transcript
-from ppbench.records.soundness import SELFTEST, SelftestTrial, Soundness, save_soundness, soundness_of
+from ppbench.records.run_files import SELFTEST, SelftestTrial, Soundness, save_soundness, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.verify import verify
-from ppbench.run.evaluation import evaluate
-from ppbench.run.selftest import SUBJECTS, selftest
+from ppbench.run.evaluation import SUBJECTS, evaluate, selftest
 
 
 @pytest.fixture

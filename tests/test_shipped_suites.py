@@ -13,7 +13,7 @@ from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
 from ppbench.suites import shipped, titles, tomllib
 from ppbench.task.dataset import Dataset, Split
-from ppbench.task.segmentation import masked_dataset
+from ppbench.task.imagefolder import masked_dataset
 
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "ham10000": (3, 64, 64), "breakhis": (3, 64, 64)}
 CLASSES = {"cifar100": 100, "ham10000": 7, "breakhis": 8, "officehome": 65}

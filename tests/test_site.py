@@ -13,8 +13,7 @@ import pytest
 
 import ppbench
 import ppbench.testing
-from ppbench.base.registry import plugins
-from ppbench.base.summary import summary
+from ppbench.base.registry import plugins, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 for module in ("mkdocs", "material", "mkdocstrings"):

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.directions import PublicLayer
-from ppbench.attacks.reconstruction.separation import Separation, separate
-from ppbench.attacks.reconstruction.spear import Spear, tapped
-from ppbench.attacks.reconstruction.spear_features import SpearFeatures, feature_bounds
+from ppbench.attacks.reconstruction.spear import Separation, Spear, SpearFeatures, feature_bounds, separate, tapped
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot

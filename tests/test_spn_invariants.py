@@ -20,10 +20,8 @@ from ppbench.defenses.ppdl import PPDL, Bitmap, Indexed, cut_precision
 from ppbench.defenses.spn import SPN, polarization
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.messages import Update
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Data, Local, Plan, poisson
-from ppbench.federation.wire import Slot
+from ppbench.federation.plan import Batch, Data, Layout, Local, Plan, poisson
+from ppbench.federation.wire import Slot, Update
 from ppbench.nets.net import initial, net_spec
 
 ALPHAS = (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5)

@@ -7,20 +7,18 @@ import torch
 from protocols import started
 
 from ppbench.adversary.victims import choose_victims
-from ppbench.base.errors import Overflow
-from ppbench.base.exits import Exit
+from ppbench.base.errors import Exit, Overflow
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, nbytes
-from ppbench.defenses.standalone import Standalone
+from ppbench.defenses.baselines import Standalone
 from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.contract import Context
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
 from ppbench.report.claims import check_claims
-from ppbench.report.completeness import defenses_without_result, exit_of
+from ppbench.report.controls import defenses_without_result, exit_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import evaluate
 from ppbench.run.train import masks_overlap, mean_square

@@ -8,21 +8,18 @@ from observations import scored, seeded
 from protocols import started
 
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC
-from ppbench.attacks.adaptive.fedpc_labels import known_signs
-from ppbench.attacks.adaptive.fedpc_signs import images_from_signs
+from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, images_from_signs, known_signs
+from ppbench.attacks.reconstruction.analytic import first_layer
 from ppbench.attacks.reconstruction.directions import PublicLayer
-from ppbench.attacks.reconstruction.fedavg import FedAvgInversion
-from ppbench.attacks.reconstruction.rows import first_layer
-from ppbench.attacks.reconstruction.steps import inputs_by_rank, sums_gradients
+from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, inputs_by_rank, sums_gradients
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.fedpc.protocol import FedPC
 from ppbench.federation.claim import Claim, Rival
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check_claims, premise
+from ppbench.report.claims import case as premise
+from ppbench.report.claims import check_claims
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "200"})
 PLAN = Plan(SPEC, 3, Local("delta", 2, 1, Opt("sgd", 0.05, momentum=0.9)))

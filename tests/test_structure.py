@@ -13,14 +13,13 @@ import pytest
 from ppbench.federation import threats
 from ppbench.federation.threats import THREATS
 from ppbench.questions.base import MissingQuestion, missing_sentences, question_for, question_of, questions
-from ppbench.records.aggregate import aggregate
+from ppbench.records.figure import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.scores import OtherScore, word_of
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims
+from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.verify import verify
 
 ROOT = Path(__file__).parent.parent

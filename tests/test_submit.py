@@ -16,20 +16,29 @@ from typer.testing import CliRunner
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.cli import app
-from ppbench.ledger import due, rerun
-from ppbench.ledger.case import RerunTerms, case_of_archive, case_of_folder
-from ppbench.ledger.examine import CHECKS, run_checks
+from ppbench.ledger import examination as due
+from ppbench.ledger import examination as rerun
+from ppbench.ledger.examination import (
+    CHECKS,
+    RerunTerms,
+    case_of_archive,
+    case_of_folder,
+    draw_cells,
+    first_difference,
+    run_checks,
+    untolerated_difference,
+)
 from ppbench.ledger.form import to_json
-from ppbench.ledger.rerun import draw_cells, first_difference, untolerated_difference
 from ppbench.ledger.submission import Package, submission_of, this_machine
 from ppbench.records import sources
-from ppbench.records.aggregate import aggregate
 from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
-from ppbench.records.origin import commit_of
+from ppbench.records.figure import aggregate
+from ppbench.records.run_files import commit_of
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
-from ppbench.run import complete, suite
+from ppbench.run import suite
+from ppbench.run import sweep as complete
 from ppbench.run.cells import cells, groups
 from ppbench.run.recheck import recheck
 from ppbench.run.suite import load_suite, with_salt

@@ -11,13 +11,13 @@ from ppbench.base.errors import UsageError
 from ppbench.cli import app
 from ppbench.federation.engine import Federation
 from ppbench.records import sources
-from ppbench.run import choice, experiment, task
+from ppbench.run import experiment, task
+from ppbench.run import experiment as choice
 from ppbench.run.config import configure
-from ppbench.run.evaluation import evaluate
+from ppbench.run.evaluation import evaluate, selftest
 from ppbench.run.experiment import resolve
 from ppbench.run.jobs import WorkItem
 from ppbench.run.schedule import plan_cells
-from ppbench.run.selftest import selftest
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep, sweep
 

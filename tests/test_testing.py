@@ -13,13 +13,11 @@ from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
 from ppbench.defenses.spn import SPN
 from ppbench.federation.contract import Server, Step
-from ppbench.federation.messages import Hello, Update
 from ppbench.federation.plan import Batch
+from ppbench.federation.wire import Hello, Update
 from ppbench.testing import check_defense
-from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.findings import Finding, Inconclusive, NotAsked, ask, ask_all
-from ppbench.testing.scene import DefenseTrial
-from ppbench.testing.tradeoff import accuracy_trend
+from ppbench.testing.defenses import DEFENSE_PROPERTIES, accuracy_trend
+from ppbench.testing.scene import DefenseTrial, Finding, Inconclusive, NotAsked, ask, ask_all
 
 
 def spoilt(name, base=Defense, **members):

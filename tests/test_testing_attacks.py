@@ -9,12 +9,12 @@ import torch
 
 from ppbench import Guess
 from ppbench.adversary.victims import choose_victims
-from ppbench.attacks.extraction.query import Query
-from ppbench.attacks.label.recovery import LabelRecovery
-from ppbench.attacks.membership.loss import LossThreshold
-from ppbench.attacks.membership.one_run import OneRunAudit
+from ppbench.attacks.extraction import Query
+from ppbench.attacks.labels import LabelRecovery
+from ppbench.attacks.membership.audits import OneRunAudit
+from ppbench.attacks.membership.outputs import LossThreshold
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
-from ppbench.attacks.tracing.nearest import NearestReconstruction
+from ppbench.attacks.tracing import NearestReconstruction
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves

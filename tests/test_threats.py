@@ -12,8 +12,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.threats import (
     ACTIVE_SYBILS,
     CURIOUS_CLIENT,

@@ -7,9 +7,9 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base.seeds import Seeds
 from ppbench.commands.terminal import _traced
 from ppbench.federation.plan import Data
-from ppbench.metrics.tracing import tracing_accuracy
+from ppbench.metrics.labels import tracing_accuracy
 from ppbench.questions.tracing import TraceScore, Tracing
-from ppbench.report.page.table import table_rows
+from ppbench.report.page.boards import table_rows
 from ppbench.report.verdict.lines import upload_rows
 from ppbench.run.cells import cells, count_owners, groups
 from ppbench.run.config import configure

@@ -2,10 +2,9 @@
 
 import pytest
 
-from ppbench.report.page.boards import boards_of
+from ppbench.report.page.boards import boards_of, no_claims
+from ppbench.report.page.curves import tradeoff_of
 from ppbench.report.page.figures import svg_of
-from ppbench.report.page.table import no_claims
-from ppbench.report.page.tradeoff import tradeoff_of
 
 
 def board(make, *rows, kind="reconstruction", attack="dlg"):

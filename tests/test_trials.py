@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.nets.held import held_network
+from ppbench.nets.model_object import held_network
 from ppbench.nets.net import build, initial, net_spec
 
 X, Y = torch.rand(2, *users.SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(2)

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
 from ppbench.adversary.victims import Candidates, choose_candidates
-from ppbench.attacks.adaptive import unmask
-from ppbench.attacks.adaptive.mask_estimators import (
+from ppbench.attacks.adaptive import perturbed as unmask
+from ppbench.attacks.adaptive.perturbed import (
+    ExtractProjection,
+    ExtractRegression,
+    ExtractUpload,
     by_projection,
     by_regression,
     by_rows,
@@ -22,22 +25,17 @@ from ppbench.attacks.adaptive.mask_estimators import (
     noiseless_moments,
     surprise,
 )
-from ppbench.attacks.adaptive.perturbed_extraction import ExtractProjection, ExtractRegression, ExtractUpload
-from ppbench.attacks.extraction.query import Query
-from ppbench.attacks.membership.loss import LossThreshold
+from ppbench.attacks.extraction import Query
+from ppbench.attacks.membership.outputs import LossThreshold
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
-from ppbench.defenses.mpdp.baselines import MPCDP, MPDPNaive
-from ppbench.defenses.mpdp.hardened import MPDPH
-from ppbench.defenses.mpdp.protocol import MPDP
-from ppbench.defenses.pbpfl.extended import PBPFLExt
+from ppbench.defenses.mpdp.protocol import MPCDP, MPDP, MPDPH, MPDPNaive
 from ppbench.defenses.pbpfl.perturbation import mask, multiply, outputs, surrogates
-from ppbench.defenses.pbpfl.protocol import PBPFL
+from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Batch, Data, Local, Plan
+from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import NetSpec, initial, net_spec

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership import update_cosine
-from ppbench.attacks.membership.update_cosine import Directions, UpdateCosine, example_gradients, update_coefficients
+from ppbench.attacks.membership import updates as update_cosine
+from ppbench.attacks.membership.updates import Directions, UpdateCosine, example_gradients, update_coefficients
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
 from ppbench.defenses.full_noise import FullNoise
@@ -20,15 +20,12 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import REAL, Federation
 from ppbench.federation.evidence import Evidence, simulation
-from ppbench.federation.messages import Update
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import Transcript, View
-from ppbench.federation.wire import SERVER, Slot, Wire
+from ppbench.federation.wire import SERVER, Slot, Update, Wire
 from ppbench.nets.net import initial, net_spec
-from ppbench.run.choice import make_defense
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import POISONS, with_changed_mail
+from ppbench.run.experiment import make_defense
+from ppbench.testing.scene import POISONS, all_digits, with_changed_mail
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

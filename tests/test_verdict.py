@@ -6,8 +6,7 @@ import itertools
 import pytest
 from rich.console import Console
 
-from ppbench.commands.glance import PLAIN_WIDTH
-from ppbench.commands.terminal import tables
+from ppbench.commands.terminal import PLAIN_WIDTH, tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened

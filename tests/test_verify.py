@@ -11,15 +11,13 @@ import torch
 from ppbench.base.errors import UsageError
 from ppbench.metrics.image import image_figures
 from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
-from ppbench.records.soundness import SelftestTrial, Soundness, save_soundness
+from ppbench.questions.reconstruction import blind_decibels
+from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.table import no_claims, write_csv
-from ppbench.report.page.worst import worst_csv
-from ppbench.report.plausible import implausible
-from ppbench.report.verify import verify
+from ppbench.report.page.boards import boards_of, no_claims, write_csv
+from ppbench.report.page.tables import worst_csv
+from ppbench.report.verify import implausible, verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 GUESS = (TRUTH + torch.linspace(-0.1, 0.3, 9)[:, None, None, None]).clamp(0, 1)

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
-from ppbench.report.claims.premise import data_of
+from ppbench.report.claims.case import data_of
 from ppbench.report.verify import verify
 from ppbench.run import recheck as rechecking
 from ppbench.run import task
-from ppbench.run.complete import local_dataset
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.sweep import local_dataset
 from ppbench.run.task import describe, make_task
 from ppbench.task import warped
-from ppbench.task.opening import open_dataset, plugins_of
+from ppbench.task.user_data import open_dataset, plugins_of
 from ppbench.task.warped import WARP_NUMBERS, Bend, bent
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -12,20 +12,17 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.update_cosine import rounds_of
-from ppbench.attacks.membership.whitebox import WhiteBox, evenly_spaced, gradient_signals, round_signals
-from ppbench.attacks.tracing.cosine import TracingCosine, likeliest_owners
-from ppbench.attacks.tracing.nearest import NearestReconstruction, nearest
+from ppbench.attacks.membership.outputs import WhiteBox, evenly_spaced, gradient_signals, round_signals
+from ppbench.attacks.membership.updates import rounds_of
+from ppbench.attacks.tracing import NearestReconstruction, TracingCosine, likeliest_owners, nearest
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Local, Plan
+from ppbench.federation.contract import plain_evidence
+from ppbench.federation.plan import Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import all_digits
-from ppbench.testing.worlds import POISONS, with_changed_mail
+from ppbench.testing.scene import POISONS, all_digits, with_changed_mail
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 RECORDS = 160

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from ppbench.adversary import asking
+from ppbench.adversary import isolation as asking
 
 SOURCE = '''
 import builtins, gc, glob, os, socket, sys, tempfile
@@ -18,7 +18,7 @@ import torch
 from ppbench import Attack, Guess
 
 builtins.stolen_by_import = True
-PATCHED = sys.modules.get("ppbench.questions.images")
+PATCHED = sys.modules.get("ppbench.questions.reconstruction")
 if PATCHED is not None:
     PATCHED.patched_by_a_stranger = True
 

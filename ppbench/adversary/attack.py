@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from ppbench.base.declarations import SCALARS, class_faults, field_faults, is_scalar, word_faults
+from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.precision import computing
-from ppbench.base.registry import canonical, find, load
-from ppbench.base.tree import moved, node
+from ppbench.base.fence import refuse, stranger
+from ppbench.base.registry import canonical, find, load, plugins
+from ppbench.base.tree import leaves, moved, node
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.bounds import bounds_of
+from ppbench.federation.contract import evidence_faults
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.federation.threats import THREATS
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.records.scores import Scalar
@@ -213,3 +217,89 @@ class Attack:
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge, in order. NaN observations must give a failed guess, not an exception."""
         raise NotImplementedError
+
+
+# -- Checks of every attack before it is used: its declarations, and the answers of its public methods --
+
+PROBE_KINDS = ("gradient", "local")
+
+
+def faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yield why a class is not the attack `name`; after the first fault others may be meaningless."""
+    yield from class_faults(plugin, Attack, name)
+    yield from field_faults(plugin)
+    yield from word_faults(plugin, ("threats", "probes", "version"))
+    if plugin.kind not in plugins("questions"):
+        known = ", ".join(plugins("questions"))
+        yield f"answers the question {plugin.kind!r}, which is not installed; known are {known}"
+    if plugin.targets is not None and not plugin.targets:
+        yield "declares targets without any; name the defenses it is built for, or set None for all"
+    for attribute, known_words in (("threats", tuple(THREATS)), ("probes", PROBE_KINDS)):
+        if unknown_words := [word for word in getattr(plugin, attribute) if word not in known_words]:
+            yield f"declares {attribute} with {shown(unknown_words[0], 60)}; known are {', '.join(known_words)}"
+    yield from acting_faults(plugin)
+
+
+def acting_faults(plugin: type[Attack]) -> Iterator[str]:
+    """Yield a fault if an attack acts under some of its threat models but not under others."""
+    crafts = plugin.crafted is not Attack.crafted
+    if any(THREATS[name].acts is not crafts for name in plugin.threats if name in THREATS):
+        yield "acts under some of its threat models and not under others; define `crafted` where all of them act"
+
+
+def attack_answer_faults(attack: Attack, plan: Plan, defenses: Iterable[str]) -> Iterator[str]:
+    """Yield which answers of an attack before `run` break the contract."""
+    suits = attack.suits(plan)
+    if not isinstance(suits, bool):
+        yield f"answers {shown(suits, 60)} to suits(plan); it must be True or False"
+    yield from static_answer_faults(attack, defenses)
+
+
+def static_answer_faults(attack: Attack, defenses: Iterable[str]) -> Iterator[str]:
+    """Yield which answers that do not depend on a plan break the contract."""
+    for call, answer in (
+        ("needs_public", attack.needs_public),
+        *((f"knows({name!r})", attack.knows(name)) for name in defenses),
+    ):
+        if not isinstance(answer, bool):
+            yield f"answers {shown(answer, 60)} to {call}; it must be True or False"
+    parameters = attack.parameters()
+    if not isinstance(parameters, Mapping) or not all(
+        isinstance(n, str) and is_scalar(v) for n, v in parameters.items()
+    ):
+        yield f"answers {shown(parameters, 60)} to parameters(); it must be a mapping from names to values; {SCALARS}"
+    variants = attack.variants()
+    if not isinstance(variants, Sequence) or not variants or any(type(one) is not type(attack) for one in variants):
+        yield f"answers {shown(variants, 60)} to variants(); it must be one or more {type(attack).__name__}"
+
+
+# -- Whether a view holds evidence for an attack, and whether that evidence is well-formed --
+
+
+def reads_anything(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
+    """Return whether a view holds evidence for an attack, see `readable`. PluginError: the evidence is malformed."""
+    check_evidence(attack, view)
+    return readable(attack, view, challenges)
+
+
+def is_silent(view: View) -> bool:
+    """Return whether no message of a view carries a tensor, so that nothing can be asked about it."""
+    return not any(leaves(letter.message) for letter in view.mail)
+
+
+def check_evidence(attack: Attack, view: View) -> None:
+    """Raise PluginError for malformed evidence of a third-party defense or attack, before other code fails on it."""
+    if stranger("defenses", view.defense.name):
+        refuse("defenses", view.defense.name, evidence_faults(view.defense.evidence(view)))
+    if stranger("attacks", attack.name):
+        refuse("attacks", attack.name, evidence_faults(attack.evidence(view)))
+
+
+def readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:
+    """Return whether a view holds evidence for an attack: its own, or the defense's unless it `reads_alone`."""
+    evidence = attack.evidence(view)
+    if not attack.reads_alone:
+        return bool(evidence or view.defense.evidence(view))
+    slots = {slot for one in evidence for slot in one.unit if len(one.unit) == 1}
+    units = {frozenset(one.unit) for one in evidence}
+    return any(frozenset(c.unit) in units or slots.issuperset(c.unit) for c in challenges)

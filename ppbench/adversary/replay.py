@@ -17,8 +17,7 @@ import torch
 from ppbench.base.tree import Params, Tree, finite, leaves, tree_map
 from ppbench.federation.contract import Defense, Server
 from ppbench.federation.evidence import Evidence, Measure, Shared, as_gradient
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Context
+from ppbench.federation.plan import Context, Layout, Opt
 from ppbench.federation.view import Begun, Exchange, View
 from ppbench.federation.wire import SERVER, Slot
 

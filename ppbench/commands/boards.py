@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.base.errors import UsageError
-from ppbench.base.exits import Exit
+from ppbench.base.errors import Exit, UsageError
 
 
 def leaderboard(

@@ -34,7 +34,8 @@ def compare(
     missing.
     """
     from ppbench.base.files import kind_of, write_output
-    from ppbench.report.compare import machine, report
+    from ppbench.report.compare import report
+    from ppbench.report.compare import report as machine
     from ppbench.report.compare.outcome import compare as run
 
     if github and json_:

@@ -94,10 +94,9 @@ def evaluate(
     input that cannot be used; 3: nothing can be concluded: a control failed or did not run, or the undefended model
     learned too little and nothing leaks.
     """
-    from ppbench.commands.live import Live
-    from ppbench.commands.terminal import as_json, report
-    from ppbench.records.origin import typed_command
-    from ppbench.report.completeness import exit_of
+    from ppbench.commands.terminal import Live, as_json, report
+    from ppbench.records.run_files import typed_command
+    from ppbench.report.controls import exit_of
     from ppbench.run.config import configure
     from ppbench.run.evaluation import evaluate as run
 
@@ -114,7 +113,7 @@ def evaluate(
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
     """Return the given fields of the configuration, from the values of `OPTIONS`. UsageError: bad values."""
-    from ppbench.run.options import assignments, names, numbers, resolve_device, sizes
+    from ppbench.run.config import assignments, names, numbers, resolve_device, sizes
 
     parse: dict[str, Callable[[Any], Any]] = {
         **{name: partial(names, option=f"--{name}") for name in FIELDS},

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.base.errors import UsageError
-from ppbench.base.exits import Exit
+from ppbench.base.errors import Exit, UsageError
 from ppbench.commands.sweep import Only, Place, Preset, WeightsOption, Workers, filters
 
 PUBLISHED_WHAT = "A shipped suite, a TOML file of one, or a folder that `publish --truth` made."
@@ -38,7 +37,7 @@ def publish(
     from ppbench.base.files import kind_of
     from ppbench.ledger.publish import BOARD_BYTES, compute_views
     from ppbench.ledger.publish import publish as run
-    from ppbench.records.origin import typed_command
+    from ppbench.records.run_files import typed_command
 
     folder = kind_of(Path(what)) == "folder"
     if folder == (truth is not None):
@@ -101,3 +100,72 @@ def ledger(
     rows = build_site(transcripts, truth, out)
     moved = sum(len(row.history) for row in rows)
     typer.echo(f"{len(rows)} rows, {moved} moved by guesses of others: {out / 'index.html'}")
+
+
+# -- `ppbench submit`: check and submit results of a defense or attack, or check a submission --
+
+SUBMITTED_WHAT = "A folder of results of one suite; with --check the submitted archive."
+SHARE_HELP = (
+    "Share of the cells that is computed again, from 0 to 1: of the submitted and of all others, at least one each."
+)
+SEED_HELP = "Seed with which these cells are drawn, to repeat the draw; random by default."
+SALT_HELP = "With --check: the submitter's file OUT/salt, where the cells were drawn with a secret."
+
+
+def submit(
+    what: Annotated[Path, typer.Argument(help=SUBMITTED_WHAT)],
+    check: Annotated[bool, typer.Option("--check", help="Judge a submitted archive; write nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The archive to write; FOLDER-submission.zip by default.")] = None,
+    paper: Annotated[str, typer.Option(help="Where the method is described.")] = "",
+    reference: Annotated[str, typer.Option(help="Where its code or page is.")] = "",
+    licence: Annotated[str, typer.Option(help="Licence of its code, as Apache-2.0.")] = "",
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help=SHARE_HELP)] = 0.1,
+    seed: Annotated[int | None, typer.Option(min=0, help=SEED_HELP)] = None,
+    salt: Annotated[Path | None, typer.Option(help=SALT_HELP)] = None,
+    dataset: Place = None,
+    weights: WeightsOption = None,
+    workers: Workers = None,
+) -> None:
+    """Submit results of a defense or attack of your own package: check them, and write them as one archive.
+
+    Submitter and receiver run the same checks: `ppbench verify` finds nothing, the controls hold, the code is the
+    installed one, all cells of the shipped suite are there, and some of them, computed again, agree bit for bit, or
+    within a reported tolerance where processor or versions differ.
+
+    Exit code 0: all checks pass, and without --check the archive is written; 1: some check fails; 2: input that cannot
+    be used, such as a submitted plugin that is not installed here.
+    """
+    from ppbench.base.bars import Bars
+    from ppbench.base.files import kind_of, scratch
+    from ppbench.ledger.examination import RerunTerms, case_of_archive, case_of_folder, run_checks
+    from ppbench.ledger.form import to_json
+    from ppbench.records.archive import pack_archive
+
+    describes = any([paper, reference, licence, out])
+    if check and describes:
+        raise UsageError(
+            "--out, --paper, --reference and --licence are for the submitter; leave them out with --check."
+        )
+    target = out or what.with_name(f"{what.resolve().name}-submission.zip")
+    if not check and kind_of(target, follow=False) is not None:
+        raise UsageError(f"{target} is there already; give another --out.")
+    with scratch("ppbench-submit") as home, Bars() as bars:
+        terms = RerunTerms(share, seed, dataset, weights, salt, workers, bars)
+        case = (
+            case_of_archive(what, home, terms)
+            if check
+            else case_of_folder(what, home, terms, paper, reference, licence)
+        )
+        holds = True
+        for one in run_checks(case):
+            word = {True: "pass", False: "FAIL", None: "not made"}[one.ok]
+            typer.echo(f"{word:<9}{one.name:<9} {one.sentence}")
+            holds = holds and one.ok is True
+    if not holds:
+        typer.echo("Not accepted." if check else "Nothing was written.")
+        raise typer.Exit(Exit.FOUND)
+    if check:
+        typer.echo("Accepted.")
+        return
+    pack_archive(what, target, to_json(case.about))
+    typer.echo(str(target))

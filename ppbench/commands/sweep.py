@@ -61,9 +61,9 @@ def sweep(
     """
     from ppbench.base.bars import Bars
     from ppbench.commands.terminal import planned_report, swept_report
-    from ppbench.records.origin import typed_command
-    from ppbench.report.completeness import exit_of
-    from ppbench.run.options import resolve_device
+    from ppbench.records.run_files import typed_command
+    from ppbench.report.controls import exit_of
+    from ppbench.run.config import resolve_device
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import default_out, plan_sweep
     from ppbench.run.sweep import sweep as run

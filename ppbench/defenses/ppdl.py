@@ -19,8 +19,7 @@ from ppbench.defenses.claims import paper
 from ppbench.defenses.dp import law_on_gradients, unit_noise, with_noise
 from ppbench.federation.bounds import Fraction, NonNegative
 from ppbench.federation.contract import Claim, Context, Defense
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Noise, Plan
+from ppbench.federation.plan import Batch, Layout, Noise, Plan
 
 FAN2020 = paper("fan2020")
 

@@ -8,17 +8,16 @@ from typing import Any, ClassVar
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.evidence import others_masks
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
-from ppbench.federation.cohort import cohort_evidence, cohorts
+from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
-from ppbench.federation.messages import Update
-from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Layout
 from ppbench.federation.secagg import PairedDefense
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
+from ppbench.federation.wire import Update
 
 UPDATE_MASKS = "update"
 

@@ -14,9 +14,8 @@ from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.claims import paper
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
 from ppbench.federation.contract import Claim, Context, Defense, Job, Server, step_inputs
-from ppbench.federation.messages import Hello
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Batch, Data, Plan
+from ppbench.federation.plan import Batch, Data, Layout, Plan
+from ppbench.federation.wire import Hello
 
 FAN2020 = paper("fan2020")
 

@@ -6,7 +6,9 @@ client's part is `prepare` (decode, draw all noise), `compute` (pure tensors, ma
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,19 +16,132 @@ import torch
 from torch import Tensor
 
 from ppbench.base.autodiff import gradient
+from ppbench.base.declarations import class_faults, field_faults, word_faults
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
-from ppbench.federation.ciphering import Ciphering
 from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.draws import at_step
-from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import Hello, Join, Model, Update, checked_count
-from ppbench.federation.optim import Layout
-from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Batch, Data, Noise, Plan, all_at_once, shuffled
+from ppbench.federation.evidence import Evidence, Shared, as_gradient
+from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, all_at_once, shuffled
 from ppbench.federation.plan import Context as Context
-from ppbench.federation.view import View
+from ppbench.federation.view import Exchange, View
+from ppbench.federation.wire import SERVER, Hello, Join, Model, Slot, Update, checked_count
+
+# -- The encryption of a round, in counts that a defense states; `run/ciphers.py` times one of each operation --
+
+CipherScheme = Literal["paillier", "mife", "mcfe"]
+
+
+@dataclass(frozen=True)
+class Ciphering:
+    """The encryption of one round.
+
+    Attributes:
+        scheme: "paillier": threshold Paillier (Damgard and Jurik 2001); "mife": multi-input functional encryption of
+            inner products (Abdalla et al. 2018, from Agrawal, Libert and Stehle); "mcfe": the same with labels (Chotard
+            et al. 2018).
+        bits: of Paillier's modulus, or of the group's order.
+        slots: numbers in one ciphertext.  size: bytes of one ciphertext.
+        clients, threshold: how many encrypt, and how many must decrypt (0 if the server's key decrypts).
+        values: numbers that a client encrypts.
+    """
+
+    scheme: CipherScheme
+    bits: int
+    slots: int
+    size: int
+    clients: int
+    threshold: int
+    values: int
+
+    def blocks(self, values: int) -> int:
+        """Return the number of ciphertexts for `values` numbers."""
+        return -(-values // self.slots)
+
+    def nbytes(self, values: int) -> int:
+        """Return the bytes of the ciphertexts of `values` numbers."""
+        return self.blocks(values) * self.size
+
+
+SLOT_BITS = 64
+"""Bits of a number in a packed Paillier ciphertext."""
+POINT_BYTES = 32
+"""Bytes of an element of the group of functional encryption, a point of Curve25519."""
+
+
+def paillier(bits: int, clients: int, threshold: int, values: int) -> Ciphering:
+    """Return threshold Paillier: a ciphertext is a number modulo n^2 with as many slots as fit into n."""
+    return Ciphering("paillier", bits, (bits - 1) // SLOT_BITS, 2 * bits // 8, clients, threshold, values)
+
+
+def functional(scheme: CipherScheme, clients: int, values: int) -> Ciphering:
+    """Return functional encryption of each number: three points, (r, r a, x + u + r W a); with labels ("mcfe") one."""
+    return Ciphering(scheme, 8 * POINT_BYTES, 1, (1 if scheme == "mcfe" else 3) * POINT_BYTES, clients, 0, values)
+
+
+# -- The evidence of an attacker that takes every upload for an undefended one: the default of `Defense.evidence` --
+
+
+def plain_evidence(view: View) -> list[Evidence]:
+    """Return evidence for an attacker that takes every update for the undefended gradient of one batch.
+
+    Server and eavesdropper use each client's first upload; a weight change, divided by the learning rate and the
+    epochs, is taken for a gradient. A client sees only the others' mean, as the difference of two broadcasts.
+    """
+    if not view.threat.sees_uploads:
+        return _difference_evidence(view)
+    shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
+    for exchange in view.exchanges():
+        if not isinstance(exchange.request, Model) or exchange.slot in by_slot:
+            continue
+        params, divisor = shared.same(exchange.request.params), as_gradient(view.plan, exchange.round)
+        change = _update(view, exchange, params)
+        if not _fits(change, params):  # only the server can decode it
+            continue
+        observed = change if divisor == 1 else tree_map(lambda value, d=divisor: value / d, change)  # type: ignore[misc]
+        by_slot[exchange.slot] = Evidence((exchange.slot,), observed, shared.at(params), params)
+    return list(by_slot.values())
+
+
+def _update(view: View, exchange: Exchange, params: Params) -> Params:
+    """Return the decoded update of an upload; the server decodes with its secrets of that step."""
+    server = view.state_at(exchange) if view.party == SERVER else None
+    if server is None:
+        return view.defense.decode(exchange.answer, params)
+    ctx = Context(view.plan, exchange.round, view.session(exchange), SERVER, torch.Generator())
+    return view.defense.decoded(ctx, server, exchange.slot.client, exchange.answer)
+
+
+def _fits(update: Params, like: Params) -> bool:
+    """Return whether an update has the model's names and shapes."""
+    return update.keys() == like.keys() and all(update[name].shape == value.shape for name, value in like.items())
+
+
+def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exchange], Params, Params]]:
+    """Yield by probe what curious clients saw of a round: all others' slots, their own uploads, two models in a row."""
+    first = {exchange.slot: exchange for exchange in reversed(list(view.exchanges()))}
+    for probe, _ in view.data:
+        sent = [m.params for m in view.broadcasts(probe) if isinstance(m, Model)]
+        inside = [Slot(probe, c) for c in range(view.plan.clients) if view.inside(c)]
+        own_uploads = [first[slot] for slot in inside if slot in first]
+        others = tuple(Slot(probe, c) for c in range(view.plan.clients) if not view.inside(c))
+        if len(sent) > 1 and own_uploads and len(own_uploads) == len(inside) and others:
+            yield others, own_uploads, sent[0], sent[1]
+
+
+def _difference_evidence(view: View) -> list[Evidence]:
+    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and own uploads."""
+    opt, shared, pieces = view.plan.server_opt, Shared(view.plan), []
+    if opt.name != "sgd" or opt.momentum:
+        return []
+    for others, own_uploads, first, second in client_observations(view):
+        own_updates = [view.defense.decode(e.answer, first) for e in own_uploads]
+        size, divisor = len(others) + len(own_uploads), len(others) * as_gradient(view.plan, own_uploads[0].round)
+        total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
+        observed = {n: (total[n] - sum(update[n].double() for update in own_updates)) / divisor for n in first}
+        pieces.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
+    return pieces
 
 
 @node
@@ -300,3 +415,53 @@ class Defense:
 def step_inputs(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
     """Return the batch, the client's tree and the noise of local step `t`."""
     return tree_map(lambda leaf: leaf[t], job.batches), job.own, at_step(job.noise, t)
+
+
+# -- Checks of every defense before it is used: what it declares, and what its public methods return --
+
+
+def faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yield the faults of a class as the defense `name`; after the first one, others may be meaningless."""
+    yield from class_faults(plugin, Defense, name)
+    yield from field_faults(plugin)
+    yield from word_faults(plugin, ("roles", "version"))
+    for grid, values in plugin.grids.items():
+        if bad := [value for value in values if isinstance(value, bool) or not math.isfinite(value)]:
+            yield f"has {bad[0]!r} in its {grid!r} grid; give finite numbers"
+    if plugin.control is None:
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(plugin)}
+    default = defaults.get(plugin.control, "")
+    if default is not dataclasses.MISSING and (isinstance(default, bool) or not isinstance(default, int | float)):
+        yield f"declares control = {plugin.control!r}; it must be a field whose default is a number"
+
+
+def answer_faults(defense: Defense, plan: Plan, sizes: Sequence[int], rounds: int) -> Iterator[str]:
+    """Yield the faults of what a defense's public methods return before training."""
+    if not isinstance(defense.sums, bool):
+        yield f"answers {shown(defense.sums, 60)} to sums; it must be True or False"
+    noise = defense.noise(plan)
+    if noise is not None and not isinstance(noise, Noise):
+        yield f"answers {shown(noise, 60)} to noise(plan); it must be a Noise or None"
+    for size in sorted(set(sizes)):
+        yield from guarantee_faults(defense.guarantee(plan, size, rounds))
+    reason = defense.why_no_epsilon(plan, None, rounds)
+    if not isinstance(reason, str):
+        yield f"answers {shown(reason, 60)} to why_no_epsilon(plan); it must be a text"
+
+
+def guarantee_faults(answer: object) -> Iterator[str]:
+    """Yield a fault unless `guarantee` returned None, or epsilon >= 0 and delta in [0, 1]."""
+    if answer is None:
+        return
+    pair = answer if isinstance(answer, tuple) and len(answer) == 2 else ()
+    numbers = [float(v) for v in pair if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < 2 or not (numbers[0] >= 0 and 0 <= numbers[1] <= 1 and math.isfinite(numbers[0])):
+        shown_answer = shown(answer, 60)
+        yield f"answers {shown_answer} to guarantee(...); it must be None, or epsilon >= 0 and delta in [0, 1]"
+
+
+def evidence_faults(answer: object) -> Iterator[str]:
+    """Yield a fault unless `evidence` returned a list of Evidence."""
+    if not isinstance(answer, list | tuple) or not all(isinstance(one, Evidence) for one in answer):
+        yield f"answers {shown(answer, 60)} to evidence(view); it must be a list of Evidence"

@@ -26,7 +26,7 @@ SKIPPED_AT_ONCE = 2**22
 """Numbers that are skipped at a time."""
 
 
-@node(name="ppbench.federation.draws.Later")
+@node
 class DeferredNoise:
     """Noise of one parameter that is not drawn yet.
 

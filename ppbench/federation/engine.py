@@ -12,15 +12,14 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ppbench.base.device import computing
 from ppbench.base.errors import Overflow, UsageError, shown
-from ppbench.base.precision import computing
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, finite, leaves, load, moved, save, tree_map
 from ppbench.federation.acting import Acting, acting_round
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, party_context, run_together
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import StateRecord, Transcript
 from ppbench.federation.wire import SERVER, Slot, Wire, session_of
 

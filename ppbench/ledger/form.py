@@ -20,10 +20,11 @@ from pydantic import AfterValidator, Field, ValidationError
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, first_fault, shown
-from ppbench.base.files import kind_of, read_regular
+from ppbench.base.files import kind_of, read_regular, write_atomic
 from ppbench.base.tree import update_digest
-from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo
-from ppbench.records.scores import Amount, AtLeastOne, Count, Scalar, Strict, Whole
+from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo, Record
+from ppbench.records.scores import Amount, AtLeastOne, Count, Scalar, Share, Strict, Whole
+from ppbench.records.store import Store
 
 TRANSCRIPT_SCHEMA: Literal["ppbench.transcript/1"] = "ppbench.transcript/1"
 TRUTH_SCHEMA: Literal["ppbench.truth/1"] = "ppbench.truth/1"
@@ -218,3 +219,71 @@ def to_json(model: Strict) -> bytes:
     """Return `model` as the JSON of our files: sorted keys, one final newline."""
     fields = model.model_dump(mode="json", by_alias=True)
     return (json.dumps(fields, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+# -- The ledger's book: every submission to every transcript, in order, with the decision. Entries are only ever
+# added --
+# TRUTH/ledger.jsonl has one line per submission; the records of all of them lie in TRUTH/external.
+
+BOOK_FILE, EXTERNAL = "ledger.jsonl", "external"
+MAX_BOOK_BYTES = JSON_BYTES * 4
+
+
+class BookEntry(Strict):
+    """A submission. day: UTC, YYYY-MM-DD. scene: the transcript's title. attack: "external:NAME". cell: its record.
+
+    tries: number of submissions to this transcript so far, this one included. holder: the attack of the former worst
+    case.
+    """
+
+    day: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    transcript: Id
+    scene: ShownWord
+    kind: ShownWord
+    attack: ShownWord
+    version: ShownWord
+    reference: ShownLine
+    guesses: Hex
+    cell: Id
+    tries: Annotated[int, Field(ge=1)]
+    level: Share
+    p: Amount
+    metric: ShownWord
+    before: float | None
+    after: float
+    holder: ShownLine
+    moved: bool
+    reason: ShownLine
+
+
+def read_book(truth: Path) -> list[BookEntry]:
+    """Return all submissions, in order; UsageError: the book is damaged."""
+    path = truth / BOOK_FILE
+    if kind_of(path, follow=False) is None:
+        return []
+    book = []
+    for number, line in enumerate(read_bounded(path, MAX_BOOK_BYTES).decode(errors="replace").splitlines(), 1):
+        try:
+            book.append(BookEntry.model_validate_json(line, strict=True))
+        except ValidationError as error:
+            why = first_fault(error)
+            raise UsageError(f"{path}, line {number} is no entry ({why}); give back what was there.") from error
+    return book
+
+
+def add_entry(truth: Path, entry: BookEntry) -> None:
+    """Append a submission to the book."""
+    path = truth / BOOK_FILE
+    before = read_bounded(path, MAX_BOOK_BYTES) if kind_of(path, follow=False) else b""
+    write_atomic(path, before + entry.model_dump_json().encode() + b"\n")
+
+
+def counting_records(truth: Path, book: list[BookEntry]) -> list[Record]:
+    """Return the records that count: all of ours, and the external ones that moved a row."""
+    outside, moved = Store(truth / EXTERNAL), sorted({entry.cell for entry in book if entry.moved})
+    return [*Store(truth).load_all(), *(outside.load(cell) for cell in moved if outside.has(cell))]
+
+
+def tries_at(book: list[BookEntry], transcript: str) -> Count:
+    """Return the number of submissions to a transcript."""
+    return sum(entry.transcript == transcript for entry in book)

@@ -6,29 +6,272 @@ the truth before they are published, as an object (`adversary.leaks`) and as byt
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors.torch import save
 from torch import Tensor
 
+from ppbench.adversary.leaks import leaks
+from ppbench.adversary.victims import Victims, probed_units
 from ppbench.base.errors import UsageError
-from ppbench.base.files import make_folder, write_atomic
+from ppbench.base.files import make_folder, publish_folder, write_atomic
+from ppbench.base.version import __version__
+from ppbench.federation.evidence import Evidence
 from ppbench.federation.threats import recorded_threat
-from ppbench.ledger.form import TranscriptInfo, row_key
-from ppbench.ledger.freeze import ViewSource, freeze
-from ppbench.ledger.scenes import separate_views
+from ppbench.federation.view import View
+from ppbench.ledger.form import (
+    ABOUT,
+    GRADIENTS,
+    VIEW,
+    File,
+    ObservedUpdate,
+    QuestionSlots,
+    TranscriptInfo,
+    Truth,
+    row_key,
+    to_json,
+    truth_commitment,
+)
+from ppbench.ledger.transcript import load_transcript, model_code, pack_view, plan_json
 from ppbench.questions.base import question_of
-from ppbench.records.salt import salt_of
-from ppbench.records.schema import CellConfig, Record
+from ppbench.questions.inquiry import Probe
+from ppbench.records.run_files import salt_of
+from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.records.store import Store
-from ppbench.run.again import find_cell
-from ppbench.run.complete import local_dataset
+from ppbench.report.controls import CONTROLS
+from ppbench.run.cells import CellGroup, groups
+from ppbench.run.config import EvaluateConfig
+from ppbench.run.config_of_cell import find_cell
+from ppbench.run.experiment import WHOLE, Experiment, Point, built_for, make_attack, resolve
+from ppbench.run.scene import draws_of, group_victims, prepare_federation, probe_group, yardstick_of
 from ppbench.run.schedule import Progress
-from ppbench.run.suite import load_suite, with_salt
-from ppbench.run.sweep import EVERYTHING, SweepResult, sweep
+from ppbench.run.suite import Suite, load_suite, with_salt
+from ppbench.run.sweep import EVERYTHING, SweepResult, local_dataset, sweep
+
+# -- The publishable views of a suite: one evaluation per view, no two of which share a victim --
+# On a board all defenses face the same victims, so that they can be compared one by one. Published side by side, the
+# undefended uploads would give the answers to all others. So each view has victims of its own here.
+
+
+def separate_views(suite: Suite) -> Suite:
+    """Return a suite with one evaluation per publishable view, of the first seed alone.
+
+    Seeds share the data, and other seeds might draw the same victims. Views of servers that act are left out: a reader
+    cannot choose the sent weights again. Controls are views like others.
+    """
+    first = min(config.seed for config in suite.configs)
+    places, seen, passed = dict[Experiment, str](), set[str](), Counter[str]()
+    for experiment, place in suite.places.items():
+        if experiment.config.seed != first:
+            continue
+        for group in groups(experiment):
+            one = _alone(experiment, group)
+            if one is None or (key := one.model_dump_json()) in seen:
+                continue
+            seen.add(key)
+            places[resolve(one.model_copy(update={"victims_from": passed[one.dataset]}))] = place
+            passed[one.dataset] += _taken(experiment, group)  # networks may differ: clients hold the same
+    return replace(suite, places=places, alone=True)
+
+
+def _alone(experiment: Experiment, group: CellGroup) -> EvaluateConfig | None:
+    """Return the evaluation of a group's view alone, None if it cannot be published."""
+    config, point = experiment.config, experiment.points[group.point]
+    if group.records or group.threat.acts or group.stage == "audit":
+        return None
+    settings: dict[str, Scalar] = {name: value for name, value in config.settings.items() if "." in name}
+    if point.defense.name == config.defense:
+        own = dataclasses.asdict(point.defense)
+        settings |= {name: value for name, value in own.items() if name != point.defense.control}
+    elif point.defense.name not in CONTROLS:
+        return None
+    named = [name for name in config.attacks if name in WHOLE or built_for(make_attack(name), point.defense.name)]
+    return config.model_copy(
+        update={
+            "defense": point.defense.name,
+            "attacks": tuple(named),
+            "settings": settings,
+            "grid": "quick" if point.value is None else (point.value,),
+            "stages": (group.stage,),
+            "threats": (group.threat.name,),
+            "attack_batch": (group.batch,),
+        }
+    )
+
+
+def _taken(experiment: Experiment, group: CellGroup) -> int:
+    """Return the number of examples of each client that a view's probes use."""
+    config, defense = experiment.config, experiment.points[group.point].defense
+    count, roles = -(-config.victims_at(group.batch) // group.batch), len(defense.roles) if group.role else 1
+    slots, _ = probed_units(range(config.clients), group.threat, count, sums=defense.sums, roles=roles)
+    return (max(slot.probe for slot in slots) + 1) * group.batch
+
+
+# -- Freeze one view: write its files, search them for the truth before they are published, keep the truth apart --
+
+
+@dataclass(frozen=True)
+class ViewSource:
+    """The source of a published view: a group of an evaluation, its records in `store`, the secret of the draws."""
+
+    store: Store
+    experiment: Experiment
+    group: CellGroup
+    records: list[Record]
+    title: str
+    salt: str
+
+    @property
+    def victims(self) -> Tensor:
+        """The victims' images [N, *shape]."""
+        victims = group_victims(self.experiment, self.group)
+        return torch.cat([victims.truth(unit).x for unit in victims.units])
+
+    @property
+    def config(self) -> CellConfig:
+        """The configuration of the first record."""
+        return self.records[0].config
+
+
+def freeze(source: ViewSource, out: Path, secrets: Sequence[Tensor]) -> TranscriptInfo:
+    """Write the transcript of a view below `out`, and its truth into the results; UsageError: it reveals the truth.
+
+    secrets: the victims [N, *shape] of all views that are published together.
+    """
+    fed, _ = prepare_federation(source.experiment, source.group, source.store.out)
+    _, view, victims, _ = probe_group(source.experiment, source.group, fed)
+    x, y = (torch.stack([getattr(victims.truth(unit), part) for unit in victims.units]) for part in ("x", "y"))
+    nonce = hashlib.sha256(f"ppbench.nonce/{source.salt}/{source.config.cell_id()}".encode()).hexdigest()
+    observed, tensors = _gradients(view, victims)
+    files = {VIEW: pack_view(view), GRADIENTS: save(tensors or {"none": torch.zeros(0)})}
+    about = _about(source, view, victims, observed, files, truth_commitment(nonce, x, y))
+    home = out / about.id
+
+    def write(draft: Path) -> None:
+        (draft / ABOUT).write_bytes(to_json(about))
+        for name, data in files.items():
+            (draft / name).write_bytes(data)
+        _check_leaks(draft, secrets, source.salt)
+
+    publish_folder(home, write)
+    _keep_truth(source, Truth(id=about.id, nonce=nonce, cell=source.config.cell_id()), x, y)
+    return about
+
+
+def _gradients(view: View, victims: Victims) -> tuple[list[ObservedUpdate], dict[str, Tensor]]:
+    """Return the observed updates of each question, by the defense's own evidence, and their tensors by name."""
+    places = {frozenset(unit): place for place, unit in enumerate(victims.units)}
+    listed, tensors, models = list[ObservedUpdate](), dict[str, Tensor](), list[Any]()
+    for evidence in view.defense.evidence(view):
+        place = places.get(frozenset(evidence.unit))
+        if place is None:
+            continue
+        which = _model(evidence, models, tensors)
+        law, std = (None, None) if evidence.noise is None else (evidence.noise.law, evidence.noise.std)
+        for name, value in evidence.observed.items():
+            tensors[f"gradient.{len(listed)}.{name}"] = value.detach().cpu().contiguous().clone()
+        listed.append(ObservedUpdate(question=place, channel=evidence.channel, weights=which, law=law, std=std))
+    return listed, tensors
+
+
+def _model(evidence: Evidence, models: list[Any], tensors: dict[str, Tensor]) -> int | None:
+    if evidence.params is None or evidence.measure != "squares":
+        return None
+    for which, known in enumerate(models):
+        if all(torch.equal(known[name], value) for name, value in evidence.params.items()):
+            return which
+    models.append(evidence.params)
+    for name, value in evidence.params.items():
+        tensors[f"weights.{len(models) - 1}.{name}"] = value.detach().cpu().contiguous().clone()
+    return len(models) - 1
+
+
+def _about(
+    source: ViewSource,
+    view: View,
+    victims: Victims,
+    observed: list[ObservedUpdate],
+    files: Mapping[str, bytes],
+    sealed: str,
+) -> TranscriptInfo:
+    config, group = source.config, source.group
+    whole = sorted({r.config.attack.id for r in source.records})
+    about = TranscriptInfo(
+        id="",
+        title=source.title,
+        threat=view.threat.name,
+        sees=view.threat.sees,
+        party=view.party,
+        plan=plan_json(view.plan),
+        defense=Point(source.experiment.points[group.point].defense).info,
+        federation=config.federation,
+        data=config.data,
+        model=config.model,
+        code=model_code(config.model.id),
+        layers=str(view.plan.net.module),
+        stage=config.stage,  # type: ignore[arg-type]  # no audit reads uploads
+        batch=config.batch_size,
+        probe=config.probe,
+        probe_rounds=config.probe_rounds,
+        role=config.role,
+        kinds=_kinds(source, view, victims),
+        questions=tuple(QuestionSlots(unit=tuple((s.probe, s.client) for s in unit)) for unit in victims.units),
+        sessions=view.sessions,
+        observed=tuple(observed),
+        draws={name: draws_of(source.experiment, group, name) for name in whole},
+        commitment=sealed,
+        files={name: File(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data)) for name, data in files.items()},
+        ppbench=__version__,
+        torch=str(torch.__version__),
+    )
+    return about.model_copy(update={"id": about.name()})
+
+
+def _kinds(source: ViewSource, view: View, victims: Victims) -> tuple[str, ...]:
+    """Return the kinds of questions that a transcript asks: those whose challenges contain no examples."""
+    task, kinds = source.experiment.task, []
+    for kind in sorted({r.config.attack.kind for r in source.records}):
+        probe = Probe(source.experiment.attacks[0], view, victims, task.seeds, task.test)
+        challenges = question_of(kind).of_probe(probe).challenges
+        if all(c.x is None and c.reconstructions is None and not c.extra for c in challenges):
+            kinds.append(kind)
+    return tuple(kinds)
+
+
+def _check_leaks(draft: Path, secrets: Sequence[Tensor], salt: str) -> None:
+    """Refuse files that reveal the truth or the secret of the draws (UsageError); then nothing is published."""
+    back = load_transcript(draft, trust=True)
+    faults = leaks((back.view, back.challenges), secrets)
+    data = b"".join((draft / name).read_bytes() for name in (ABOUT, VIEW, GRADIENTS))
+    rows = [row.tobytes() for x in secrets for row in x.flatten(1).numpy() if (row != row[0]).any()]
+    faults += ["a victim's values are in its files" for row in rows if row in data][:1]
+    faults += ["the secret of the draws is in its files"] * (salt.encode() in data or bytes.fromhex(salt) in data)
+    if faults:
+        raise UsageError(
+            f"The transcript {back.about.title!r} gives the truth away ({faults[0]}); it was not published."
+        )
+
+
+def _keep_truth(source: ViewSource, truth: Truth, x: Tensor, y: Tensor) -> None:
+    ruler = yardstick_of(source.experiment)
+    tensors = {"x": x, "y": y} | ({} if ruler.mean is None else {"mean": ruler.mean})
+    if ruler.gallery is not None:
+        tensors["gallery"] = ruler.gallery.x
+        if ruler.gallery.classes is not None:
+            tensors["classes"] = ruler.gallery.classes
+    folder = make_folder(source.store.out / "truth")
+    folder.chmod(0o700)
+    write_atomic(folder / f"{truth.id}.safetensors", save({n: t.contiguous() for n, t in tensors.items()}))
+    write_atomic(folder / f"{truth.id}.json", to_json(truth))
+
 
 PUBLIC_DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn")
 """Public data sets."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -13,31 +15,304 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
+from scipy import stats
+from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.adversary.victims import Victims
-from ppbench.base.blame import guard
-from ppbench.base.errors import UsageError, because
-from ppbench.base.files import kind_of
-from ppbench.base.locks import locked
+from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.fence import guard
+from ppbench.base.files import kind_of, locked, write_output
 from ppbench.base.seeds import Seeds
+from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
-from ppbench.ledger.book import EXTERNAL, BookEntry, add_entry, counting_records, read_book, tries_at
-from ppbench.ledger.dealt import permutation_p
-from ppbench.ledger.form import TENSOR_BYTES, GuessAbout, Truth, parse_json, read_bounded, row_key, truth_commitment
-from ppbench.ledger.guesses import read_guesses
-from ppbench.ledger.judge import Decision, decide
+from ppbench.ledger.form import (
+    EXTERNAL,
+    TENSOR_BYTES,
+    BookEntry,
+    GuessAbout,
+    Truth,
+    add_entry,
+    counting_records,
+    parse_json,
+    read_book,
+    read_bounded,
+    row_key,
+    to_json,
+    tries_at,
+    truth_commitment,
+)
 from ppbench.ledger.transcript import FrozenView
 from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.base import question_for, question_of
+from ppbench.questions.base import Rule, question_for, question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
-from ppbench.records.aggregate import aggregate
+from ppbench.records.figure import aggregate
 from ppbench.records.schema import AttackInfo, CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.report.worst import WorstCase, worst_case
+from ppbench.report.compare.paired import resampled_statistic, rules_for, sample_of
+from ppbench.report.worst import Measured, WorstCase, worst_case
+
+# -- Whether answers tell victims apart: whether each is closest to its own victim, by an exact permutation test --
+# A blind attacker may still know what such images look like, and beat the blind guesses of this bench with a better
+# one. What it cannot know is which answer belongs to which victim: a random assignment of its answers would score as
+# well. So answers are compared with one another, on every victim. Assigned at random, M victims get an answer that
+# no other beats (of N answers, r_i are best at victim i), and P(M >= k) is at most E[C(M, k)] = e_k(r_1, ..., r_N) /
+# (N (N - 1) ... (N - k + 1)); e_k is the elementary symmetric polynomial: 1 / k! without ties, 1 for equal answers.
+# It holds for any scores.
+
+Floats = NDArray[np.float64]
+MAX_BLOCK = 48
+"""Most victims that are compared with one another; more are split into blocks, and permuted within each."""
+
+
+def permutation_p(count: int, judge: Callable[[NDArray[np.intp]], Floats]) -> float:
+    """Return the p-value of `count` answers under the hypothesis that they do not tell victims apart.
+
+    judge: maps an order [count] to scores [count] of answer order[i] on victim i; larger is better.
+    """
+    blocks = np.array_split(np.arange(count), -(-count // MAX_BLOCK))
+    own, best, ties = judge(np.arange(count)), np.full(count, -np.inf), np.zeros(count)
+    for shift in range(max(map(len, blocks))):
+        order = np.concatenate([np.roll(block, -shift) for block in blocks])
+        scores = judge(order) if shift else own
+        new = np.concatenate([np.full(len(block), shift < len(block)) for block in blocks])
+        better = new & (scores > best)
+        ties = np.where(better, 1.0, ties + (new & (scores == best)))
+        best = np.where(better, scores, best)
+    hits, tail = int((own >= best).sum()), np.ones(1)
+    for block in blocks:
+        tail = np.convolve(tail, _expected(ties[block]))
+    return float(min(1.0, tail[: hits + 1].min()))
+
+
+def _expected(ties: Floats) -> Floats:
+    """Return E[C(M, k)] of one block for k = 0, ..., N: of N answers in random order, ties[i] are best on victim i."""
+    count = len(ties)
+    symmetric = np.zeros(count + 1)
+    symmetric[0] = 1.0
+    for one in ties:
+        symmetric[1:] += one * symmetric[:-1]
+    return np.asarray(symmetric / np.cumprod(np.concatenate([[1.0], np.arange(count, 0, -1.0)])))
+
+
+# -- A submitter's answers to a transcript: NAME.json (`GuessAbout`) and NAME.safetensors, checked before scoring --
+# Tensors, one row per question in the transcript's order: x float32 [Q, U * B, *shape], in the data's range, not
+# clipped; y int64 [Q, U * B]; confidence float64 [Q], smaller is surer; evaluations int64 [Q], gradients spent.
+# Tensors that a kind of question does not need may be missing.
+
+DTYPES = {"x": torch.float32, "y": torch.int64, "confidence": torch.float64, "evaluations": torch.int64}
+HEADER_BYTES = 1 << 16
+"""Bytes that a file may have beside its tensors."""
+
+
+def save_guesses(path: Path | str, about: GuessAbout, guesses: Sequence[Guess]) -> Path:
+    """Write an attack's guesses, one per question in order, as NAME.json and NAME.safetensors; return the JSON's path.
+
+    Raises UsageError: only some guesses have x or y, or the files cannot be written.
+    """
+    tensors = {"evaluations": torch.tensor([guess.evaluations for guess in guesses])}
+    for name in ("x", "y"):
+        parts = [part for guess in guesses if (part := getattr(guess, name)) is not None]
+        if parts and len(parts) != len(guesses):
+            raise UsageError(f"{len(parts)} of {len(guesses)} guesses have {name}; give all of them one, or none.")
+        if parts:
+            tensors[name] = torch.stack([part.detach().cpu() for part in parts]).to(DTYPES[name])
+    sure = [guess.confidence for guess in guesses]
+    if None not in sure:
+        tensors["confidence"] = torch.tensor([float(one) for one in sure if one is not None], dtype=torch.float64)
+    target = Path(path).with_suffix(".json")
+    write_output(target.with_suffix(".safetensors"), save(tensors))
+    write_output(target, to_json(about))
+    return target
+
+
+def read_guesses(path: Path | str, frozen: FrozenView) -> tuple[GuessAbout, list[Guess], str]:
+    """Return the content of NAME.json, the guesses, one per question, and their SHA-256 in hex.
+
+    Raises UsageError: form, names, shapes, types or values do not fit the transcript, or they answer another one.
+    """
+    json_path = Path(path) if Path(path).suffix == ".json" else Path(path).with_suffix(".json")
+    about, beside = parse_json(GuessAbout, json_path), json_path.with_suffix(".safetensors")
+    if about.transcript != frozen.about.id:
+        raise UsageError(
+            f"{json_path} answers transcript {about.transcript}, and this is {frozen.about.id}; give its own."
+        )
+    if about.kind not in frozen.about.kinds:
+        raise UsageError(
+            f"{json_path} answers {shown(about.kind)}; the transcript asks for {' or '.join(frozen.about.kinds)}."
+        )
+    data = read_bounded(beside, _most(frozen))
+    tensors = _tensors(data, beside)
+    count = len(frozen.challenges)
+    for name, tensor in tensors.items():
+        _check(name, tensor, frozen, beside)
+    guesses = [_guess(tensors, place) for place in range(count)]
+    question = question_of(about.kind)
+    for place, (guess, challenge) in enumerate(zip(guesses, frozen.challenges, strict=True)):
+        for fault in question.malformed(guess, challenge, frozen.view.plan):
+            raise UsageError(f"{beside}, question {place}: {fault}.")
+    return about, guesses, answers_digest(tensors)
+
+
+def answers_digest(tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of answers, of x and y alone."""
+    digest = hashlib.sha256()
+    for name in sorted({"x", "y"} & set(tensors)):
+        digest.update(name.encode())
+        update_digest(digest, tensors[name])
+    return digest.hexdigest()
+
+
+def _most(frozen: FrozenView) -> int:
+    """Return the largest size in bytes of a file of answers; no more is read."""
+    images = sum(len(challenge.unit) * challenge.batch for challenge in frozen.challenges)
+    return HEADER_BYTES + images * (4 * math.prod(frozen.view.plan.spec.shape) + 8) + 16 * len(frozen.challenges)
+
+
+def _tensors(data: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as cause:
+        raise UsageError(f"{path} is no safetensors file ({because(cause)}); write one of x, y.") from cause
+    if odd := sorted(set(tensors) - set(DTYPES)):
+        raise UsageError(f"{path} holds a tensor {shown(odd[0])}; it may hold {', '.join(DTYPES)}.")
+    return tensors
+
+
+def _check(name: str, tensor: Tensor, frozen: FrozenView, path: Path) -> None:
+    count = len(frozen.challenges)
+    images = len(frozen.challenges[0].unit) * frozen.about.batch
+    right = {"x": (count, images, *frozen.view.plan.spec.shape), "y": (count, images)}.get(name, (count,))
+    if tensor.dtype != DTYPES[name] or tuple(tensor.shape) != right:
+        shape = f"of {tensor.dim():,} axes" if tensor.dim() > len(right) + 1 else tuple(tensor.shape)
+        seen = f"{tensor.dtype} {shape}".removeprefix("torch.")
+        raise UsageError(f"{path}: {name} is {seen}; it must be {str(DTYPES[name])[6:]} of shape {right}.")
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise UsageError(f"{path}: {name} holds values that are not finite; answer with any number instead.")
+    if name == "evaluations" and bool((tensor < 0).any()):
+        raise UsageError(f"{path}: evaluations holds {int(tensor.min())}; counts are 0 or more.")
+
+
+def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
+    x, y = (tensors[name][place] if name in tensors else None for name in ("x", "y"))
+    sure = float(tensors["confidence"][place]) if "confidence" in tensors else None
+    spent = int(tensors["evaluations"][place]) if "evaluations" in tensors else 0
+    return Guess(x=x, y=y, confidence=sure, evaluations=spent)
+
+
+# -- Whether a guess moves the worst case of a row: it must be better than the worst case so far and than blind
+# guesses --
+# Victims are compared pairwise, by the rules of `ppbench compare`: the figure must gain, and more victims must leak
+# more than less, by an exact sign test, since no bootstrap of a few victims supports a p of a millionth. A blind
+# attacker may beat the blind guesses, so its answers must also tell victims apart (`ledger.dealt`). Many tries
+# succeed by chance; so the K-th submission to a transcript is judged at level LEDGER_ALPHA / (zeta(3/2) K^(3/2)):
+# over all tries, however many, a row moves without reason with probability LEDGER_ALPHA at most (a union bound, so
+# tries may depend on one another). The few victims of a row are therefore spent at some point, and this is reported:
+# N units show no p below 2^-N. Published scores would reveal the truth; so a submission that did not move the row
+# gets only this answer (Blum and Hardt 2015, the Ladder): see `ScoredSubmission.receipt`.
+
+LEDGER_ALPHA = 0.05
+"""Probability that a row ever moves without reason."""
+POWER = 1.5
+_WHOLE = float(stats.zipf(POWER).pmf(1)) ** -1  # zeta(3/2)
+DECIDING = ("mean", "median", "decision")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the worst case moves. tries: including this one; level: of the test; p: the smallest of all rules, on its
+    `metric`; before, after: that figure; reason: a clause."""
+
+    moved: bool
+    tries: int
+    level: float
+    p: float
+    metric: str
+    before: float | None
+    after: float
+    reason: str
+
+
+def try_level(tries: int) -> float:
+    """Return the level at which the `tries`-th submission to a transcript is judged; they sum to LEDGER_ALPHA."""
+    return float(LEDGER_ALPHA / (_WHOLE * tries**POWER))
+
+
+def floor_of(record: Record) -> float:
+    """Return the smallest p that a record's victims can show, by exact one-sided sign tests over all rules."""
+    rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
+    return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
+
+
+def decide(
+    now: Measured | None, blind: Sequence[Record], new: Record, tries: int, dealt: Callable[[], float] | None = None
+) -> Decision:
+    """Return whether `new` moves a row.
+
+    now: the worst case so far, None for none. blind: records of blind guesses on the same victims; () if the question
+    knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
+    (`ledger.dealt`), called if all else would move the row; None: not tested.
+    """
+    rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
+    level = try_level(tries)
+    best: Decision | None = None
+    for rule in rules:
+        against = [p_of(side, new, rule) for side in (now, *blind) if side is not None]
+        p = max(against, default=0.0)  # better than all of them
+        p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
+        before, after = None if now is None else _figure(now, rule.metric), _figure(new, rule.metric)
+        reason = _reason(p, level, floor_of(new), now is not None)
+        one = Decision(p <= level, tries, level, p, rule.metric, before, after, reason)
+        best = one if best is None or one.p < best.p else best
+    if best is None:
+        raise ValueError(f"question {question_for(new).name!r} has no rule that decides on single victims")
+    if not best.moved or dealt is None or (p := dealt()) <= level:
+        return best
+    why = f"its answers fit other victims as well as their own (p = {p:.2g}, judged at {level:.2g})"
+    return replace(best, moved=False, p=p, reason=why)
+
+
+def p_of(side: Measured, new: Record, rule: Rule) -> float:
+    """Return the p of no gain of `new` over `side`, by an exact sign test on units without ties; 1 without a gain of
+    the figure. Victims count by `Question.judged`."""
+    sample = sample_of(side, new, rule)
+    once = np.ones((1, len(sample.stratum)))
+    base, now = (float(resampled_statistic(sample, values, rule.form, once)[0]) for values in (sample.base, sample.new))
+    old, own = (np.bincount(sample.unit, sample.weight * values) for values in (sample.base, sample.new))
+    more, less = (int((one > two).sum()) for one, two in ((own, old), (old, own)))
+    gains = less if rule.safer else more
+    better = now < base if rule.safer else now > base
+    return float(stats.binom.sf(gains - 1, more + less, 0.5)) if better else 1.0
+
+
+def _by_chance(new: Record) -> float:
+    """Return the p of so many right answers by chance, 1 if the chance is unknown."""
+    counts = question_for(new).blind(new.victims, new.config)
+    if counts is None:
+        return 1.0
+    share, units, chance = counts
+    return float(stats.binom.sf(round(share * units) - 1, units, chance))
+
+
+def _figure(side: Measured, metric: str) -> float:
+    figure = side.metric(metric)
+    return 0.0 if figure is None or figure.value is None else figure.value
+
+
+def _reason(p: float, level: float, floor: float, stands: bool) -> str:
+    if p <= level:
+        return f"better, victim by victim (p = {p:.2g}, judged at {level:.2g})"
+    if floor > level:
+        return (
+            f"so few victims show no p below {floor:.2g}, and after so many tries it would have to be {level:.2g}: "
+            "this transcript is spent; publish others"
+        )
+    than = "than the worst case so far, or than a blind guess" if stands else "than a blind guess"
+    return f"not better {than} beyond chance (p = {p:.2g}, judged at {level:.2g})"
+
 
 PREFIX = "external:"
 """Prefix of the names of attacks that are known by their answers alone; no plugin has such a name."""

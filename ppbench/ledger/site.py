@@ -15,9 +15,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, listing, make_folder, write_atomic
-from ppbench.ledger.book import BookEntry, counting_records, read_book
-from ppbench.ledger.form import ABOUT, TranscriptInfo, Truth, parse_json, row_key
-from ppbench.ledger.judge import LEDGER_ALPHA, floor_of, try_level
+from ppbench.ledger.form import (
+    ABOUT,
+    BookEntry,
+    TranscriptInfo,
+    Truth,
+    counting_records,
+    parse_json,
+    read_book,
+    row_key,
+)
+from ppbench.ledger.score import LEDGER_ALPHA, floor_of, try_level
 from ppbench.ledger.transcript import read_checked, read_info
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ppbench.base.errors import shown
+from ppbench.base.fence import guard
+from ppbench.base.registry import load_all
 from ppbench.metrics.image import DataRange, match
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 BLOCKS = 4
 """Blocks of places of a blank input without a grid; an image has quarters."""
@@ -140,3 +144,214 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
         yield f"does not set {', '.join([*missing, *sorted(plugin.__abstractmethods__)])}, which a modality must"
     elif plugin.name != name:
         yield f"has the name {shown(plugin.name, 60)}, but is installed as {name!r}; they must be equal"
+
+
+# -- The modalities of this package, and the registry: from a configuration to the modality of its inputs --
+# Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`. They are
+# asked first.
+
+BROKEN_DB = 20.0
+"""PSNR in dB of the share that papers report; without a measured blind guess, an image above it counts as rebuilt."""
+REBUILT_DB = 10.0
+"""Decibels beyond the best blind guess from which an image counts as rebuilt: a tenth of its error is left."""
+EXACT_DB = 59.0
+"""PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
+
+Larger values are judged as equal: whether a copy is exact to 70 or 90 dB depends on rounding.
+"""
+CLOSE_ROW = 0.1
+"""Relative error below which a table row counts as rebuilt."""
+FAILED = 1e6
+"""Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
+TASKS = {"cross_entropy": "classification", "squared": "regression", "bce": "segmentation"}
+"""The task of a loss; one-hot classes under the squared loss are inputs of the same kind."""
+
+
+class Image(Modality):
+    """Images [C, H, W], judged in decibels beyond a blind guess and by whether they are recognized."""
+
+    name: ClassVar[str] = "image"
+    noun: ClassVar[str] = "images"
+    inputs: ClassVar[str] = "images"
+    content: ClassVar[str] = "pixels"
+    headline: ClassVar[str] = "psnr_median"
+    figure: ClassVar[str] = "median PSNR in dB"
+    title: ClassVar[str] = "PSNR"
+    form: ClassVar[str] = ".1f"
+    broken: ClassVar[str] = "images are rebuilt"
+    rules: ClassVar[tuple[str, ...]] = ("psnr_median", "share_above_20db")
+    readers: ClassVar[tuple[str, ...]] = (
+        "reidentified", "recognized", "reidentified_features", "recognized_features",
+    )  # fmt: skip
+    parts: ClassVar[str] = "classes"
+    unmeasured: ClassVar[str] = "whether they are recognizable"
+    decibels: ClassVar[bool] = True
+    drawn: ClassVar[bool] = True
+    perceptual: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+
+    def fits(self, shape: tuple[int, ...], task: str) -> bool:
+        """Return whether there are channels, height and width."""
+        return len(shape) == 3
+
+    def rebuilt(self, score: Any) -> bool:
+        """Return whether at most a tenth is left of the squared error of the best blind guess (`REBUILT_DB` beyond), or
+        the image is equal to 8 bits; where no blind guess was measured, whether it is above 20 dB.
+        """
+        level = BROKEN_DB if score.blind is None else min(score.blind + REBUILT_DB, EXACT_DB)
+        return bool(score.decibels > level)
+
+    def amount(self, score: Any) -> float:
+        """Return the PSNR in dB; -1 of a failed reconstruction."""
+        return -1.0 if score.psnr is None else float(score.psnr)
+
+    def is_measured(self, score: Any) -> bool:
+        """Return whether it was tried to recognize the image."""
+        return getattr(score, "recognition", None) is not None
+
+    def worth(self, scores: Sequence[Any]) -> float:
+        """Return the median PSNR; a failed reconstruction counts as 0 dB."""
+        return median([score.decibels for score in scores]) if scores else 0.0
+
+    def stated(self, value: float) -> str:
+        """Return decibels."""
+        return f"{value:.1f} dB"
+
+    def brief(self, value: float) -> str:
+        """Return decibels."""
+        return f"{value:.1f} dB"
+
+    def beside(self, value: float, rebuilt: bool) -> str:
+        """Return decibels without decimals."""
+        return f" at {value:.0f} dB"
+
+    def far_worse(self, one: float, other: float) -> bool:
+        """Return whether half of the squared error is left."""
+        return one > other + 3.0
+
+    def extent(self, examples: Tensor, data_range: DataRange) -> tuple[Tensor, Tensor]:
+        """Return the ends of the data range."""
+        import torch
+
+        low, high = data_range
+        return torch.full_like(examples[0], low), torch.full_like(examples[0], high)
+
+    def blank(self, count: int, shape: tuple[int, ...], generator: Any) -> Tensor:
+        """Return images with one value in each quarter of each channel."""
+        import torch
+        from torch.nn.functional import interpolate
+
+        quarters = torch.rand(count, shape[0], 2, 2, generator=generator)
+        return interpolate(quarters, size=tuple(shape[1:]), mode="nearest")
+
+
+class Mask(Image):
+    """Images whose targets are masks; what is rebuilt is the image."""
+
+    name: ClassVar[str] = "mask"
+    masked: ClassVar[bool] = True
+
+    def fits(self, shape: tuple[int, ...], task: str) -> bool:
+        """Return whether images are to be segmented."""
+        return super().fits(shape, task) and task == "segmentation"
+
+
+class TableRow(Modality):
+    """Rows of a table [features], judged by their relative error: the column means of a table give 35 dB."""
+
+    name: ClassVar[str] = "row"
+    noun: ClassVar[str] = "rows"
+    inputs: ClassVar[str] = "table rows"
+    content: ClassVar[str] = "rows"
+    headline: ClassVar[str] = "rmse_mean"
+    figure: ClassVar[str] = "mean relative error"
+    title: ClassVar[str] = "error"
+    broken: ClassVar[str] = "rows come within a tenth of their size"
+    rules: ClassVar[tuple[str, ...]] = ("rmse_mean",)
+    readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
+    parts: ClassVar[str] = "columns"
+    unmeasured: ClassVar[str] = "whether columns come out right"
+
+    def fits(self, shape: tuple[int, ...], task: str) -> bool:
+        """Return True: what is nothing else is a row of numbers."""
+        return True
+
+    def rebuilt(self, score: Any) -> bool:
+        """Return whether the row comes within a tenth of its norm."""
+        return bool(score.error < CLOSE_ROW)
+
+    def amount(self, score: Any) -> float:
+        """Return minus the relative error."""
+        return -float("inf") if score.rmse is None else -float(score.rmse)
+
+    def is_measured(self, score: Any) -> bool:
+        """Return whether the right columns were counted."""
+        return getattr(score, "accuracy", None) is not None
+
+    def worth(self, scores: Sequence[Any]) -> float:
+        """Return minus the median relative error."""
+        return median([-FAILED if s.rmse is None else -s.rmse for s in scores]) if scores else -FAILED
+
+    def brief(self, value: float) -> str:
+        """Return the error as a percentage."""
+        return f"error {value:.1%}"
+
+    def beside(self, value: float, rebuilt: bool) -> str:
+        """Return " within 2%" of rebuilt rows, else " (relative error 30%)"."""
+        error = f"{value:.0%}" if value >= 0.1 else f"{100 * value:.2g}%"
+        return f" within {error}" if rebuilt else f" (relative error {error})"
+
+    def far_worse(self, one: float, other: float) -> bool:
+        """Return whether 0.7 of the relative error is left."""
+        return one < 0.7 * other
+
+
+MASK, IMAGE, TABLE_ROW = Mask(), Image(), TableRow()
+_registered: list[Modality] = []
+
+
+class _Model(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def loss(self) -> str: ...
+
+
+class Configured(Protocol):
+    """What says which network was trained, and by which loss: the configuration of a cell."""
+
+    @property
+    def model(self) -> _Model:
+        """The network."""
+
+
+def register_modality(modality: Modality) -> None:
+    """Make a modality known to this process; it is asked before all others. Raises ValueError: its name is taken."""
+    if modality.name in {known.name for known in modalities()}:
+        raise ValueError(f"There is a modality {modality.name!r} already.")
+    _registered.insert(0, modality)
+
+
+def modalities() -> tuple[Modality, ...]:
+    """Return all modalities in the order in which they are asked."""
+    return (*_registered, *_installed(), MASK, IMAGE, TABLE_ROW)
+
+
+@cache
+def _installed() -> tuple[Modality, ...]:
+    made: list[Modality] = []
+    for name, plugin in load_all("modalities").items():
+        with guard("modalities", name):
+            made.append(plugin())
+    return tuple(made)
+
+
+def modality_from(shape: Sequence[int], task: str = "") -> Modality:
+    """Return the modality of inputs of a shape. task: as of `Modality.fits`, or a loss."""
+    axes, known = tuple(shape), TASKS.get(task, task)
+    return next(modality for modality in modalities() if modality.fits(axes, known))
+
+
+def modality_of(config: Configured) -> Modality:
+    """Return the modality of a cell's inputs."""
+    return modality_from(config.model.shape, config.model.loss)

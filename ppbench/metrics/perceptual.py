@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ppbench.base.errors import UsageError, because
 from ppbench.base.files import kind_of
+from ppbench.base.tensor_files import named_tensors
 from ppbench.base.vision import lpips
-from ppbench.base.weights import named_tensors
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 
 WEIGHTS_VARIABLE = "PPBENCH_WEIGHTS"
 """Environment variable that names the file of weights if no option does."""

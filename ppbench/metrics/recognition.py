@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 
 if TYPE_CHECKING:
     from ppbench.metrics.perceptual import Network

@@ -7,20 +7,48 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import logsigmoid
 
-from ppbench.base.blame import guard, refuse, stranger
 from ppbench.base.errors import UsageError, because, shown, unknown
+from ppbench.base.fence import guard, refuse, stranger
 from ppbench.base.machine import check_room
 from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
-from ppbench.nets import given
+from ppbench.nets import user_model
 from ppbench.nets.classifier import Classifier as Classifier
-from ppbench.nets.split import UserNetwork
+from ppbench.nets.classifier import UserNetwork
+
+# -- Per-example losses with soft targets. One object for client and attacker: two losses would silently differ --
+
+LossName = Literal["cross_entropy", "squared", "bce"]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy [B] of logits [B, C] against soft targets y [B, C]."""
+    return -(y * torch.log_softmax(logits, dim=-1)).sum(-1)
+
+
+def squared(output: Tensor, y: Tensor) -> Tensor:
+    """Return half the squared distance [B] of output [B, C] and targets y [B, C]."""
+    return 0.5 * ((output - y) ** 2).sum(-1)
+
+
+def bce(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean over pixels [B] of the binary cross-entropy of logits [B, C, H, W] and masks y [B, C, H, W]."""
+    return -(y * logsigmoid(logits) + (1 - y) * logsigmoid(-logits)).flatten(1).mean(1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "squared": squared,
+    "bce": bce,
+}
+
 
 Option = str | int | float | bool
 
@@ -161,7 +189,9 @@ def _construct(spec: NetSpec) -> Classifier:
             _check_size(spec, factory)
         with guard("models", spec.model):
             if foreign:
-                module = given.build_user_network(spec.model, factory, spec.shape, spec.classes, dict(spec.options))
+                module = user_model.build_user_network(
+                    spec.model, factory, spec.shape, spec.classes, dict(spec.options)
+                )
             else:
                 module = factory(spec.shape, spec.classes, **dict(spec.options))
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as cause:

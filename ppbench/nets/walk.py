@@ -27,6 +27,7 @@ from ppbench.nets.channels import (
     Walk,
     refusal,
 )
+from ppbench.nets.classifier import UserNetwork
 from ppbench.nets.commuting import (
     FUNCTIONS,
     INSTEAD_FUNCTIONS,
@@ -38,7 +39,6 @@ from ppbench.nets.commuting import (
     layer_output,
 )
 from ppbench.nets.net import Net, NetSpec, build
-from ppbench.nets.split import UserNetwork
 
 
 def traced_features(net: Net) -> fx.GraphModule:

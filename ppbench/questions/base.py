@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ppbench.base.blame import guard
+from ppbench.base.declarations import class_faults, word_faults
 from ppbench.base.errors import UsageError
+from ppbench.base.fence import guard
 from ppbench.base.registry import load, load_all, plugins
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, TargetModel
 from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score
-from ppbench.records.scores import OtherScore
+from ppbench.records.scores import OtherScore, word_of
 
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge, Guess
@@ -252,3 +253,38 @@ def missing_sentences(records: Sequence[Record]) -> list[str]:
         "package that brings it."
         for name, count in sorted(names.items())
     ]
+
+
+# -- Checks of every question's declarations before it is used --
+
+
+def faults(plugin: Any, name: str) -> Iterator[str]:
+    """Yield why a class is not the question `name`; after the first fault others may be meaningless."""
+    yield from class_faults(plugin, Question, name)
+    yield from word_faults(plugin, ("title", "source"))
+    if not (isinstance(plugin.score, type) and issubclass(plugin.score, Score)):
+        yield f"declares score = {plugin.score!r}; it must be a subclass of ppbench's Score"
+    yield from _word_faults(plugin, name)
+    for attribute in ("follows", "board"):
+        if (other := getattr(plugin, attribute)) and other not in plugins("questions"):
+            yield f"declares {attribute} = {other!r}, which is not an installed question"
+    if not plugin.figures and plugin.headline is Question.headline:
+        yield "declares no figures; name its metrics with their titles, the headline first"
+    if plugin.metrics is Question.metrics:
+        yield "has no metrics(scores, terms); define it"
+    if all(getattr(plugin, ask) is getattr(Question, ask) for ask in ("of_probe", "of_model", "of_audit")):
+        yield "has no challenges; define of_probe, of_model or of_audit"
+    plugin()  # without arguments: an instance has no state
+
+
+def _word_faults(plugin: type[Question], name: str) -> Iterator[str]:
+    """Yield why records could not identify its scores by their `kind`."""
+    word = plugin.score.model_fields["kind"].default
+    if not isinstance(word, str) or not word:
+        yield "has scores without a word; set kind: Literal['word'] = 'word' in their class"
+    installed = plugins("questions")
+    for other, installed_plugin in installed.items() if name in installed and not installed[name].ours else ():
+        if installed_plugin.ours:
+            other_score = load("questions", other).score
+            if word_of(other_score) == word and other_score is not plugin.score:
+                yield f"has scores of kind {word!r}, which are those of {other!r}; take another word"

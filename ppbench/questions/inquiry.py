@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 from ppbench.records.schema import Flag
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class TargetModel:
 
 
 class Canaries(Protocol):
-    """Canary clients of an audit (`ppbench.run.audit.clients`)."""
+    """Canary clients of an audit (`ppbench.run.audit.runs`)."""
 
     @property
     def inside(self) -> Tensor:
@@ -133,7 +133,7 @@ class Canaries(Protocol):
 
 
 class FinishedAudit(Protocol):
-    """A finished audit (`ppbench.run.audit.questions`)."""
+    """A finished audit (`ppbench.run.audit.runs`)."""
 
     @property
     def candidates(self) -> Candidates:

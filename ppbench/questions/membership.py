@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from ppbench.metrics.audit import DELTA, epsilon_bound
+from ppbench.metrics.epsilon import DELTA, client_epsilon, epsilon_bound
 from ppbench.metrics.intervals import Estimate, unsupported
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
 from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.inquiry import FinishedAudit, Inquiry, Scored, TargetModel
+from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored, TargetModel
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
-from ppbench.records.schema import CellConfig, Metric, Score
+from ppbench.records.schema import CellConfig, Metric, Record, Score
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ppbench.adversary.attack import Challenge, Guess
     from ppbench.adversary.victims import Candidates
+    from ppbench.federation.plan import Plan
+
 
 AVERAGE = "average"
 """The family of candidates that are ordinary records; all others are canaries."""
@@ -203,3 +208,139 @@ def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Est
     decision[order[len(order) - quarter :]] = True
     guessed[order[:quarter]] = guessed[order[len(order) - quarter :]] = True
     return epsilon_bound(np.array([score.member for score in canaries], dtype=bool), decision, guessed, delta, gaussian)
+
+
+# -- Batch membership: whether a record was in the batch of a client's upload --
+
+
+class BatchScore(MemberScore):
+    """One candidate for a member of a batch."""
+
+    kind: Literal["batch_member"] = "batch_member"  # type: ignore[assignment]  # each question has its own kind
+
+
+class BatchMembers(Question):
+    """Which of the candidates were in a victim's batch? The non-members are as many records of the test part.
+
+    An undefended federation fails this question at any accuracy, because the upload of a small batch depends strongly
+    on each record, whereas a delivered model that generalizes depends little on any.
+    """
+
+    name = "batch_membership"
+    title = "Members of a batch"
+    source = "probe"
+    reads = True
+    score = BatchScore
+    order = 3
+    chapter = "uploads"
+    distances = (DistanceLaw("batch/1", "batch_asr", decision_distance, "2 (1 - ASR)"),)
+    figures = (("batch_auc", "AUC"), ("batch_asr", "ASR"))
+    rules = (
+        Rule("batch_asr", "batch_asr", "all", "decision", 0.02, False, 0.05),
+        Rule("batch_auc", "batch_auc", "all", "auc", 0.02, False, 0.05),
+    )
+
+    def of_probe(self, probe: Probe) -> Inquiry:
+        """Return one challenge per half of the candidates: the victims and as many others."""
+        from ppbench.adversary.victims import beside
+
+        candidates = beside(probe.victims, probe.test, probe.seeds)
+        challenges = [candidates.challenge(half) for half in (0, 1)]
+        score = partial(score_members, candidates, form=BatchScore)
+        return Inquiry(challenges, score, candidates.digest())
+
+    def malformed(self, guess: Guess, challenge: Challenge, plan: Plan) -> Iterator[str]:
+        """Yield faults of scores and decisions: one per candidate, finite."""
+        count = 0 if challenge.x is None else len(challenge.x)
+        for name, value in (("score", guess.score), ("decision", guess.decision)):
+            if value is None or tuple(value.shape) != (count,) or not bool(value.double().isfinite().all()):
+                yield f"the guess's {name} is {value!r}; it must be finite, of shape ({count},)"
+
+    def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
+        """Return batch_asr and batch_auc; intervals treat records of one batch as independent."""
+        metrics = Membership().metrics(scores, terms)
+        return [m.model_copy(update={"name": f"batch_{m.name}"}) for m in metrics if m.name in ("asr", "auc")]
+
+    def judged(self, score: MemberScore, metric: str) -> float:
+        """Return whether the decision is right, or the score."""
+        return Membership().judged(score, metric.removeprefix("batch_"))
+
+    def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of right decisions; chance is 0.5."""
+        return Membership().blind(scores, config)
+
+
+# -- Client membership: whether a client took part in training, for the canary clients of an audit --
+
+
+class ClientScore(Score):
+    """One canary direction. member: whether its client took part; score: N(0, 1) for one that did not."""
+
+    kind: Literal["client"] = "client"
+    member: bool
+    score: float
+
+    @property
+    def truth(self) -> tuple[int | str, ...]:
+        """Membership."""
+        return (self.member,)
+
+
+class Clients(Question):
+    """Which random directions belong to clients that took part? Answers give an estimate of a client's epsilon."""
+
+    name = "client_membership"
+    title = "Membership of clients"
+    score = ClientScore
+    source = "model"
+    reads = False
+    order = 5
+    distances = ()
+    figures = (("client_epsilon", "Estimate of a client's ε"), ("client_epsilon_null", "The same of absent canaries"))
+
+    def of_audit(self, audit: FinishedAudit) -> Inquiry:
+        """Return one challenge about all directions. UsageError: the audit has no canary clients."""
+        clients = audit.clients
+        return Inquiry(
+            [clients.challenge()], lambda guesses: score_clients(clients.inside, guesses[0]), clients.digest()
+        )
+
+    def metrics(self, scores: Sequence[ClientScore], terms: Terms) -> list[Metric]:
+        """Return client_epsilon, of canaries that took part, and client_epsilon_null, of those that did not.
+
+        Both at the delta of the defense's guarantee, or 1e-5.
+        """
+        delta = DELTA if terms.delta is None or not 0 < terms.delta < 1 else terms.delta
+        metrics = []
+        for name, member in (("client_epsilon", True), ("client_epsilon_null", False)):
+            values = np.array([score.score for score in scores if score.member == member], dtype=np.float64)
+            metrics.append(record_metric(name, client_epsilon(values, delta), False))
+        return metrics
+
+    def blind(self, scores: Sequence[ClientScore], config: CellConfig) -> tuple[float, int, float] | None:
+        """Return the share of directions whose score's sign shows membership; chance is 0.5."""
+        return sum((s.score > 0) == s.member for s in scores) / len(scores), len(scores), 0.5
+
+    def sentences(self, defense: str, records: Sequence[Record]) -> list[str]:
+        """Return a sentence for each estimate of a defense."""
+        sentences = []
+        for record in records:
+            estimate, null = (record.metric(name) for name, _ in self.figures)
+            if record.config.defense.id != defense or estimate is None or estimate.value is None:
+                continue
+            control = record.config.defense.control
+            at = "" if control is None else f", {control.name}={control.value:g}"
+            null_words = "" if null is None or null.value is None else f"; absent canaries give {null.value:.2g}"
+            sentences.append(
+                f"Epsilon of a client against an adversary with the model, from {estimate.n} canary clients{at}: "
+                f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]{null_words}. An estimate, no bound."
+            )
+        return sentences
+
+
+def score_clients(inside: Tensor, guess: Guess) -> Scored:
+    """Score directions [Q] against `inside` [Q] bool; ValueError: scores are missing or not finite."""
+    if guess.score is None or guess.score.shape != inside.shape or not bool(guess.score.isfinite().all()):
+        raise ValueError("an attack on clients must answer a finite score for every direction")
+    pairs = zip(inside.tolist(), guess.score.tolist(), strict=True)
+    return Scored([ClientScore(index=i, member=member, score=score) for i, (member, score) in enumerate(pairs)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ppbench.metrics.tracing import tracing_accuracy
+from ppbench.metrics.labels import tracing_accuracy
 from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, record_metric

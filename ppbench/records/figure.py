@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from ppbench.base.errors import UsageError
+from ppbench.base.registry import load_all
 from ppbench.metrics.intervals import Estimate
 from ppbench.records.schema import CellConfig, Metric, Score, Utility
 
@@ -91,3 +93,26 @@ def best(records: Iterable[AnyFigured], name: str) -> AnyFigured | None:
     first = min((record.config.attack.id for record in equal), default="")
     equal = [record for record in equal if record.config.attack.id == first]
     return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)
+
+
+# -- Aggregate per-victim scores to a cell's metrics: a pure function, so that `ppbench verify` can recompute it --
+# The question defines the metrics. Figures keep 12 significant digits, so that a last bit that differs between
+# processors does not look like a forged record.
+
+
+def aggregate(victims: Sequence[Score], *, classes: int, seed: int, delta: float | None = None) -> list[Metric]:
+    """Return a cell's metrics, each with n, a 95 % interval and its method; no victims: no metrics.
+
+    victims: the per-victim scores, all of one kind; classes, seed, delta: as of `Terms`. UsageError: scores of several
+    kinds, or of a question that is not installed.
+    """
+    kinds = sorted({victim.kind for victim in victims})
+    if len(kinds) > 1:
+        raise UsageError(f"A cell's victims are scored as {' and '.join(kinds)}; expected one kind.")
+    for question in load_all("questions").values() if kinds else ():
+        if type(victims[0]) is question.score:  # its class may derive from another question's
+            metrics: list[Metric] = question().metrics(victims, Terms(classes, seed, delta))
+            return metrics
+    if kinds:
+        raise UsageError(f"Scores of kind {kinds[0]!r} belong to a question that is not installed here.")
+    return []

@@ -13,18 +13,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ppbench.base.errors import UsageError, first_of
-from ppbench.base.files import kind_of, listing, sweep_abandoned, temporary_of, unwritable, write_atomic
-from ppbench.base.locks import locked
+from ppbench.base.files import kind_of, listing, locked, sweep_abandoned, temporary_of, unwritable, write_atomic
 from ppbench.base.version import __version__
-from ppbench.records.origin import ORIGIN, Origin, origin_of
+from ppbench.records.run_files import ORIGIN, SELFTEST, Origin, Soundness, origin_of, save_soundness, soundness_of
 from ppbench.records.schema import Record
-from ppbench.records.soundness import SELFTEST, Soundness, save_soundness, soundness_of
 from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results
-from ppbench.report.accepted import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.compare.outcome import failed_controls
-from ppbench.report.completeness import failures
+from ppbench.report.controls import failures
 from ppbench.report.page.board import claimed, write_board
-from ppbench.report.verify import Further, verify
+from ppbench.report.verify import HISTORY, Accepted, Further, Moved, baseline_problems, history, records_digest, verify
 
 _OLD = ".old"
 BOARD_FILES = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # files of the board

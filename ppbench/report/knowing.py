@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.modalities import CLOSE_ROW, modality_of
+from ppbench.metrics.modality import CLOSE_ROW, modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record

@@ -13,15 +13,13 @@ from functools import cached_property
 from typing import Literal
 
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
-from ppbench.metrics.modalities import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, modality_of
-from ppbench.metrics.modality import Modality
+from ppbench.metrics.modality import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, Modality, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import median_gain
-from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
+from ppbench.questions.image_metrics import RECOGNITION_METRICS, median_gain, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, rebuilt_share, value
-from ppbench.report.frame import Frame, frame_of
+from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, rebuilding, rebuilt_share, value
+from ppbench.report.frame import EVALUATION, SCENE, Frame, Key, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.worst import Measured, WorstCase, contenders
 
@@ -272,3 +270,53 @@ def _side(cells: Frame) -> Side:
     complete = cells.of(contenders(cells))
     metric = "" if not complete else question_for(complete[0]).headline(complete[0].config)
     return Side(tuple(complete), complete.worst(metric) if complete else None)
+
+
+# -- Scenes in which a defense was not searched because the undefended model withstands too, from the records --
+# An evaluation with a first look (`ppbench.run.schedule`) searches uploads of `none` first. Where these withstand, a
+# defense that withstands would show nothing, and its cells are left out; a defense that would fall goes unseen, see
+# `looks`.
+
+
+def undefended_stands(records: Sequence[Record]) -> bool:
+    """Return whether the searches of `none` in one scene gave figures, and nothing is shown to leak."""
+    leak = leak_of(records, vouched=True)
+    return leak is not None and leak.worst is not None and not leak.falls
+
+
+@dataclass(frozen=True)
+class SkippedSearch:
+    """A scene in which `none` was searched and withstands, and the defense was not searched.
+
+    scene: key by `EVALUATION` and `SCENE`; undefended: the worst case of `none` there.
+    """
+
+    defense: str
+    scene: Key
+    undefended: WorstCase
+
+    @property
+    def sentence(self) -> str:
+        """What was left out, and why."""
+        metric = self.undefended.metric(rebuilding(self.undefended.leading))
+        assert metric is not None and metric.value is not None  # else it would not have stood
+        figure = modality_of(self.undefended.config).stated(metric.value)
+        where = {"init": "at random weights", "final": "after training"}.get(self.scene.stage, self.scene.stage)
+        return (
+            f"Batches of {self.scene.batch} {where}: {self.defense} was not searched, because the undefended model "
+            f"withstands there too ({figure}); --attack standard searches it."
+        )
+
+
+def skipped_searches(defense: str, records: Sequence[Record]) -> list[SkippedSearch]:
+    """Return the scenes in which `defense` has cells but no search, while `none` was searched and withstands."""
+    scenes = []
+    for scene, some in frame_of(records).by((*EVALUATION, *SCENE)).items():
+        own = [r for r in some if r.config.defense.id == defense]
+        searched = [r for r in some if r.config.defense.id == "none" and question_for(r).inputs]
+        if defense == "none" or not own or not searched or any(question_for(r).inputs for r in own):
+            continue
+        worst = some.of(searched).worst(rebuilding(searched[0]))
+        if worst is not None and undefended_stands(searched):
+            scenes.append(SkippedSearch(defense, scene, worst))
+    return sorted(scenes, key=lambda one: (one.scene.stage, one.scene.batch, one.scene.text()))

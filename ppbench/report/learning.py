@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.records.outcome import Utility
-from ppbench.records.schema import FederationInfo
+from ppbench.records.schema import FederationInfo, Utility
 
 USABLE = 5.0
 """Points of accuracy that a usable setting may lose against the undefended model."""

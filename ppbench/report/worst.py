@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ppbench.metrics.modalities import modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
 from ppbench.questions.labels import LABEL_DISTANCE

@@ -13,9 +13,8 @@ from ppbench.questions.base import question_of
 from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatInfo
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
-from ppbench.run.choice import threats_of
 from ppbench.run.config import Stage
-from ppbench.run.experiment import Experiment
+from ppbench.run.experiment import Experiment, threats_of
 
 RECORDS_BATCH = 1
 

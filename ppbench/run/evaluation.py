@@ -5,41 +5,54 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from ppbench.adversary.victims import choose_candidates
+import torch
+
+from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.base.bars import Bars
-from ppbench.base.blame import guard, refuse, stranger
-from ppbench.base.device import check_device
+from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.precision import computing
-from ppbench.federation.contract import Defense
-from ppbench.federation.declared import answer_faults
+from ppbench.base.fence import guard, refuse, stranger
+from ppbench.base.registry import load
+from ppbench.base.version import __version__
+from ppbench.federation.contract import Defense, answer_faults
+from ppbench.federation.engine import Federation
+from ppbench.federation.threats import HONEST_SERVER
+from ppbench.metrics.modality import BROKEN_DB
 from ppbench.metrics.perceptual import check_weights
-from ppbench.records.origin import save_origin
-from ppbench.records.salt import keep_salt, salt_of
-from ppbench.records.schema import Record
-from ppbench.records.soundness import save_soundness, soundness_of
-from ppbench.records.sources import warn_changed
+from ppbench.questions.reconstruction import score_images
+from ppbench.records.run_files import (
+    SelftestTrial,
+    Soundness,
+    keep_salt,
+    salt_of,
+    save_origin,
+    save_soundness,
+    soundness_of,
+    time_of,
+)
+from ppbench.records.schema import Record, Scalar
+from ppbench.records.sources import source_digest, warn_changed
 from ppbench.records.store import Store
-from ppbench.records.times import time_of
 from ppbench.report.controls import Check, check_harness
-from ppbench.report.page.answer import Answer, answer_of
+from ppbench.report.leak import skipped_searches
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.unasked import skipped_searches
+from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
 from ppbench.run.cells import CellGroup, groups
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
-from ppbench.run.experiment import Experiment, resolve
+from ppbench.run.experiment import Experiment, make_defense, resolve
+from ppbench.run.group import tuning_victims
 from ppbench.run.jobs import Executor
-from ppbench.run.looks import in_first_answer
 from ppbench.run.scene import group_victims
 from ppbench.run.schedule import (
     PlannedCells,
@@ -47,14 +60,64 @@ from ppbench.run.schedule import (
     Scheduler,
     count_cells,
     ended_cells,
+    in_first_answer,
     plan_cells,
     strands,
     unfinished,
 )
-from ppbench.run.selftest import selftest
-from ppbench.run.task import check_clients
-from ppbench.run.tuning import tuning_victims
+from ppbench.run.task import Task, check_clients, make_task
 from ppbench.task.dataset import check_content
+
+# -- The self-test: DLG must break an undefended sigmoid LeNet, and algebra a first linear layer --
+# If one is not broken, something between training and scoring is wrong (a sign, another loss, a wrong view), and no
+# result of the harness counts. The test runs where cells are computed; its outcome is kept beside them.
+
+VICTIMS = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and the attack that must break it, on the embedded digits."""
+
+    model: str
+    attack: str
+    options: tuple[tuple[str, Scalar], ...] = ()
+
+
+DLG_OPTIONS = (("label", "inferred"), ("restarts", 0), ("stop", 1e-5), ("budget", 600))
+SUBJECTS = (Subject("lenet", "dlg", DLG_OPTIONS), Subject("mlp", "analytic"))
+
+
+def share_broken(subject: Subject) -> float:
+    """Return the share of victims that are reconstructed above 20 dB, by the same code as in every evaluation."""
+    task: Task = make_task(configure(defense="none", model=subject.model, clients=2, train=40, seed=0))
+    federation = Federation(make_defense("none"), task.plan, task.shards, task.seeds)
+    federation.start(task.params)
+    victims = choose_victims(task.shards, HONEST_SERVER, 1, VICTIMS, task.seeds)
+    view = federation.probe(victims.data).view(HONEST_SERVER)
+    attack = load("attacks", subject.attack)(**dict(subject.options))
+    guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
+    scores = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
+    return float(sum((s.psnr or 0.0) > BROKEN_DB for s in scores) / len(scores))
+
+
+@lru_cache(maxsize=1)
+def selftest() -> Soundness:
+    """Attack both networks (three seconds, once per process) and return the outcome; an error counts as unbroken."""
+    trials = []
+    for subject in SUBJECTS:
+        try:
+            share, error = share_broken(subject), ""
+        except Exception as cause:  # noqa: BLE001 - whatever breaks here is what this test is for
+            share, error = 0.0, f"{type(cause).__name__}: {cause}"
+        trials.append(SelftestTrial(model=subject.model, attack=subject.attack, share=share, error=error))
+    return Soundness(
+        ppbench=__version__,
+        code=source_digest(),
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        trials=trials,
+    )
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
-from ppbench.adversary.apart import IsolatedAttack
-from ppbench.adversary.attack import Attack
-from ppbench.adversary.declared import attack_answer_faults
-from ppbench.base.blame import guard, refuse, stranger
+from ppbench.adversary.attack import Attack, among, attack_answer_faults
+from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import admit
-from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
-from ppbench.run.choice import Point, points, select_attacks, skip_unusable
+from ppbench.base.fence import guard, made, refuse, stranger
+from ppbench.base.registry import admit, load, load_all, plugins
+from ppbench.federation.contract import Defense
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel, threat_model
+from ppbench.questions.base import question_of
+from ppbench.records.schema import Control, DataInfo, DefenseInfo, FederationInfo, ModelInfo, Scalar
+from ppbench.records.sources import code_of
+from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.task import Task, describe, task_key, task_of
+
+# -- Which plugins an evaluation is about: points (a defense at one control value) and attacks, with their parameters
+# --
+
+WHOLE = ("quick", "standard", "all")
+"""Words that select many attacks; each includes those of the word before it. "quick" also gates searches, see
+`run.looks`."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense at one value of its control parameter."""
+
+    defense: Defense
+
+    @property
+    def value(self) -> float | None:
+        """The control parameter's value, or None for a defense without one."""
+        name = self.defense.control
+        return None if name is None else float(getattr(self.defense, name))
+
+    @property
+    def info(self) -> DefenseInfo:
+        """The defense as records describe it."""
+        own, value = self.defense, self.value
+        control = None if own.control is None else Control(name=own.control, value=value or 0.0)
+        code, parameters = code_of(("defenses", own.name)), dataclasses.asdict(own)
+        return DefenseInfo(id=own.name, version=own.version, parameters=parameters, control=control, code=code)
+
+    @property
+    def label(self) -> str:
+        """For people: "spn alpha2=0.1"."""
+        return self.defense.name if self.value is None else f"{self.defense.name} {self.defense.control}={self.value:g}"
+
+
+def make_defense(name: str, parameters: Mapping[str, Scalar] | None = None) -> Defense:
+    """Return the defense called `name` with `parameters`; raises UsageError for an unknown name or parameter."""
+    return made("defenses", Defense, name, parameters or {})
+
+
+def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isolate: bool = False) -> Attack:
+    """Return the attack called `name` with `parameters`; with `isolate`, the stand-in of another package's attack.
+
+    Raises UsageError: an unknown name or parameter.
+    """
+    if isolate and stranger("attacks", name):
+        return isolated_attack(name, tuple((parameters or {}).items()))
+    attack = made("attacks", Attack, name, parameters or {})
+    with guard("attacks", name):
+        attack.check()
+    return attack
+
+
+def built_for(attack: Attack, defense: str) -> bool:
+    """Return whether an attack applies to a defense: it targets this one, or none in particular."""
+    return among(attack.targets, defense)
+
+
+def points(config: EvaluateConfig) -> list[Point]:
+    """Return the controls, then the defense over its grid; UsageError: an unknown defense, parameter or grid."""
+    own = {key: value for key, value in config.settings.items() if "." not in key}
+    base = make_defense(config.defense, own)
+    if base.control is None:
+        if not isinstance(config.grid, str):
+            raise UsageError(f"Defense {base.name!r} has no control parameter; leave out --grid.")
+        grid = [Point(base)]
+    else:
+        values = base.grids.get(config.grid, ()) if isinstance(config.grid, str) else config.grid
+        if base.control in own and config.grid == "quick":
+            values = (float(getattr(base, base.control)),)  # --set of the control parameter is a grid of one
+        if not values:
+            raise UsageError(f"Defense {base.name!r} declares no {config.grid!r} grid; give values, as --grid 0.1,1.")
+        grid = [Point(make_defense(config.defense, {**own, base.control: v})) for v in values]
+    names = {point.defense.name for point in grid}
+    return [Point(make_defense(name)) for name in CONTROLS if name not in names] + grid
+
+
+def select_attacks(config: EvaluateConfig) -> list[Attack]:
+    """Return the attacks of an evaluation, with their parameters; a word of `WHOLE` selects those that apply."""
+    for key in config.settings:
+        if "." in key:
+            _attack(config, key.split(".")[0])  # a parameter of an attack that does not run is still checked
+    words = set(config.attacks) & {*WHOLE}
+    named = [name for name in config.attacks if name not in WHOLE]
+    included = [name for name, factory in _available(config) if _is_included(config, factory)] if words else []
+    chosen = []
+    for name in dict.fromkeys([*included, *named]):
+        with skip_unusable(name, name in named) as use:
+            attack = _attack(config, name)
+            with guard("attacks", name):
+                obstacle = _obstacle(config, attack)
+        if not use.possible:
+            continue
+        if obstacle and name in named:
+            raise UsageError(f"Attack {name!r} {obstacle}")
+        if not obstacle:
+            chosen.append(attack)
+    contained = {attack.contains for attack in chosen}
+    chosen = [attack for attack in chosen if attack.name in named or attack.name not in contained]
+    _check_sources(chosen)
+    return chosen
+
+
+@dataclass
+class Use:
+    """Whether an attack can be used."""
+
+    possible: bool = True
+
+
+@contextmanager
+def skip_unusable(attack: str, named: bool) -> Iterator[Use]:
+    """Yield the attack's `Use`. A UsageError in the body makes it impossible, with a warning, if another package brings
+    the attack and the user did not name it; else the error is raised."""
+    use = Use()
+    try:
+        yield use
+    except UsageError as error:
+        if named or not stranger("attacks", attack):
+            raise
+        use.possible = False
+        if multiprocessing.parent_process() is None:  # a worker's parent has already warned
+            warnings.warn(f"Attack {attack!r} of package {plugins('attacks')[attack].distribution!r} is left out: "
+                          f"{error}", stacklevel=3)  # fmt: skip
+
+
+def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
+    if not built_for(attack, config.defense):
+        return f"is built for {', '.join(sorted(attack.targets or ()))}, not for {config.defense!r}; leave it out."
+    if attack.audit and "audit" not in config.stages:
+        return "is asked in audits; add --stage audit."
+    if attack.audit == "references" and not config.references:
+        return "learns from reference runs; add --references 16."
+    if attack.audit == "clients" and not config.canary_clients:
+        return "asks about canary clients; add --canary-clients 100."
+    if attack.needs_public and not config.public:
+        return "learns from public examples; set some apart, as --public 0.5."
+    return ""
+
+
+def _check_sources(chosen: Sequence[Attack]) -> None:
+    kinds = {attack.kind for attack in chosen}
+    for attack in chosen:
+        source = "" if attack.audit else question_of(attack.kind).follows
+        if source and source not in kinds:
+            raise UsageError(
+                f"{attack.kind.capitalize()} needs {source}s; add a {source} attack, as --attack dlg,{attack.name}."
+            )
+
+
+def _is_included(config: EvaluateConfig, factory: Any) -> bool:
+    """Return whether a word of `WHOLE` includes this plugin.
+
+    An audit includes its own attacks; a server that acts includes the attacks that act.
+    """
+    audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
+    known = getattr(factory, "threats", ())
+    acting = any(threat.acts and threat.among(known) for threat in map(threat_model, config.threats))
+    if "all" in config.attacks or audited or acting:
+        return True
+    # Not inherited: a subclass of an attack that is left out need not be left out.
+    quick = getattr(factory, "__dict__", {}).get("quick", True)
+    return getattr(factory, "standard", True) and ("standard" in config.attacks or quick)
+
+
+def _available(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the name and class (or stand-in class) of every attack; broken ones are left out with a warning."""
+    if not config.isolate:
+        yield from load_all("attacks").items()
+        return
+    for name, plugin in plugins("attacks").items():
+        with skip_unusable(name, named=False) as use:
+            factory = plugin.loaded if plugin.ours else type(make_attack(name, isolate=True))
+        if use.possible:
+            yield name, factory
+
+
+def _attack(config: EvaluateConfig, name: str) -> Attack:
+    isolated = config.isolate and stranger("attacks", name)
+    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load("attacks", name)
+    own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
+    if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
+        own = {"budget": config.budget, **own}
+    return make_attack(name, own, config.isolate)
+
+
+def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[ThreatModel]:
+    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
+
+    Where a server that acts was asked about, an attack that does not act runs under the one that is honest.
+    """
+    known = [threat_model(name) for name in config.threats]
+    asked = [threat for threat in known if threat.among(attack.threats)]
+    passive = [HONEST_SERVER] if any(t.acts for t in known) and HONEST_SERVER.among(attack.threats) else []
+    yield from asked or passive or map(threat_model, attack.threats)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,34 +16,30 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.functional import one_hot
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.adversary.reading import readable
-from ppbench.base.blame import guard
-from ppbench.base.device import check_device
+from ppbench.adversary.attack import Attack, Challenge, Guess, readable
+from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown, unknown
-from ppbench.base.precision import computing
+from ppbench.base.fence import guard
 from ppbench.base.registry import find, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, finite, moved
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
-from ppbench.federation.messages import Model, Update
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER, Slot, Wire
-from ppbench.nets.held import explaining_failures, held_network, unwrapped
+from ppbench.federation.wire import SERVER, Model, Slot, Update, Wire
+from ppbench.nets.model_object import explaining_failures, held_network, unwrapped
 from ppbench.nets.net import NetSpec
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
-from ppbench.run.choice import built_for, make_attack, make_defense
 from ppbench.run.config import configure
-from ppbench.run.gradients import Gradient, read_gradient
-from ppbench.run.handed import ClassLabels, check_batch, check_real, one_hot_of, range_of, shape_of, whole_number
-from ppbench.run.inverted import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
-from ppbench.run.scale import scale_of
+from ppbench.run.experiment import built_for, make_attack, make_defense
+from ppbench.run.gradients import Gradient, read_gradient, scale_of
+from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
+from ppbench.run.user_inputs import ClassLabels, check_batch, check_real, one_hot_of, range_of, shape_of, whole_number
 
 THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)

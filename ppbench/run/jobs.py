@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ppbench.base.blame import guard
+from ppbench.base.device import computing
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
-from ppbench.base.precision import computing
+from ppbench.base.fence import guard
 from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment

@@ -12,10 +12,9 @@ import torch
 from torch.nn import Module
 
 from ppbench.adversary.attack import Attack, Challenge
-from ppbench.base.blame import guard
-from ppbench.base.device import check_device
+from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown, unknown
-from ppbench.base.precision import computing
+from ppbench.base.fence import guard
 from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
@@ -23,12 +22,21 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.nets.held import held_network
+from ppbench.nets.model_object import held_network
 from ppbench.records.schema import Scalar
-from ppbench.run.choice import make_attack, make_defense
 from ppbench.run.config import configure
-from ppbench.run.handed import Shard, check_batch, check_range, check_real, examples_of, inputs_of, range_of, shards_of
+from ppbench.run.experiment import make_attack, make_defense
 from ppbench.run.task import check_clients, plan_on
+from ppbench.run.user_inputs import (
+    Shard,
+    check_batch,
+    check_range,
+    check_real,
+    examples_of,
+    inputs_of,
+    range_of,
+    shards_of,
+)
 
 TRAINING = (
     *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),

@@ -22,26 +22,23 @@ from ppbench.base.registry import find
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.threats import threat_model
 from ppbench.federation.view import Transcript
-from ppbench.metrics.modalities import modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
-from ppbench.records.salt import commitment, salt_of
+from ppbench.records.run_files import commitment, salt_of, training_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.records.times import training_of
-from ppbench.report.agree import TRAINING_FIELDS, of_training
-from ppbench.report.verify import Findings
-from ppbench.run.choice import make_defense
-from ppbench.run.complete import local_dataset, missing_cells
+from ppbench.report.verify import TRAINING_FIELDS, Findings, of_training
 from ppbench.run.config import EvaluateConfig
+from ppbench.run.experiment import make_defense
+from ppbench.run.sweep import local_dataset, missing_cells
 from ppbench.run.task import Task, make_task
 from ppbench.run.train import is_trained, load_trained
-from ppbench.task.opening import open_dataset
+from ppbench.task.user_data import open_dataset
 
 MAX_BUILT = 1_000_000
 """Most values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
@@ -270,8 +267,7 @@ def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
 
 
 def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
-    from ppbench.questions.images import recognized
-    from ppbench.questions.reconstruction import image_scores
+    from ppbench.questions.reconstruction import image_scores, recognized
 
     try:
         images = store.images(record)

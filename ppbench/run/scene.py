@@ -12,7 +12,7 @@ from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import TARGET, ThreatModel
 from ppbench.federation.view import Transcript, View
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup

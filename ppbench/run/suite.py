@@ -20,15 +20,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from ppbench.adversary.apart import IsolatedAttack
+from ppbench.adversary.isolation import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
 from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
-from ppbench.run.choice import WHOLE, built_for, make_attack
 from ppbench.run.config import MAX_LIST, DefenseName, EvaluateConfig, configure
-from ppbench.run.experiment import Experiment, resolve
+from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve
 from ppbench.suites import shipped
 
 SUITE_SCHEMA = "ppbench.run.suite/1"

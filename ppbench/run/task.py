@@ -17,18 +17,17 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.contract import Defense
 from ppbench.federation.drive import chosen_backend
-from ppbench.federation.optim import Opt
-from ppbench.federation.plan import Columns, Data, Local, Plan
+from ppbench.federation.plan import Columns, Data, Local, Opt, Plan
 from ppbench.metrics.perceptual import Network
 from ppbench.metrics.recognition import Gallery, gallery_of
 from ppbench.nets.net import NetSpec, initial, net_spec
-from ppbench.records.salt import commitment
+from ppbench.records.run_files import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.task.dataset import Dataset
-from ppbench.task.opening import open_dataset, plugins_of
 from ppbench.task.partition import partition
+from ppbench.task.user_data import open_dataset, plugins_of
 
 TASK_FIELDS = (
     *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed", "salt"),

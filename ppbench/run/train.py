@@ -6,35 +6,85 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ppbench.base.blame import refuse, stranger
 from ppbench.base.errors import UsageError
+from ppbench.base.fence import refuse, stranger
 from ppbench.base.files import kind_of, publish_folder
-from ppbench.base.seals import seal, unsealed
+from ppbench.base.seeds import Seeds
+from ppbench.base.tensor_files import seal, unsealed
 from ppbench.base.version import __version__
-from ppbench.federation.declared import guarantee_faults
+from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
+from ppbench.metrics.image import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
 from ppbench.metrics.intervals import Interval, clopper_pearson
-from ppbench.metrics.segmentation import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
-from ppbench.records.outcome import TRAININGS
-from ppbench.records.schema import Cost, Played, Privacy, Strict, Utility
-from ppbench.records.times import save_time, training_id
-from ppbench.run.choice import Point
-from ppbench.run.collapse import (
-    at_chance,
-    attempt_number,
-    commonest_count,
-    ends_above_chance,
-    is_retried,
-    task_of_attempt,
-)
+from ppbench.nets.net import initial
+from ppbench.records.run_files import save_time, training_id
+from ppbench.records.schema import TRAININGS, Cost, Played, Privacy, Strict, Utility
+from ppbench.report.controls import CONTROLS
 from ppbench.run.cost import client_cost
-from ppbench.run.experiment import Experiment
+from ppbench.run.experiment import Experiment, Point
 from ppbench.run.task import Task
+
+# -- Trainings that collapsed: accuracy at chance in every evaluated round. They are retried, and records say so --
+# This detects a model that always gives one answer. Weights that jump about at random can be right more often than
+# chance in one round, as Adam's at a rate of 1e6 on digits in two of four seeds: as a first training these are not
+# detected, but none replaces one that collapsed unless it ends above chance.
+
+MIN_EVALUATIONS = 3
+"""Fewest evaluated rounds for a decision: at chance in fewer, a training may only have begun."""
+
+
+def commonest_count(task: Task) -> int:
+    """Return how many test examples are of the most frequent class: what a constant answer gets right."""
+    return int(task.test.y.argmax(1).bincount().max())
+
+
+def at_chance(utility: Utility, task: Task) -> bool:
+    """Return whether accuracy never rose above chance: in no evaluated round, of `MIN_EVALUATIONS` or more.
+
+    Chance is the share of the most frequent class of the test part, and the upper end of its 95 % Clopper-Pearson
+    interval still counts as chance. Numbers and masks have no such level, and a training that diverged its own status.
+    """
+    if not task.classified or task.segmented or utility.accuracy is None or len(utility.curve) < MIN_EVALUATIONS:
+        return False
+    return all(accuracy <= chance_ceiling(task) for _, accuracy in utility.curve)
+
+
+def ends_above_chance(utility: Utility, task: Task) -> bool:
+    """Return whether the delivered model is above chance, as a training that replaces a collapsed one must be."""
+    return utility.accuracy is not None and utility.accuracy > chance_ceiling(task)
+
+
+def chance_ceiling(task: Task) -> float:
+    """Return the largest accuracy that still counts as chance, see `at_chance`."""
+    return clopper_pearson(commonest_count(task), len(task.test.x)).high or 0.0
+
+
+def is_retried(defense: str) -> bool:
+    """Return whether a collapsed training under a defense is repeated; those of controls are not."""
+    return defense not in CONTROLS
+
+
+def task_of_attempt(task: Task, attempt: int) -> Task:
+    """Return the task with the seeds and the initial model of a training: 0 is the cell's own, others derive from it.
+
+    Examples, their owners and victims stay the same.
+    """
+    if attempt == 0:
+        return task
+    seeds = Seeds(task.seeds.seed("training", attempt), task.seeds.salt)
+    return replace(task, seeds=seeds, params=initial(task.plan.spec, seeds.seed("model")))
+
+
+def attempt_number(utility: Utility) -> int:
+    """Return the index of the training that a utility describes: the first that did not collapse, 0 if all did."""
+    return 0 if utility.collapsed >= TRAININGS else utility.collapsed
+
 
 TRAINED_FILE = "trained.json"
 """File of a training's figures, with their digest and those of the states beside them."""

@@ -16,8 +16,7 @@ from torch.nn.functional import one_hot
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.tree import update_digest
 from ppbench.federation.plan import Columns, Data
-from ppbench.metrics.modalities import modality_from
-from ppbench.metrics.modality import Modality
+from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.partition import mask_strata, strata
 
 InputKind = Literal["image", "tabular"]

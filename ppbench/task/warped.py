@@ -21,7 +21,7 @@ from torch.nn.functional import affine_grid, grid_sample, interpolate
 
 from ppbench.base.errors import UsageError, shown
 from ppbench.task.dataset import Dataset, Split
-from ppbench.task.opening import named, open_dataset
+from ppbench.task.user_data import named, open_dataset
 
 TURN, SHEAR = math.radians(6), math.tan(math.radians(4))
 """Largest angle in radians, and largest shear in widths per height, in either direction."""

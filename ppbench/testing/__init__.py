@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppbench.testing.attacks import ATTACK_PROPERTIES, check_attack
     from ppbench.testing.defenses import DEFENSE_PROPERTIES, check_defense
-    from ppbench.testing.findings import Finding
+    from ppbench.testing.scene import Finding
 
 __all__ = ["ATTACK_PROPERTIES", "DEFENSE_PROPERTIES", "Finding", "check_attack", "check_defense"]
 
@@ -21,7 +21,7 @@ _HOME = {
     "check_attack": "ppbench.testing.attacks",
     "DEFENSE_PROPERTIES": "ppbench.testing.defenses",
     "check_defense": "ppbench.testing.defenses",
-    "Finding": "ppbench.testing.findings",
+    "Finding": "ppbench.testing.scene",
 }
 
 

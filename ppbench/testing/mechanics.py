@@ -18,14 +18,15 @@ from ppbench.federation.engine import Federation, ProbeKind
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial
-from ppbench.testing.findings import NotAsked, unnamed
 from ppbench.testing.scene import (
     SHARD,
     DefenseTrial,
+    NotAsked,
     empty_folder,
     largest_difference,
     same_tensors,
     scene_victims,
+    unnamed,
     with_parameters,
 )
 

@@ -18,21 +18,22 @@ from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
-from ppbench.federation.optim import Layout, Opt
-from ppbench.federation.plan import Data, Local, Plan
+from ppbench.federation.plan import Data, Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import MemberScore, score_members
-from ppbench.testing.findings import NotAsked
-from ppbench.testing.scene import CLASSES, SHAPE, all_digits
-from ppbench.testing.worlds import (
+from ppbench.testing.scene import (
     CHANCE_LEVEL,
+    CLASSES,
     POISONS,
+    SHAPE,
     TWO_GUESSES,
     Duel,
+    NotAsked,
     Witness,
     World,
+    all_digits,
     guess_content,
     noise_world,
     seeded,

@@ -16,13 +16,11 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
+from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step, plain_evidence
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.messages import Model, Update
-from ppbench.federation.optim import Layout
-from ppbench.federation.plain import plain_evidence
-from ppbench.federation.plan import Data, Plan
+from ppbench.federation.plan import Data, Layout, Plan
 from ppbench.federation.view import View
+from ppbench.federation.wire import Model, Update
 
 
 def keyed(*words: object) -> torch.Generator:

@@ -52,12 +52,12 @@ def defense(argument: str, name: str) -> type[Defense]:
     Raises UsageError: Flower is not installed, or too old, or there is no such mechanism.
     """
     with FRAMEWORK.importing(name):
-        from ppbench.adapters.flower import stock, yours
+        from ppbench.adapters.flower import defenses
 
-    if shipped := FRAMEWORK.shipped(argument, "mechanism", stock.FLOWER_STOCK):
+    if shipped := FRAMEWORK.shipped(argument, "mechanism", defenses.FLOWER_STOCK):
         return shipped
     if ADDRESS.fullmatch(argument):
-        return yours.defense(argument, name)
+        return defenses.defense(argument, name)
     if not Path(argument).is_dir():
         raise FRAMEWORK.no_name(argument, "stock/NAME, MODULE:OBJECT of yours, or an app's folder")
     from ppbench.adapters.flower import app

@@ -33,7 +33,6 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch.utils.data import DataLoader
 
-from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, running_flower
 from ppbench.adapters.flower.mechanism import FlowerClientState, FlowerDefense, Prepared
 from ppbench.adapters.flower.records import (
     TrainReply,
@@ -44,15 +43,15 @@ from ppbench.adapters.flower.records import (
     request_records,
     string_of,
 )
-from ppbench.adapters.running import as_usage_error, context_seed
-from ppbench.adapters.steps import Steps, watched
-from ppbench.base.entries import imported
+from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, running_flower
+from ppbench.adapters.user_code import Steps, as_usage_error, context_seed, watched
 from ppbench.base.errors import ProtocolError, UsageError, shown
+from ppbench.base.registry import imported
 from ppbench.base.tree import Tree
 from ppbench.federation.contract import Context, Job
 from ppbench.federation.plan import Data, Plan
+from ppbench.nets.classifier import UserNetwork
 from ppbench.nets.net import initial
-from ppbench.nets.split import UserNetwork
 from ppbench.suites import tomllib
 
 FILE = "pyproject.toml"

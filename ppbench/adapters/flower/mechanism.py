@@ -17,7 +17,6 @@ from flwr.app import Context as FlowerContext
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
-from ppbench.adapters.flower.inside import RUN, Nodes, node_of, receiver_of, running_flower
 from ppbench.adapters.flower.records import (
     Content,
     StageRequest,
@@ -28,13 +27,15 @@ from ppbench.adapters.flower.records import (
     joined_weights,
     record_dict,
     request_records,
+    restored_strategy,
     split_weights,
+    strategy_snapshot,
     string_of,
     text_tree,
 )
-from ppbench.adapters.flower.state import restored_strategy, strategy_snapshot
+from ppbench.adapters.flower.runtime import RUN, Nodes, node_of, receiver_of, running_flower
 from ppbench.adapters.framework import check_plan
-from ppbench.adapters.running import as_usage_error, context_seed, description
+from ppbench.adapters.user_code import as_usage_error, context_seed, description
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step
@@ -54,7 +55,7 @@ class Prepared(NamedTuple):
     config: ConfigRecord
 
 
-@node(name="ppbench.adapters.flower.mechanism.Worker")
+@node
 class FlowerClientState:
     """A client's state: that of its Flower context."""
 

@@ -10,9 +10,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from ppbench.adapters import user_code
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node
-from ppbench.federation.messages import Model
+from ppbench.federation.wire import Model
 
 
 @node
@@ -38,7 +39,7 @@ class Content:
     configs: dict[str, dict[str, Tree]]
 
 
-@node(name="ppbench.adapters.flower.records.Asked")
+@node
 class TrainRequest(Model):
     """Server to client: weights to train. key: of their record; rest: all other records; kind: message type."""
 
@@ -47,7 +48,7 @@ class TrainRequest(Model):
     kind: Text
 
 
-@node(name="ppbench.adapters.flower.records.Note")
+@node
 class StageRequest:
     """Server to client: a protocol's message without weights. rest: its records; kind: message type."""
 
@@ -55,7 +56,7 @@ class StageRequest:
     kind: Text
 
 
-@node(name="ppbench.adapters.flower.records.Told")
+@node
 class TrainReply:
     """Client to server. params: its trained weights, of the record `key`; rest: all other records."""
 
@@ -159,3 +160,41 @@ def request_records(message: TrainRequest | StageRequest) -> RecordDict:
     if isinstance(message, StageRequest):
         return record_dict(message.rest)
     return joined_weights(string_of(message.key), message.params, message.rest)
+
+
+# -- Snapshots of a strategy between rounds, as in `held`, with Flower's records --
+
+WHERE = "the strategy"
+_RECORDS = {cls.__name__: cls for cls in (ArrayRecord, ConfigRecord, MetricRecord)}
+
+
+@node(name="ppbench.adapters.flower.state.Recorded")
+class Recorded:
+    """One of Flower's records. kind: its class; content: of a RecordDict that holds it alone."""
+
+    kind: str
+    content: Content
+
+
+def strategy_snapshot(strategy: Any) -> Tree:
+    """Return a tree of copies of all that a strategy holds, except code (ProtocolError: a value cannot be copied)."""
+    return user_code.snapshot(strategy, WHERE, _recorded)
+
+
+def restored_strategy(fresh: Any, tree: Tree) -> Any:
+    """Return the `fresh` strategy with the attributes of a snapshot."""
+    return user_code.restored(fresh, tree, WHERE, _record)
+
+
+def _recorded(value: Any) -> Recorded | None:
+    if isinstance(value, RecordDict):
+        return Recorded("RecordDict", content_tree(value))
+    name = type(value).__name__
+    return Recorded(name, content_tree({"it": value})) if isinstance(value, _RECORDS.get(name, ())) else None
+
+
+def _record(tree: Any) -> Any:
+    if not isinstance(tree, Recorded):
+        return None
+    restored = record_dict(tree.content)
+    return restored if tree.kind == "RecordDict" else restored["it"]

@@ -8,7 +8,7 @@ replies; a round is then a coroutine like any other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Context as FlowerContext
+from flwr.client.mod.secure_aggregation.secaggplus_mod import RECORD_KEY_STATE
 from flwr.common import Code, FitRes, Status
 from flwr.server import LegacyContext, SimpleClientManager
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow as flower
+from torch import Tensor
 
-from ppbench.adapters.flower.inside import RUN, SERVER_NODE, Nodes, node_of, receiver_of, running_flower
-from ppbench.adapters.flower.masks import bare_weights
 from ppbench.adapters.flower.mechanism import EMPTY, FlowerClientState, FlowerDefense, Mod
 from ppbench.adapters.flower.records import (
     Content,
@@ -35,22 +35,83 @@ from ppbench.adapters.flower.records import (
     record_dict,
     text_tree,
 )
-from ppbench.adapters.running import context_seed
+from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, receiver_of, running_flower
+from ppbench.adapters.user_code import context_seed
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
-from ppbench.federation.messages import Model
 from ppbench.federation.plan import Data, Noise, Plan
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
-from ppbench.federation.wire import SERVER
+from ppbench.federation.wire import SERVER, Model
+
+# -- Removes the masks from a client's upload under SecAgg+, as colluders can: the pairwise masks and the private one
+# --
+# The server receives shares of the private mask's seed in the last stage, as the protocol has it. Pairwise masks
+# cancel in the sum; the other client of a pair knows its mask.
+
+SETTINGS_RECORD = flower.RECORD_KEY_CONFIGS
+
+
+def _settings(tree: Any, key: str = SETTINGS_RECORD) -> Mapping[str, Any]:
+    """Return the settings in a message or a client's state."""
+    settings: Mapping[str, Any] = record_dict(tree)[key]
+    return settings
+
+
+def stage_of(exchange: Exchange) -> str:
+    """Return the protocol stage of an exchange."""
+    return str(_settings(exchange.request.rest)[flower.Key.STAGE])
+
+
+def bare_weights(view: View, target: Exchange, clipping: float, levels: int, modulus: int) -> list[Tensor] | None:
+    """Return the weights in a masked upload, float64, in the model's order; None: the view lacks a mask's key.
+
+    clipping, levels, modulus: the workflow's ranges.
+    """
+    masked = [flower.bytes_to_ndarray(one) for one in _settings(target.answer.rest)[flower.Key.MASKED_PARAMETERS]]
+    shapes = [one.shape for one in masked]
+    for sign, seed in _seeds(view, target):
+        if seed is None:
+            return None
+        masked = [a + sign * b for a, b in zip(masked, flower.pseudo_rand_gen(seed, modulus, shapes), strict=True)]
+    factor, values = flower.factor_extract([one % modulus for one in masked])
+    weights = flower.dequantize(values, clipping, levels)
+    return [torch.from_numpy(np.asarray(one) * (levels / factor)) for one in weights]
+
+
+def _seeds(view: View, target: Exchange) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the sign and the seed of every mask on a client's upload; seed None: the view lacks its key."""
+    node, nodes = node_of(target.slot.client), {node_of(c): c for c in range(view.plan.clients)}
+    exchanges = [e for e in view.exchanges() if e.slot.probe == target.slot.probe and e.round == target.round]
+    shares: list[bytes] = []
+    for one in exchanges:
+        settings = _settings(one.answer.rest)
+        if stage_of(one) == flower.Stage.UNMASK:
+            shares += [
+                s
+                for n, s in zip(settings[flower.Key.NODE_ID_LIST], settings[flower.Key.SHARE_LIST], strict=True)
+                if n == node
+            ]
+    yield -1, flower.combine_shares(shares) if shares else None
+    keys = next(e for e in exchanges if e.slot == target.slot and stage_of(e) == flower.Stage.SHARE_KEYS)
+    public = {int(n): pair for n, pair in _settings(keys.request.rest).items() if n.isdigit()}
+    for neighbour in {*public} - {node}:
+        state = view.state_at(target, nodes[neighbour])
+        seed = None
+        if state is not None:
+            own = _settings(state.state, RECORD_KEY_STATE)["sk1"]
+            pair = flower.bytes_to_private_key(own), flower.bytes_to_public_key(public[node][0])
+            seed = flower.generate_shared_key(*pair)
+        yield (-1 if node > neighbour else 1), seed
+
 
 COUNT_METRIC = ("fitres.num_examples", "num_examples")
 
 
-@node(name="ppbench.adapters.flower.secure.Said")
+@node
 class StageReply:
     """Client to server: a stage's answer. rest: its records, with the masked weights as bytes in its settings."""
 

@@ -36,11 +36,11 @@ def defense(argument: str, name: str) -> type[Defense]:
     Raises UsageError: NVFlare is not installed, or too old, or there is no such filter.
     """
     with FRAMEWORK.importing(name):
-        from ppbench.adapters.nvflare import encrypted, stock, yours
+        from ppbench.adapters.nvflare import defenses
 
-    available: tuple[type[stock.NVFlareStock], ...] = (*stock.NVFLARE_STOCK, encrypted.Encrypted)
+    available: tuple[type[defenses.NVFlareStock], ...] = (*defenses.NVFLARE_STOCK, defenses.Encrypted)
     if shipped := FRAMEWORK.shipped(argument, "filter", available):
         return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
-    return yours.defense(argument, name)
+    return defenses.defense(argument, name)

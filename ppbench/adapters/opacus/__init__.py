@@ -34,10 +34,10 @@ def defense(argument: str, name: str) -> type[Defense]:
     Raises UsageError: Opacus is not installed, or too old, or there is no such mechanism.
     """
     with FRAMEWORK.importing(name):
-        from ppbench.adapters.opacus import stock, yours
+        from ppbench.adapters.opacus import defenses
 
-    if shipped := FRAMEWORK.shipped(argument, "mechanism", stock.OPACUS_STOCK):
+    if shipped := FRAMEWORK.shipped(argument, "mechanism", defenses.OPACUS_STOCK):
         return shipped
     if not ADDRESS.fullmatch(argument):
         raise FRAMEWORK.no_name(argument, "stock/NAME, or MODULE:OBJECT of yours")
-    return yours.defense(argument, name)
+    return defenses.defense(argument, name)

@@ -8,45 +8,247 @@ the expected one. Engines are made anew each round too; a client's state is its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from importlib import metadata
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from opacus.optimizers import DPPerLayerOptimizer
-from torch import Tensor
+from opacus import PrivacyEngine
+from opacus.accountants import RDPAccountant
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, TensorDataset
 
 from ppbench.adapters.framework import check_plan
-from ppbench.adapters.opacus.ledger import RoundCost, epsilon, history_tensor, joined_history, noise_of, round_cost
-from ppbench.adapters.opacus.private import (
-    Private,
-    Public,
-    blank_data,
-    check_private,
-    public_training,
-    running_opacus,
-    weights_of,
-)
-from ppbench.adapters.running import as_usage_error, description
-from ppbench.adapters.steps import watched
-from ppbench.base.errors import UsageError
+from ppbench.adapters.user_code import as_usage_error, description, seeded_run, watched
+from ppbench.base.errors import UsageError, one_line
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.contract import Context, Defense, Job, Server
-from ppbench.federation.messages import Hello, Model
 from ppbench.federation.plan import Data, Noise, Plan, all_at_once
-from ppbench.nets.net import initial
+from ppbench.federation.wire import Hello, Model
+from ppbench.nets.classifier import UserNetwork
+from ppbench.nets.net import Net, initial
+
+# -- The parts of Opacus's training (engine, model, optimizer, loader), which a user's code makes from ppbench's --
+
+WRAPPER_PREFIX = "_module."
+"""Opacus's prefix of parameter names in a network that it wraps."""
+RETURN_FORM = "(engine, model, optimizer, loader)"
 
 
-@node(name="ppbench.adapters.opacus.mechanism.Noted")
+class Public(NamedTuple):
+    """A client's training before it is made private: network, optimizer, and loader of its examples."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader[Any]
+
+
+class Private(NamedTuple):
+    """The private training, as the user's code returns it."""
+
+    engine: Any
+    model: nn.Module
+    optimizer: Any
+    loader: Any
+
+
+@contextmanager
+def running_opacus(who: str, *seed: int) -> Iterator[None]:
+    """Run Opacus's code as `seeded_run` does, without its warnings (secure_mode is off; inputs need no gradient; the
+    accountant's last order).
+    """
+    with warnings.catch_warnings(), seeded_run("opacus", who, *seed):
+        warnings.filterwarnings("ignore", module=r"opacus\b")
+        warnings.filterwarnings("ignore", message=".*[Ff]ull backward hook")
+        yield
+
+
+def public_training(plan: Plan, params: Params, data: Data, lr: float) -> Public:
+    """Return a client's training: weights `params`, SGD at rate `lr`, batches of the plan's size, shuffled.
+
+    The loader's items are pairs of an input and its one-hot target; its last batch may be smaller.
+    """
+    model = module_with(plan.net, params)
+    optimizer = torch.optim.SGD(model.parameters(), lr, plan.local.opt.momentum)
+    return Public(model, optimizer, DataLoader(TensorDataset(data.x, data.y), plan.local.batch, shuffle=True))
+
+
+def blank_data(plan: Plan, count: int) -> Data:
+    """Return `count` equal examples in the memory of one, for counting steps."""
+    x = torch.rand(1, *plan.spec.shape, generator=torch.Generator().manual_seed(0))
+    y = torch.eye(plan.spec.classes)[:1]
+    return Data(x.expand(count, *x.shape[1:]), y.expand(count, -1))
+
+
+def module_with(net: Net, params: Params) -> nn.Module:
+    """Return the network as a separate module on the CPU, with copies of `params` as weights.
+
+    A user's network is put together again as it was: user code may look for its layers, and Opacus pickles its class.
+    """
+    module = copy.deepcopy(net.module).to_empty(device="cpu")
+    known = {**net.frozen, **params}
+    with torch.no_grad():
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            value.copy_(known[name])
+    if not isinstance(module, UserNetwork):
+        return module
+    if module.head_name == "":
+        return module.head
+    inner = module.features
+    inner.__class__ = type(inner).__mro__[1]
+    if module.head_name is None:
+        return inner
+    parent, _, last = module.head_name.rpartition(".")
+    setattr(inner.get_submodule(parent), last, module.head)
+    return inner
+
+
+def weights_of(model: nn.Module, net: Net, like: Mapping[str, Tensor], name: str) -> Params:
+    """Return copies of a private network's weights by ppbench's names; UsageError: it is another network."""
+    weights = {n.removeprefix(WRAPPER_PREFIX): value for n, value in model.named_parameters() if value.requires_grad}
+    names = {n: net.module.own_name(n) if isinstance(net.module, UserNetwork) else n for n in like}
+    if {n: v.shape for n, v in weights.items()} != {names[n]: v.shape for n, v in like.items()}:
+        raise UsageError(
+            f"Defense {name!r} trains a network of other parameters than it was given; it must keep their names and "
+            "shapes (a network that must be mended for Opacus is given mended, by --model)."
+        )
+    return {n: weights[own].detach().clone() for n, own in names.items()}
+
+
+def check_private(made: object, name: str) -> Private:
+    """Return a user's result as `Private` (UsageError: it has other parts, or is not private)."""
+    if not isinstance(made, tuple | list) or len(made) != len(Private._fields):
+        count = f" of {len(made)}" if isinstance(made, tuple | list) else ""
+        raise UsageError(
+            f"Defense {name!r} gave a {one_line(type(made).__name__, 60)}{count}; it must give {RETURN_FORM}."
+        )
+    private = Private(*made)
+    for part, kind in zip(private, (PrivacyEngine, nn.Module, DPOptimizer, DataLoader), strict=True):
+        if not isinstance(part, kind):
+            actual = one_line(type(part).__name__, 60)
+            raise UsageError(f"Defense {name!r} gave a {actual} where a {kind.__name__} must be, in {RETURN_FORM}.")
+    if not {id(p) for p in private.model.parameters() if p.requires_grad} <= {id(p) for p in private.optimizer.params}:
+        raise UsageError(f"Defense {name!r} gave an optimizer of other weights than its model's.")
+    return private
+
+
+# -- The privacy cost of a client's training by the engine's own accountant, of the steps taken, not by a formula --
+
+History = list[tuple[float, float, int]]
+"""An accountant's history: (noise multiplier, sample rate, steps)."""
+LARGEST_NUMERICAL_EPSILON = 50.0
+"""The largest epsilon for which a numerical accountant is used: its memory grows with epsilon."""
+
+
+RELEASE = tuple(int(part) for part in metadata.version("opacus").split(".")[:2])
+"""Opacus's release: major, minor."""
+ADJUSTS = RELEASE >= (1, 6)
+"""Whether an adaptive optimizer's multiplier covers gradient and count together, as the accountant assumes."""
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The privacy cost of one round of a client. why_not: a clause, why there is no epsilon; "" if there is one."""
+
+    history: tuple[tuple[float, float, int], ...]
+    why_not: str
+
+
+def history_tensor(history: History) -> Tensor:
+    """Return a history as float64 [K, 3]."""
+    return torch.tensor([tuple(map(float, entry)) for entry in history], dtype=torch.float64).view(-1, 3)
+
+
+def joined_history(before: Tensor, more: Tensor) -> Tensor:
+    """Return the history `before` followed by `more`; consecutive equal entries are merged."""
+    rows: list[list[float]] = []
+    for noise, rate, steps in torch.cat([before, more]).tolist():
+        if rows and rows[-1][:2] == [noise, rate]:
+            rows[-1][2] += steps
+        else:
+            rows.append([noise, rate, steps])
+    return torch.tensor(rows, dtype=torch.float64).view(-1, 3)
+
+
+def round_cost(private: Private, epochs: int) -> RoundCost:
+    """Return the cost of `epochs` over the loader: the optimizer steps on zero gradients while the engine counts."""
+    rate = sample_rate(private.loader)
+    with watched() as steps:
+        for _ in range(epochs):
+            for _ in private.loader:
+                private.optimizer.zero_grad()
+                for parameter in private.optimizer.params:
+                    parameter.grad_sample = torch.zeros(1, *parameter.shape)
+                private.optimizer.step()
+    if isinstance(private.optimizer, AdaClipDPOptimizer) and not ADJUSTS:
+        return RoundCost((), "its accountant, before Opacus 1.6, does not count what the clipping norm is moved by")
+    history = tuple((float(n), float(q), int(s)) for n, q, s in private.engine.accountant.history)
+    return RoundCost(history, _why_not(history, len(steps.kinds), rate))
+
+
+def _why_not(history: tuple[tuple[float, float, int], ...], steps: int, rate: float | None) -> str:
+    counted = sum(count for _, _, count in history)
+    if counted != steps:
+        return f"its engine's accountant counts {counted} of the {steps} steps of a round"
+    if any(noise == 0 for noise, _, _ in history):
+        return "its noise multiplier is 0"
+    if rate is None:
+        return "its batches are no Poisson samples, of which alone the accountant's epsilon is"
+    if any(rate > sampled * (1 + 1e-9) for _, sampled, _ in history):
+        return f"examples are sampled at rate {rate:g}, and its accountant counts {min(q for _, q, _ in history):g}"
+    return ""
+
+
+def noise_of(optimizer: Any) -> float:
+    """Return the standard deviation of the noise on a sum of clipped gradients; 0 without noise."""
+    multiplier = float(optimizer.noise_multiplier)
+    if multiplier and ADJUSTS and isinstance(optimizer, AdaClipDPOptimizer):  # the rest is on the count
+        multiplier = (multiplier**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5
+    return multiplier * float(optimizer.max_grad_norm)
+
+
+def sample_rate(loader: Any) -> float | None:
+    """Return the rate of a loader's Poisson sampling, None if it samples otherwise."""
+    sampler = loader.batch_sampler
+    while isinstance(sampler, BatchSplittingSampler):
+        sampler = sampler.sampler
+    return float(sampler.sample_rate) if isinstance(sampler, UniformWithReplacementSampler) else None
+
+
+def epsilon(engine: Any, cost: RoundCost, rounds: int, delta: float) -> float | None:
+    """Return the epsilon of `rounds` rounds by the engine's own accountant; None if it is not finite.
+
+    From `LARGEST_NUMERICAL_EPSILON` on, the RDP bound is returned: the numerical accountant would take gigabytes, or
+    overflow.
+    """
+    bounding = RDPAccountant()  # type: ignore[no-untyped-call]  # Opacus's
+    for accountant in (bounding, engine.accountant):
+        accountant.history = [(noise, rate, steps * rounds) for noise, rate, steps in cost.history]
+    if delta >= 1:
+        return 0.0
+    bound = float(bounding.get_epsilon(delta))
+    value = bound if bound >= LARGEST_NUMERICAL_EPSILON else float(engine.get_epsilon(delta))
+    return value if math.isfinite(value) else None
+
+
+@node
 class AccountedState:
     """A client's state. history: float64 [K, 3], its accountants' entries: noise multiplier, rate, steps."""
 
     history: Tensor
 
 
-@node(name="ppbench.adapters.opacus.mechanism.Trained")
+@node
 class PrivateChange:
     """A client's result. change: start minus end of its weights; history: of its accountant in this round."""
 

@@ -18,8 +18,16 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.active.target import of_targets, plausible_images, server_of
-from ppbench.attacks.active.wiring import WRONG, convolutions, inverted_features, passing, silent_weights
+from ppbench.attacks.active.wiring import (
+    WRONG,
+    convolutions,
+    inverted_features,
+    of_targets,
+    passing,
+    plausible_images,
+    server_of,
+    silent_weights,
+)
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent

@@ -19,8 +19,16 @@ import torch
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.active.bins import bin_rows, bin_trap
 from ppbench.attacks.active.ratios import ratio_rows, ratio_trap
-from ppbench.attacks.active.target import of_targets, plausible_images, server_of
-from ppbench.attacks.active.wiring import Wiring, inverted_features, passing, silent_weights, wiring
+from ppbench.attacks.active.wiring import (
+    Wiring,
+    inverted_features,
+    of_targets,
+    passing,
+    plausible_images,
+    server_of,
+    silent_weights,
+    wiring,
+)
 from ppbench.attacks.reconstruction.search.starts import Victim, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.acting import Before, Sent

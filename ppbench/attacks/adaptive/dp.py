@@ -17,12 +17,12 @@ from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.starts import Starts, usable
+from ppbench.defenses.ppdl import PPDL
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.optim import Layout
-from ppbench.federation.plan import Noise
+from ppbench.federation.plan import Layout, Noise
 from ppbench.federation.view import View
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
@@ -178,3 +178,29 @@ def reweighted(evidence: Evidence, start: Starts, row: int) -> Evidence:
     if evidence.weight is not None:
         weight = {n: v * evidence.weight[n] for n, v in weight.items()}
     return replace(evidence, weight=weight)
+
+
+# -- The attack aware that unsent entries are unknown, not zero --
+
+
+@dataclass(frozen=True)
+class AdaptivePPDL(AdaptiveDP):
+    """Gradient matching on the visible support: unsent entries carry no weight; which were sent is in the message.
+
+    Where the sent entries are noisy, it searches the maximum of the posterior under the public noise law. Where the
+    largest were chosen under noise, an unsent entry is probably small and is weighted accordingly (`PPDL.precision`).
+    """
+
+    name: ClassVar[str] = "adaptive_ppdl"
+    version: ClassVar[str] = "3"
+    targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
+    reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
+
+    def evidence(self, view: View) -> list[Evidence]:
+        """Return the plain evidence with the noise law, each entry weighted by `PPDL.precision`."""
+        evidence = super().evidence(view)
+        if not isinstance(view.defense, PPDL) or not view.threat.sees_uploads:
+            return evidence
+        sent = {exchange.slot: exchange.answer for exchange in view.exchanges()}
+        defense = view.defense
+        return [replace(e, weight=defense.precision(view.plan, sent[e.unit[0]], e.observed)) for e in evidence]

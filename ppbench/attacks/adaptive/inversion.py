@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.reconstruction.analytic import AnalyticInversion
+from ppbench.attacks.reconstruction.analytic import AnalyticInversion, first_layer
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.rows import first_layer
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates

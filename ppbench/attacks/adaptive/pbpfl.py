@@ -19,8 +19,8 @@ from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.adaptive.inversion import invert_evidence, surrogate_simulation
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.extended import PBPFLExt
 from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Surrogates, exchanges
+from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.federation import secagg
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence, Shared, Simulate

@@ -12,7 +12,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import replayed_evidence
 from ppbench.attacks.adaptive.inversion import fittest_guesses, mismatch_of
 from ppbench.attacks.adaptive.pbpfl import split_unit
-from ppbench.attacks.label.recovery import LabelRecovery
+from ppbench.attacks.labels import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.view import View

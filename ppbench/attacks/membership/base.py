@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, References
-from ppbench.adversary.augment import augmentations
+from ppbench.adversary.victims import augmentations
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Tree, leaves
 from ppbench.federation.plan import Plan

@@ -22,11 +22,9 @@ from ppbench.attacks.membership.base import (
     logit_gap,
     model_outputs,
 )
-from ppbench.attacks.membership.entropy import modified_entropy
-from ppbench.attacks.membership.fedmia import FedMIA
-from ppbench.attacks.membership.lira import LiRA, OfflineLiRA
-from ppbench.attacks.membership.rmia import RMIA
-from ppbench.attacks.membership.update_cosine import UpdateCosine, rounds_of
+from ppbench.attacks.membership.outputs import modified_entropy
+from ppbench.attacks.membership.references import RMIA, LiRA, OfflineLiRA
+from ppbench.attacks.membership.updates import FedMIA, UpdateCosine, rounds_of
 from ppbench.federation.bounds import Positive
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.reconstruction.analytic import guessed_labels
-from ppbench.attacks.reconstruction.features.backbone import BACKBONE, backbone_objective
-from ppbench.attacks.reconstruction.features.images import (
+from ppbench.attacks.reconstruction.features import (
+    BACKBONE,
     Features,
     RecoveredImages,
+    backbone_objective,
     head_cotangents,
     invert_features,
     match_backbone,

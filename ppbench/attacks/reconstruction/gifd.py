@@ -17,12 +17,25 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess
-from ppbench.attacks.reconstruction.generator.net import SMALLEST_MAP, Decoder, GeneratorWeights, Maps
-from ppbench.attacks.reconstruction.generator.store import Generator, check_apart, file_digest, read_generator
-from ppbench.attacks.reconstruction.generator.training import Training, trained_generator
+from ppbench.attacks.reconstruction.generator import (
+    SMALLEST_MAP,
+    Decoder,
+    Generator,
+    GeneratorWeights,
+    Maps,
+    check_apart,
+    file_digest,
+    read_generator,
+)
+from ppbench.attacks.reconstruction.generator_training import Training, trained_generator
 from ppbench.attacks.reconstruction.ig import IG
-from ppbench.attacks.reconstruction.inversion import SearchHistory, descent_of, evidence_of
-from ppbench.attacks.reconstruction.search.descent import DescentSchedule, ValueFunction
+from ppbench.attacks.reconstruction.search.descent import (
+    DescentSchedule,
+    SearchHistory,
+    ValueFunction,
+    descent_of,
+    evidence_of,
+)
 from ppbench.attacks.reconstruction.search.problem import Problem, RowValue, Space
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.errors import UsageError
@@ -30,7 +43,7 @@ from ppbench.base.tree import moved
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 from ppbench.records.scores import Scalar
 
 Method = Literal["gifd", "ggl", "gias"]

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack
-from ppbench.attacks.reconstruction.inversion import Inversion
+from ppbench.attacks.reconstruction.search.descent import Inversion
 from ppbench.attacks.reconstruction.search.priors import GreyNorm, Penalty, Sum, TotalVariation
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.plan import Plan
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 
 LARGEST_SHIFT = 2
 """Pixels that seeds are shifted by, at most."""

@@ -6,16 +6,31 @@ x in the data's range and y recovered beforehand.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.attacks.reconstruction.inversion import Inversion, SearchHistory, descent_of, evidence_of
-from ppbench.attacks.reconstruction.search.descent import DescentSchedule
-from ppbench.attacks.reconstruction.search.starts import Victim
+from ppbench.attacks.reconstruction.search.descent import (
+    DescentSchedule,
+    Inversion,
+    SearchHistory,
+    ValueFunction,
+    descend,
+    descent_of,
+    evidence_of,
+)
+from ppbench.attacks.reconstruction.search.problem import Problem, objective
+from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
+from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import NonNegative, Positive
-from ppbench.federation.evidence import Evidence
+from ppbench.federation.evidence import Evidence, Measure
 from ppbench.federation.plan import Plan
 
 TV_FACTORS = (0.3, 3.0)
@@ -60,3 +75,167 @@ class IG(Inversion):
     def variants(self) -> Sequence[Attack]:
         """Return this attack with several weights of the total variation, its own first."""
         return [self, *(replace(self, tv=factor * self.tv) for factor in TV_FACTORS)]
+
+
+# -- Inverting gradients of which an unknown part was masked in an unknown way: several hypotheses are tried --
+# Soteria zeroes columns of one layer's gradient, other defenses drown layers in noise, scale each tensor, send signs
+# or spoil some entries; the rest still determines the image (Balunovic et al. 2022 ignore the defended layer). Which
+# layers remain need not be tried: a geometric mean over tensors is dominated by those that can be explained. What
+# was done to entries is tried: a few hypotheses are searched for a while, and for each victim the search continues
+# under the one whose image explains most of the observation (`unexplained`), without the truth.
+
+MEASURES: Final[tuple[Measure, ...]] = ("tensors", "poisoned", "bounded")
+"""The hypotheses: tensors have unknown scales; some tensors are poisoned; some entries are, or only signs are known."""
+SCOUT = 0.5
+"""Share of the budget for trying hypotheses."""
+FEWEST_STEPS = 8
+"""Fewest steps per hypothesis for a trial; with fewer, the first one is taken."""
+FLOORS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+"""Successive values of 1 - cosine at which a tensor counts as explained: high ones guide, low ones finish."""
+BETTER_FIT = 0.95
+"""Another hypothesis replaces the first if it leaves less than this share of the first's mismatch unexplained."""
+
+
+@dataclass(frozen=True)
+class IGMasked(IG):
+    """Inverting gradients tensor by tensor: of unknown scale, with poisoned tensors or entries, or signs alone.
+
+    Labels of single images are tried too, instead of read off the head.
+    """
+
+    name: ClassVar[str] = "ig_masked"
+    version: ClassVar[str] = "1"
+    reference: ClassVar[str] = (
+        "Geiping et al., Inverting Gradients, NeurIPS 2020; Balunovic et al., Bayesian Framework for Gradient Leakage, "
+        "ICLR 2022 (leaving the defended layer out)"
+    )
+
+    lr: Positive = 0.05
+    tv: NonNegative = 0.1
+
+    def variants(self) -> Sequence[Attack]:
+        """Return this attack alone: hypotheses are chosen per victim, and the prior fades by itself."""
+        return (self,)
+
+    def check(self) -> None:
+        """Refuse parameters out of range, and several starts (UsageError)."""
+        super().check()
+        if self.tries != 1:
+            raise UsageError(f"Attack {self.name!r}: tries={self.tries} cannot be used; hypotheses are its starts: 1.")
+
+    def matched(self, evidence: Evidence) -> Evidence:
+        """Return `evidence` as it is: each hypothesis has its own measure."""
+        return evidence
+
+    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+        """Return the guesses for victims of one block, each under the hypothesis that explains it best."""
+        evidences, labels, spent = [evidence_of(v) for v in victims], None, 0
+        if self.budget > victims[0].plan.spec.classes:
+            labels, spent = tried_labels(victims, evidences, self.start)
+        left = self.budget - spent
+        choices = [*zip(*map(hypotheses, evidences), strict=True)]
+        steps = int(SCOUT * left) // len(choices) - 1
+        scouts = [self.scouted(victims, choice, labels, steps) for choice in choices if steps >= FEWEST_STEPS]
+        left -= len(scouts) * (steps + 1)
+        best = chosen_hypotheses(evidences, scouts, victims[0].plan)
+        answers: dict[int, Guess] = {}
+        for b in sorted(set(best)):
+            rows = [i for i, own in enumerate(best) if own == b]
+            group, their_labels = [victims[i] for i in rows], None if labels is None else labels[rows]
+            hypothesis = [choices[b][i] for i in rows]
+            problem = self.weighed(group, hypothesis, their_labels)
+            z = scouts[b].z[rows] if scouts else problem.start
+            schedule = self.schedule(left - 1, group[0].plan)
+            evaluate = self.lowered(problem, group[0].plan, hypothesis, schedule.steps)
+            descent = descent_of(problem, z, schedule, evaluate)
+            guesses = SearchHistory(1, self.budget - left + 1).add(problem, descent).guesses()
+            for i, guess in zip(rows, guesses, strict=True):
+                others = tuple(scout.ends.x[i] for turn, scout in enumerate(scouts) if turn != b)
+                answers[i] = replace(guess, others=others)
+        return [answers[i] for i in range(len(victims))]
+
+    def weighed(self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None) -> Problem:
+        """Return the problem of fresh rows under one hypothesis, with a balanced prior; costs one evaluation each."""
+        return self.problem(victims, evidences, 1, labels).balanced(self.tv)
+
+    def lowered(self, problem: Problem, plan: Plan, evidences: Sequence[Evidence], steps: int) -> ValueFunction:
+        """Return `problem` with falling `FLOORS` over `steps` evaluations."""
+        batch, count = problem.starts.x.shape[1], itertools.count()
+        lower = [self.matching(plan, [replace(e, floor=floor) for e in evidences], batch) for floor in FLOORS[1:]]
+        stages = [problem, *(replace(problem, matching=matching) for matching in lower)]
+        return lambda z, index: stages[min(next(count) * len(stages) // steps, len(stages) - 1)](z, index)
+
+    def scouted(
+        self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None, steps: int
+    ) -> Scout:
+        """Return the end of a search of `steps` evaluations under one hypothesis."""
+        problem = self.weighed(victims, evidences, labels)
+        z = descend(problem, problem.start, self.schedule(steps, victims[0].plan), project=problem.project).z
+        return Scout(z, problem.at(z))
+
+
+@dataclass(frozen=True)
+class Scout:
+    """The end of the search under one hypothesis: rows z [V, n], and the guesses that they encode."""
+
+    z: Tensor
+    ends: Starts
+
+
+def chosen_hypotheses(evidences: Sequence[Evidence], scouts: Sequence[Scout], plan: Plan) -> list[int]:
+    """Return the hypothesis for each victim: the first, unless another one explains its observation better."""
+    if not scouts:
+        return [0] * len(evidences)
+    scores = torch.stack([unexplained(evidences, scout.ends, plan) for scout in scouts])
+    return torch.where(scores.amin(0) < BETTER_FIT * scores[0], scores.argmin(0), 0).tolist()
+
+
+def unexplained(evidences: Sequence[Evidence], guess: Starts, plan: Plan) -> Tensor:
+    """Return how much of V victims' evidence a guess of each leaves unexplained [V], independent of what was masked.
+
+    The measure "bounded" without entries that are exactly 0, which may be hidden. From its floor to 2; inf if not
+    finite.
+    """
+    fair = [replace(under(evidence, zeros=False), measure="bounded") for evidence in evidences]
+    batch, index = guess.x.shape[1], torch.arange(len(guess.x), device=guess.x.device)
+    value = objective(fair, plan, batch, guess.x.dtype)(guess.x, guess.labels, guess.extra, index)[0]
+    return torch.where(value.isfinite(), value, math.inf).cpu()
+
+
+def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
+    """Return the labels [V, 1, C] that explain best, or None, and evaluations spent.
+
+    None for granted labels, batches, a single output or nuisance unknowns.
+    """
+    plan = victims[0].plan
+    classes = plan.spec.classes
+    if any(v.size[0] > 1 or v.challenge.y is not None for v in victims) or classes == 1 or evidences[0].nuisance:
+        return None, 0
+    every = one_hot(torch.arange(classes), classes).float()
+    x = torch.stack([victim.image(start).to(evidences[0].device) for victim in victims])
+    guesses = [Starts(x, y.to(x).expand(len(x), 1, classes), False, x.new_zeros(len(x), 0)) for y in every]
+    scores = torch.stack([unexplained(evidences, guess, plan) for guess in guesses])
+    return every[scores.argmin(0)][:, None], classes
+
+
+def has_zeros(evidences: Sequence[Evidence]) -> bool:
+    """Return whether any observation has entries that are exactly 0."""
+    return any(bool((value == 0).any()) for e in evidences for value in e.observed.values())
+
+
+def under(evidence: Evidence, zeros: bool) -> Evidence:
+    """Return `evidence`, without entries that are exactly 0 unless `zeros`."""
+    if zeros or not has_zeros([evidence]):
+        return evidence
+    ones = {n: torch.ones_like(v) for n, v in evidence.observed.items()} if evidence.weight is None else evidence.weight
+    return replace(evidence, weight={n: ones[n] * (v != 0) for n, v in evidence.observed.items()})
+
+
+def hypotheses(evidence: Evidence) -> list[Evidence]:
+    """Return the evidence under each hypothesis, see `MEASURES`; evidence of signs is returned as it is.
+
+    Hidden entries may be sent as zeros, so these are ignored except under the first hypothesis.
+    """
+    if evidence.measure == "hinge":
+        return [evidence]
+    return [replace(under(evidence, measure == MEASURES[0]), measure=measure) for measure in MEASURES]

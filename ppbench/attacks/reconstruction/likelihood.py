@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Guess
-from ppbench.attacks.reconstruction.inversion import Inversion, SearchHistory, descent_of, evidence_of
-from ppbench.attacks.reconstruction.masked import tried_labels
+from ppbench.attacks.reconstruction.ig import tried_labels
+from ppbench.attacks.reconstruction.search.descent import Inversion, SearchHistory, descent_of, evidence_of
 from ppbench.attacks.reconstruction.search.starts import Victim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Guess
-from ppbench.attacks.reconstruction.inversion import Inversion, evidence_of
-from ppbench.attacks.reconstruction.search.descent import DescentSchedule, descend
+from ppbench.attacks.reconstruction.search.descent import DescentSchedule, Inversion, descend, evidence_of
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
 from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim

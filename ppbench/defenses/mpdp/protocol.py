@@ -8,13 +8,15 @@ the noise is uniform and bounded; and a client cannot clip a gradient that it do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from ppbench.base.errors import ProtocolError
+from ppbench.base.tree import Tree
 from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.accounting import (
     Graph,
@@ -24,13 +26,15 @@ from ppbench.defenses.mpdp.accounting import (
     delta_given_scales,
     epsilon_of,
     exact_theta,
+    theta_max,
 )
-from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, uniform_noise
-from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
+from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, Expansion, unexpanded, uniform_noise
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets, average
+from ppbench.defenses.pbpfl.perturbation import Perturbation, Surrogates
 from ppbench.federation import secagg
-from ppbench.federation.bounds import whole_number
+from ppbench.federation.bounds import Bits, NonNegative, whole_number
 from ppbench.federation.contract import Claim, Context, Round, Server
-from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.plan import Layout, Noise, Plan
 
 YANG2024 = paper("yang2024")
 
@@ -126,3 +130,143 @@ def n_out(clients: int, n: int, generator: torch.Generator) -> Tensor:
     order = torch.where(secagg.complete_graph(clients), score, 2.0).argsort(dim=1)
     picks = torch.zeros(clients, clients, dtype=torch.bool).scatter(1, order[:, :n], True)
     return picks | picks.T
+
+
+# -- MP-DP hardened, our own variant: the surrogates without noise are masked --
+
+NOISELESS = ("sigma", "beta")  # the surrogates that are masked: Psi and Phi
+
+
+@dataclass(frozen=True)
+class MPDPH(MPDP):
+    """MP-DP hardened (ours): Psi and Phi are masked, so that only their exact sums over the cohort can be read.
+
+    floor: smallest value of r and s, so that no row has too little noise; above 0 recovered noise is not Gaussian.
+    fraction_bits: of the fixed-point numbers, 1/K of each; 40 represent values below 4e6 to 5e-13, less than the noise.
+    """
+
+    floor: NonNegative = 0.5
+    fraction_bits: Bits = 40
+
+    name: ClassVar[str] = "mpdp_h"
+    claimed: ClassVar[tuple[Claim, ...]] = ()  # ours, not the paper's
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee."""
+        return (
+            "the sums of Psi and Phi travel without noise, and the noise given the scales is bounded (epsilon "
+            f"{self.epsilon:g} a round was aimed at, delta {self.delta:g})"
+        )
+
+    def noise(self, plan: Plan) -> Noise | None:
+        """Return None: with a floor the noise has no closed law; evidence has the round's standard deviation."""
+        return None
+
+    @property
+    def sums(self) -> bool:
+        """Return that only sums can be read."""
+        return True
+
+    def scales(self, ctx: Context) -> Tensor:
+        """Return fresh scales [count], float64, with r and s at least `floor`."""
+        return self.expansion(ctx.plan).laws.draw(ctx.generator, self.floor)
+
+    def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
+        """Return the noisy first surrogate, and 1/K times the others in fixed point, masked, int64 (Overflow)."""
+        noisy, share = super().upload(ctx, me, result), 1 / ctx.plan.clients
+        parts = (secagg.hide(me, ctx, p, getattr(noisy, p), self.fraction_bits, share) for p in NOISELESS)
+        return Surrogates(noisy.g, *parts)
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """As MP-DP; ProtocolError unless every client sent an upload, because masks would not cancel."""
+        secagg.need_everybody(server, uploads)
+        return super().aggregate(ctx, server, uploads)
+
+    def mean(self, uploads: Sequence[Surrogates]) -> Surrogates:
+        """Return the mean of the surrogates of all clients, float64: Psi and Phi from the ring, where masks cancel."""
+        parts = (secagg.sum_of_masked([getattr(u, part) for u in uploads], self.fraction_bits) for part in NOISELESS)
+        return Surrogates(average([u.g for u in uploads]), *parts)
+
+
+# -- Baselines of MP-DP: naive noise on a perturbed model, and central noise (Yang et al. 2024, Eq. 7-8, Section 6)
+# --
+
+
+@dataclass(frozen=True)
+class MPDPNaive(ModelPerturbation):
+    """PBPFL's perturbation of the original network, and Gaussian noise on the first surrogate (Eq. 7-8).
+
+    Recovery multiplies the noise by quotients r_i / r_j, and the mean keeps all of it. sigma is that of Eq. [23] for
+    one client's gradient; scales are PBPFL's.
+    """
+
+    name: ClassVar[str] = "mp_dp_naive"
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee."""
+        return (
+            "the recovered noise is no Gaussian, and Psi and Phi travel without any (epsilon "
+            f"{self.epsilon:g} a round was aimed at, delta {self.delta:g})"
+        )
+
+    def sigma(self) -> float:
+        """Return the noise's standard deviation at the perturbed weights, in units of the bound."""
+        return 1 / math.sqrt(theta_max(self.epsilon, self.delta))
+
+    def noise_variance(self, plan: Plan, degree: float | None) -> float:
+        """Return sigma squared."""
+        return self.sigma() ** 2
+
+    def expansion(self, plan: Plan) -> Expansion:
+        """Return the original network, not expanded."""
+        return unexpanded(plan.spec)
+
+    def scales(self, ctx: Context) -> Tensor:
+        """Return PBPFL's scales."""
+        return Perturbation.scales(self, ctx)
+
+    def added(self, ctx: Context, me: Tree, words: int) -> Tensor:
+        """Return Gaussian noise, float64 [words]."""
+        return self.sigma() * torch.randn(words, generator=ctx.generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class MPCDP(ModelPerturbation):
+    """Model perturbation with central noise: the server recovers every gradient and adds noise to their mean.
+
+    sigma is that of Eq. [23] for the mean, to which a client contributes bound / K. Clients clip as in MP-DP. The
+    server also clips recovered gradients, unless clip is "none"; it knows the true norm: with "oracle" it alone clips.
+    """
+
+    name: ClassVar[str] = "mp_cdp"
+    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mp_cdp")
+
+    def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
+        """Return why there is no guarantee against the server, and the one against others."""
+        return (
+            "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
+            f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
+        )
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether clients clip."""
+        return self.clip == "seen"
+
+    def sigma(self, plan: Plan) -> float:
+        """Return the standard deviation of the noise on the mean gradient."""
+        return self.bound / (plan.clients * math.sqrt(theta_max(self.epsilon, self.delta)))
+
+    def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
+        """Recover every gradient, clip it, average, add noise, step."""
+        layout = Layout.of(server.params)
+        total = torch.zeros(sum(v.numel() for v in server.params.values()), dtype=torch.float64)
+        for client, upload in uploads.items():
+            try:
+                flat = layout.pack(self.recover(ctx.plan, server, upload)).cpu()
+            except (AttributeError, KeyError, IndexError, ValueError, RuntimeError) as cause:
+                raise ProtocolError(f"Client {client} sent surrogates that cannot be recovered: {cause}") from cause
+            total = total + (flat if self.clip == "none" else flat * (self.bound / flat.norm().clamp(min=self.bound)))
+        noise = self.sigma(ctx.plan) * torch.randn(len(total), generator=ctx.generator, dtype=torch.float64)
+        mean = (total / len(uploads) + noise).to(next(iter(server.params.values())).device)
+        return self.stepped(ctx, server, layout.unpack(mean))

@@ -9,16 +9,15 @@ from ppbench.base.errors import count_of
 from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
-from ppbench.report.claims import premise
+from ppbench.report.cap import strays
+from ppbench.report.claims import case as premise
 from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict
-from ppbench.report.claims.ends import judge_with_ends
+from ppbench.report.claims.costs import KEY_OF, Benchmark, time_is_kept
 from ppbench.report.claims.own import own_measure
-from ppbench.report.claims.rules import rule_of, unjudged_reason
-from ppbench.report.claims.times import KEY_OF, Benchmark, time_is_kept
+from ppbench.report.claims.rules import judge_with_ends, rule_of, unjudged_reason
 from ppbench.report.controls import nothing_to_read
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
 from ppbench.report.page.evaluations import evaluation_words
-from ppbench.report.strays import strays
 from ppbench.report.verdict.lines import listed_values, setting_labels
 
 NO_RECORD = "no record of "

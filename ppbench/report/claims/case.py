@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from ppbench.federation.claim import Claim
-from ppbench.records.schema import Record
+from ppbench.base.errors import count_of
+from ppbench.base.fence import made
+from ppbench.base.registry import load
+from ppbench.federation.claim import Claim, Conditions, Need, ParameterValue, allowed
+from ppbench.records.schema import CellConfig, Record
 from ppbench.report.controls import check_controls
+from ppbench.report.frame import TRAINED, Frame, Key, network_words
 from ppbench.report.verdict.lines import attack_at, figure, setting_labels
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
@@ -92,3 +97,193 @@ def cell_names(*records: Measured | None) -> tuple[str, ...]:
     """Return the names of the given cells, each once; of a worst case, of all that are best on some victim."""
     groups = [r.cells if isinstance(r, WorstCase) else (r,) for r in records if r is not None]
     return tuple(dict.fromkeys(cell.cell_id for cells in groups for cell in cells))
+
+
+# -- Whether a record meets a claim's premise: data, network, clients, length of training, what was attacked --
+
+LONG_ENOUGH = 0.95
+"""Share of the paper's epochs from which a training is long enough: rounds of whole batches fall a little short."""
+CLOSENESS: tuple[Need, ...] = ("dataset", "model", "clients", "partition")
+"""What makes an evaluation close to a paper's, in order of weight."""
+NEED_WORDS = {
+    "dataset": "data set",
+    "batch_size": "training batch",
+    "batch": "batch of victims",
+    "steps": "mini-batches",
+}
+NETWORK_FAMILIES = {
+    "mlp": ("mlp",),
+    "residual": ("resnet11", "resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+    "convolutional": (
+        *("dlnet", "lenet", "lenet_baffle", "cnn", "alexnet", "vgg16", "densenet", "unet"),
+        *("resnet11", "resnet20", "resnet32", "resnet56", "resnet50_fixup", "wrn_10_2"),
+    ),
+}
+"""Networks by kind; residual networks are convolutional too."""
+
+
+def unmet_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
+    """Return what a cell lacks of a claim's premise, a clause each; empty where it meets the premise."""
+    return tuple(_lack(claim, config, need) for need in claim.premise if not meets_need(claim, config, need))
+
+
+def unmet_conditions(conditions: Conditions, config: CellConfig, control: bool) -> tuple[str, ...]:
+    """Return a clause for each condition on the defense's parameters that a cell does not meet.
+
+    control: whether conditions on the control parameter are checked, or those on all others.
+    """
+    axis = "" if config.defense.control is None else config.defense.control.name
+    own = config.defense.parameters
+    required = [(name, value) for name, value in conditions if (name == axis) == control]
+    return tuple(
+        f"{name}={_word(own.get(name))}, not {' or '.join(map(_word, allowed(value)))}"
+        for name, value in required
+        if own.get(name) not in allowed(value)
+    )
+
+
+def meets_need(claim: Claim, config: CellConfig, need: Need) -> bool:
+    """Return whether a cell meets one need of a claim's premise; every cell meets what the paper leaves open."""
+    if need == "dataset":
+        name = data_of(config)
+        return not claim.dataset or name == claim.dataset or name.startswith(f"{claim.dataset}.")
+    if need == "model":
+        options = {**config.model.options, "layers": _layers(config)}
+        same = config.model.id == claim.model and all(options.get(name) == value for name, value in claim.options)
+        return not claim.model or same
+    if need == "family":
+        return not claim.family or config.model.id in NETWORK_FAMILIES.get(claim.family, ())
+    if need == "partition":
+        dealt = config.federation.partition
+        return not claim.partition or dealt == claim.partition or dealt.startswith(f"{claim.partition}:")
+    if need == "epochs":
+        return claim.epochs is None or epochs_of(config) >= LONG_ENOUGH * claim.epochs
+    if need == "steps":
+        return claim.steps is None or steps_of(config) >= claim.steps
+    ours = {"clients": config.federation.clients, "batch_size": config.federation.batch, "batch": config.batch_size}
+    theirs = {"clients": claim.clients, "batch_size": claim.batch_size, "batch": claim.batch}
+    return theirs[need] in (None, ours[need])
+
+
+def data_of(config: CellConfig) -> str:
+    """Return the papers' name of a cell's data set: "mnist" for "parquet:mnist"; but "warped:mnist" as it is."""
+    name = config.data.name
+    return name if name.startswith("warped:") else name.rpartition(":")[2]
+
+
+def _lack(claim: Claim, config: CellConfig, need: Need) -> str:
+    """Return what a cell has instead of a need: "digits, not mnist", "20 of 300 epochs"."""
+    if need == "epochs":
+        return f"{epochs_of(config):.3g} of {claim.epochs:g} epochs"
+    if need == "steps":
+        return f"{count_of(steps_of(config), 'mini-batch', 'es')} attacked, not {claim.steps} or more"
+    fed = config.federation
+    pairs: dict[Need, tuple[str, str]] = {
+        "dataset": (data_of(config), claim.dataset),
+        "model": (
+            network_words(config.model.id, config.model.options),
+            ", ".join([claim.model, *equations(claim.options)]),
+        ),
+        "family": (config.model.id, f"a {claim.family} network"),
+        "clients": (count_of(fed.clients, "client"), str(claim.clients)),
+        "partition": (fed.partition, claim.partition),
+        "batch_size": (f"training batches of {fed.batch}", str(claim.batch_size)),
+        "batch": (f"batches of {config.batch_size}", str(claim.batch)),
+    }
+    ours, theirs = pairs[need]
+    return f"{ours}, not {theirs}"
+
+
+def premise_words(claim: Claim) -> str:
+    """Return a claim's premise in words: "mnist, dlnet, 10 clients, iid, 300 epochs"."""
+    words: dict[Need, str] = {
+        "dataset": claim.dataset,
+        "model": ", ".join([claim.model, *equations(claim.options)]) if claim.model else "",
+        "family": f"a {claim.family} network" if claim.family else "",
+        "clients": "" if claim.clients is None else count_of(claim.clients, "client"),
+        "partition": claim.partition,
+        "epochs": "" if claim.epochs is None else f"{claim.epochs:g} epochs",
+        "batch_size": "" if claim.batch_size is None else f"batches of {claim.batch_size}",
+        "batch": "" if claim.batch is None else f"victims in batches of {claim.batch}",
+        "steps": "" if claim.steps is None else f"at least {claim.steps} mini-batches an upload",
+    }
+    return ", ".join(words[need] for need in claim.premise if words[need])
+
+
+def differing_needs(claim: Claim, config: CellConfig) -> tuple[str, ...]:
+    """Return in what a cell differs from the paper's setting outside the premise, in words."""
+    return tuple(
+        NEED_WORDS.get(need, need)
+        for need in CLOSENESS
+        if need not in claim.premise and not meets_need(claim, config, need)
+    )
+
+
+def closeness(claim: Claim, config: CellConfig) -> tuple[int, float]:
+    """Return how close a cell's setting is to the paper's, larger being closer: shared needs, length of training."""
+    length = 1.0 if claim.epochs is None else min(1.0, epochs_of(config) / (LONG_ENOUGH * claim.epochs))
+    return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if meets_need(claim, config, need)), length
+
+
+def equations(pairs: Conditions) -> list[str]:
+    """Return ["theta=0.3", "masks=ring32 or ring64"]."""
+    return [f"{name}={' or '.join(map(_word, allowed(value)))}" for name, value in pairs]
+
+
+def _word(value: ParameterValue | None) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def epochs_of(config: CellConfig) -> float:
+    """Return the epochs of a client's training: rounds times local epochs, or by the number of batches."""
+    fed = config.federation
+    if fed.upload == "delta":
+        return float(fed.rounds * fed.local_epochs)
+    return fed.rounds * fed.batch * fed.clients / config.data.train
+
+
+def steps_of(config: CellConfig) -> int:
+    """Return the least number of mini-batches in an attacked upload: 1 for a gradient, else those of a round.
+
+    The defense knows the latter (`fewest_steps`): FedPC's clients choose from menus.
+    """
+    fed = config.federation
+    if config.probe == "gradient":
+        return 1
+    known = {field.name for field in dataclasses.fields(load("defenses", config.defense.id))}
+    own = {
+        name: value for name, value in config.defense.parameters.items() if name in known
+    }  # older records may have others
+    defense: Any = made("defenses", object, config.defense.id, own)
+    return int(defense.fewest_steps(config.batch_size, fed.batch, fed.local_epochs))
+
+
+def _layers(config: CellConfig) -> int | None:
+    """Return the number of linear layers of an "mlp", by its option `layers` or `hidden`; None without either."""
+    counted, widths = config.model.options.get("layers"), config.model.options.get("hidden")
+    if isinstance(counted, int) and counted:
+        return counted
+    return None if widths is None else 1 + len([word for word in str(widths).split(",") if word.strip()])
+
+
+def stray_clauses(claim: Claim, far: Set[Key], mine: Frame) -> tuple[str, ...]:
+    """Return a clause if a claim's CAP counts a training far from those of all other seeds; else nothing.
+
+    Claims about accuracies need no such clause: they count the training in the middle of all seeds.
+    """
+    bad = far and claim.metric.startswith("cap_") and any(mine.key(record).only(TRAINED) in far for record in mine)
+    return ("a training lies far from those of all other seeds",) if bad else ()
+
+
+def collapse_clauses(claim: Claim, *some: Sequence[Record]) -> tuple[str, ...]:
+    """Return a clause if a training collapsed that the claim depends on; else nothing.
+
+    Attacks on the initial model do not depend on training, accuracies and CAPs do. A training at chance meets the claim
+    where the paper itself prints chance.
+    """
+    trained = claim.metric.startswith(("accuracy", "cap_", "dice", "mse"))
+    trainings = (r for records in some for r in records if r.utility.is_collapsed)
+    printed = claim.value if claim.metric == "accuracy" else None
+    beyond = (r for r in trainings if printed is None or r.utility.high is None or printed > r.utility.high)
+    bad = next((r for r in beyond if trained or r.config.stage != "init"), None)
+    return () if bad is None else (f"the training collapsed ({bad.utility.collapse})",)

@@ -5,8 +5,16 @@ They follow from the protocol alone; no training and no attack changes them.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.base.files import read_regular
+from ppbench.federation.claim import Claim, Rival
 from ppbench.records.schema import Record
-from ppbench.report.claims.case import ClaimCase, ClaimFinding, cell_names, verdict_of
+from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, verdict_of
 from ppbench.report.page.costs import cost_ratios
 
 HEADER_SLACK = 1.01  # factor on a ratio of bytes: messages have headers
@@ -76,3 +84,143 @@ def memory_is_as_small(case: ClaimCase) -> ClaimFinding | str:
     return verdict_of(
         ratio > case.claim.value * OTHER_MACHINE, f"{ratio:.2f}", ratio, reason, f"{ratio:.3f}", mine, none
     )
+
+
+# -- Claims about time. Records hold no ratios of times; benchmarks do, with their machine and date --
+
+KEY_OF = {
+    "client_cost_ratio": "client_ratio",
+    "client_backward_ratio": "backward_ratio",
+    "server_cost_ratio": "server_ratio",
+    "epoch_cost_ratio": "epoch_ratio",
+    "training_cost_ratio": "training_ratio",
+}
+"""The figure of a benchmark for each metric of a claim."""
+OF_ONE = ("client_ratio", "backward_ratio", "training_ratio")
+"""Figures of one client, which do not depend on how many others there are."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark. about: "resnet20 float64"; values: its numbers by name; machine, date: where and when."""
+
+    defense: str
+    about: str
+    values: dict[str, float]
+    machine: str
+    date: str
+
+    def fits(self, claim: Claim, key: str) -> bool:
+        """Whether a figure applies to a claim: its network, and where it matters as many clients."""
+        clients = None if key in OF_ONE else self.values.get("clients")
+        return key in self.values and self.network(claim) and (clients is None or claim.clients in (None, clients))
+
+    def network(self, claim: Claim) -> bool:
+        """Whether it is of the claim's network."""
+        return claim.model in ("", self.about.partition(" ")[0])
+
+    @property
+    def variant(self) -> str:
+        """What was timed, without the number of clients: "resnet20 vector gamma"."""
+        clients = self.values.get("clients")
+        return self.about if clients is None else self.about.partition(f" {clients:g} clients")[0]
+
+    @property
+    def alike(self) -> bool:
+        """Whether both sides of its ratios compute in one precision: "float64 beside float32" does not."""
+        mine, beside, undefended = self.about.rpartition(" beside ")
+        return not beside or mine.rpartition(" ")[2] == undefended
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether encryption is part of its times."""
+        return self.values.get("client_encryption_seconds", 0.0) > 0
+
+
+def read_figures(paths: Sequence[Path]) -> list[Benchmark]:
+    """Return the benchmarks of files {"DEFENSE MODEL VARIANT": {"client_ratio": 2.1, "machine": ""}}, or UsageError."""
+    benchmarks = []
+    for path in paths:
+        try:
+            data = json.loads(read_regular(path.resolve()))
+        except (OSError, ValueError, RecursionError, RuntimeError) as cause:
+            raise UsageError(f"{path} cannot be read as JSON ({cause}); give a file that a benchmark wrote.") from cause
+        if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
+            raise UsageError(f'{path} must map "DEFENSE MODEL VARIANT" to figures by name, as benchmarks write it.')
+        for name, entry in data.items():
+            defense, _, about = str(name).partition(" ")
+            values = {k: float(v) for k, v in entry.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+            machine, date = (str(entry.get(key, "?")) for key in ("machine", "date"))
+            benchmarks.append(Benchmark(defense, about, values, machine, date))
+    return sorted(benchmarks, key=lambda b: (b.defense, b.about, b.date))
+
+
+def time_is_kept(claim: Claim, defense: str, benchmarks: Sequence[Benchmark]) -> tuple[ClaimFinding, str] | str:
+    """A claimed ratio of times holds where the largest of ours is within a quarter of it, for another machine.
+
+    A ratio of two precisions is reported and judges nothing: papers compare in one. Returns the finding and the setting
+    of its figures, or a clause on why there is none.
+    """
+    key = KEY_OF[claim.metric]
+    if claim.than is not None:
+        return _is_faster(claim, claim.than, defense, key, benchmarks)
+    known = _known(claim, defense, key, benchmarks)
+    if not known:
+        return f"no benchmark gives {key} of {' '.join(_required(claim, defense))} (--figures)"
+    if any(b.encrypts for b in known):
+        return "most of it is encryption, and training takes another time on another machine"
+    figures = ", ".join(f"{b.values[key]:.2f} ({b.about})" for b in known)
+    alike = [b for b in known if b.alike]
+    if not alike:
+        return f"no benchmark compares in one precision, only {figures}"
+    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for b in known))
+    largest, claimed = max(b.values[key] for b in alike), claim.value or 0.0
+    reason = f"measured on another machine; up to {OTHER_MACHINE:g} times the claim is attributed to that"
+    if len(alike) < len(known):
+        reason += "; a ratio of two precisions judges nothing"
+    fell, untimed = largest > claimed * OTHER_MACHINE, _untimed(claim, defense, key, benchmarks)
+    reason += f"; {untimed}" if untimed else ""
+    finding = verdict_of(fell, f"{largest:.2f}", largest, reason, figures)
+    return replace(finding, verdict="inconclusive") if untimed and not fell else finding, f"benchmark, {where}"
+
+
+def _known(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
+    return [b for b in benchmarks if b.defense == defense and b.fits(claim, key)]
+
+
+def _untimed(claim: Claim, defense: str, key: str, benchmarks: Sequence[Benchmark]) -> str:
+    """Return a clause on the variants that were timed only for other numbers of clients than the claim's, or ""."""
+    every = {b.variant for b in benchmarks if b.defense == defense and key in b.values and b.network(claim)}
+    missing = sorted(every - {b.variant for b in _known(claim, defense, key, benchmarks)})
+    return f"{' and '.join(missing)} was not timed with {claim.clients} clients" if missing else ""
+
+
+def _required(claim: Claim, defense: str) -> list[str]:
+    """Return the defense, network and number of clients that a claim needs figures of, in words."""
+    return [defense, *([claim.model] if claim.model else []), *([f"{claim.clients} clients"] if claim.clients else [])]
+
+
+def _is_faster(
+    claim: Claim, than: Rival, defense: str, key: str, benchmarks: Sequence[Benchmark]
+) -> tuple[ClaimFinding, str] | str:
+    """Return the finding on a claim to take less time than another defense: all figures against all."""
+    names = defense, than.defense
+    sides = [_known(claim, name, key, benchmarks) for name in names]
+    missing = [name for name, side in zip(names, sides, strict=True) if not side]
+    if missing:
+        return f"no benchmark gives {key} of {' '.join(_required(claim, ' and '.join(missing)))} (--figures)"
+    mine, theirs = ([b.values[key] for b in side] for side in sides)
+    figures = f"{min(mine):.3g} to {max(mine):.3g} beside {min(theirs):.3g} to {max(theirs):.3g}"
+    verdict: ClaimVerdict = (
+        "holds" if max(mine) < min(theirs) else "falls" if min(mine) > max(theirs) else "inconclusive"
+    )
+    where = "; ".join(dict.fromkeys(f"{b.machine}, {b.date}" for side in sides for b in side))
+    untimed = "; ".join(filter(None, (_untimed(claim, name, key, benchmarks) for name in names)))
+    open_ = untimed or ("" if verdict != "inconclusive" else f"it depends on what is timed: {_spread(sides)}")
+    reason = "times the undefended, measured on one machine" + (f"; {open_}" if open_ else "")
+    return ClaimFinding("inconclusive" if untimed else verdict, "", reason, "", figures), f"benchmark, {where}"
+
+
+def _spread(sides: Sequence[Sequence[Benchmark]]) -> str:
+    """Return the variants of two defenses whose times overlap: "cnn scalar gamma, cnn vector gamma beside cnn"."""
+    return " beside ".join(", ".join(dict.fromkeys(b.variant for b in side)) for side in sides)

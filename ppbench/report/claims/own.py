@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppbench.records.schema import Record
-from ppbench.report.claims.caps import by_papers_attack, search_words
+from ppbench.report.claims.attack_rules import by_papers_attack, search_words
 from ppbench.report.claims.case import ClaimCase
 from ppbench.report.controls import value
 from ppbench.report.verdict.lines import figure

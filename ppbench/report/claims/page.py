@@ -12,9 +12,9 @@ from ppbench.federation.contract import Claim
 from ppbench.records.schema import Record
 from ppbench.records.store import open_results
 from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check_claims, claimed_by_all
-from ppbench.report.claims.premise import equations
+from ppbench.report.claims.case import equations
+from ppbench.report.claims.costs import Benchmark, read_figures, time_is_kept
 from ppbench.report.claims.rules import RIVALS, RULES
-from ppbench.report.claims.times import Benchmark, read_figures, time_is_kept
 
 NOTHING = "-"
 NAME_DIGITS = 8  # hex digits of a cell's name, as on the page and in `records/`

@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import CONFIDENCE
-from ppbench.questions.base import Rule
-from ppbench.records.schema import Record
-from ppbench.report.compare.join import RowPair, Where
-from ppbench.report.compare.paired import Change
-from ppbench.report.worst import cell_of
+from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
+from ppbench.records.figure import leakage_value
+from ppbench.records.schema import Record, Utility
+from ppbench.report.compare import paired
+from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
+from ppbench.report.compare.paired import (
+    ALL_RULES,
+    TRAINED_STAGES,
+    Change,
+    Floats,
+    change,
+    model_figure,
+    rules_for,
+    sample_of,
+    unchanged,
+    with_luck,
+)
+from ppbench.report.frame import MODEL, POINT, Key, key_of
+from ppbench.report.worst import Measured, cell_of, worst_case
 
 RowStatus = Literal["regression", "improved", "ok", "inconclusive", "missing", "incomparable", "new", "unjudged"]
 SIGNIFICANCE = 1 - CONFIDENCE
-_Z = float(stats.norm.isf(SIGNIFICANCE / 2))
+_Z_ONE_ROW = float(stats.norm.isf(SIGNIFICANCE / 2))
 MOST_VICTIMS = 10**6
 """Numbers of victims beyond this are not named: such a row cannot be decided."""
 
@@ -164,14 +179,240 @@ def _seeing(change: Change, family: int) -> int:
 
 def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | None:
     """Return how many victims would decide a row if the estimate were exact; None beyond `MOST_VICTIMS`."""
-    shared = _Z * change.luck  # what is not luck of training shrinks with the root of n
+    shared = _Z_ONE_ROW * change.luck  # what is not luck of training shrinks with the root of n
     if change.worse < tolerance:
         half, margin = change.high - change.worse, tolerance - change.worse
     else:
         times = 1.0 if not adjusted or change.p <= 0 else max(1.0, adjusted / change.p)
         half = change.worse - change.low
-        margin = change.worse * _Z / float(stats.norm.isf(SIGNIFICANCE / times / 2))
+        margin = change.worse * _Z_ONE_ROW / float(stats.norm.isf(SIGNIFICANCE / times / 2))
     if margin <= shared:
         return None
     number = change.n * (half**2 - shared**2) / (margin**2 - shared**2)
     return None if number > MOST_VICTIMS else max(change.n + 1, math.ceil(number))
+
+
+# -- The rows of a comparison: attacks, the worst case over them, accuracy, claimed epsilon, CAP --
+
+ACCURACY, EPSILON, CAP = 0.01, 0.25, 0.01
+"""Tolerances: of an accuracy or a Dice coefficient (of a mean squared error: relative), of a claimed epsilon, of a
+CAP."""
+CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # luck of training of a CAP over attacks on trained models, and on fresh ones
+_INTERVAL_OVER_ERROR = 3.92  # width of a 95 % interval over its standard error
+LUCK = 0.5  # luck of training of an accuracy, in tolerances; see `Rule.luck`
+
+
+def rows_of(joined: Joined) -> list[ComparedRow]:
+    """Return every row, not yet judged; rows without an attack are headlines, except for CAPs, one per attack."""
+    chosen = headlines(joined.pairs)
+    rows = [row for pair, names in zip(joined.pairs, chosen, strict=True) for row in _cells(pair, names)]
+    everything = frozenset(rule.metric for rule in ALL_RULES)
+    rows += [row for pair in worst_cases(joined.pairs) for row in _cells(pair, everything)]
+    for trained in _trainings(joined.pairs):
+        rows += [replace(row, headline=True) for row in (*_utilities(trained), *_epsilons(trained))]
+    rows += cap_rows(joined)
+    rows += [ComparedRow(left.where, "", "", left.status, None, 0.0, left.reason, left.record) for left in joined.left]
+    return sorted(rows, key=lambda row: (*row.where.order(), row.subset, row.metric))
+
+
+def _cells(pair: RowPair, headline: frozenset[str]) -> Iterator[ComparedRow]:
+    """Yield a row for each judged metric that BASELINE has in every seed; headline: metrics of headlines."""
+    for rule in rules_for(pair.base[0]):
+        if all((metric := r.metric(rule.metric)) is not None and metric.value is not None for r in pair.base):
+            yield replace(_cell(pair, rule), headline=rule.metric in headline)
+
+
+def _cell(pair: RowPair, rule: Rule) -> ComparedRow:
+    theirs = [r.metric(rule.metric) for r in pair.new]
+    for metric in theirs:
+        if metric is None or metric.value is None:
+            reason = "the record has no such metric" if metric is None else metric.reason or "null"
+            return unjudged_row(pair, rule, None, f"not in NEW: {reason}")
+    deltas = [(a.privacy.delta, b.privacy.delta) for a, b in zip(pair.base, pair.new, strict=True)]
+    if rule.form == "epsilon" and any(one != two for one, two in deltas):
+        note = f"delta is {deltas[0][0]}, NEW has {deltas[0][1]}"
+        return replace(unjudged_row(pair, rule, None, note), status="incomparable")
+    estimated = change(pair.base, pair.new, rule, f"{pair.where} {rule.metric}")
+    luck = rule.luck if pair.where.stage in TRAINED_STAGES else 0.0
+    return unjudged_row(pair, rule, with_luck(estimated, luck, len(pair.seeds)), "")
+
+
+def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
+    """Yield one pair per training: any of its cells has its accuracy; an audit is a training of its own."""
+    points = defaultdict[tuple[Where, Key], dict[int, tuple[Measured, Measured]]](dict)
+    for pair in pairs:
+        config = pair.base[0].config
+        stage = "audit" if config.audit is not None else ""
+        where = replace(pair.where, threat="", stage=stage, batch=0, probe="", probe_rounds=0, role="", attack="")
+        key = replace(where, follows=""), key_of(config).only(MODEL)
+        for seed, one, two in zip(pair.seeds, pair.base, pair.new, strict=True):
+            points[key].setdefault(seed, (one, two))
+    for (where, _), seeds in points.items():
+        order = tuple(sorted(seeds))
+        yield RowPair(where, order, tuple(seeds[s][0] for s in order), tuple(seeds[s][1] for s in order))
+
+
+def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
+    for name, safer in (("accuracy", True), ("dice", True), ("mse", False)):
+        if name == "mse" and pair.base[0].utility.accuracy is not None:
+            continue  # a classifier is judged by accuracy
+        sides = [[model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
+        base, new = ([level for level in side if level is not None] for side in sides)
+        if len(base) < len(pair.seeds):
+            continue
+        mean = float(np.mean([b.value for b in base]))
+        tolerance = ACCURACY * (mean if name == "mse" else 1.0)
+        rule = Rule(name, name, "all", "mean", tolerance, safer, LUCK * tolerance)
+        if len(new) < len(base):
+            reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
+            yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
+        elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
+            yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
+        else:
+            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
+
+
+def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
+    """Yield the change of the claimed epsilon, which is not estimated; a lost guarantee is a regression."""
+    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, 0.0)
+    base, new = ([r.privacy.epsilon for r in side] for side in (pair.base, pair.new))
+    ours, theirs = ([e for e in side if e is not None] for side in (base, new))
+    if not ours:
+        return
+    deltas = [{r.privacy.delta for r in side} for side in (pair.base, pair.new)]
+    if len(theirs) < len(ours):
+        note = f"no guarantee in NEW: {pair.new[0].privacy.reason}"
+        yield replace(unjudged_row(pair, rule, None, note), status="regression")
+    elif deltas[0] != deltas[1]:
+        note = f"delta is {sorted(map(str, deltas[0]))}, NEW has {sorted(map(str, deltas[1]))}"
+        yield replace(unjudged_row(pair, rule, None, note), status="incomparable")
+    else:
+        one, two = float(np.mean(ours)), float(np.mean(theirs))
+        worse = two - one
+        yield unjudged_row(
+            pair, rule, Change(one, two, worse, worse, worse, 1.0, len(ours), "as stated", certain=True), ""
+        )
+
+
+# -- the CAP, a mean over control values of accuracy times distance ---------------------------------------------------
+def cap_rows(joined: Joined) -> Iterator[ComparedRow]:
+    """Yield the change of the CAP of every series of control values that is complete on both sides."""
+    broken = {replace(left.where, value=None) for left in joined.left if left.status != "new"}
+    series = defaultdict[tuple[Where, EqualFacts, tuple[int, ...]], list[RowPair]](list)
+    for pair in joined.pairs:
+        where = replace(pair.where, value=None)
+        if where.control and where not in broken:
+            series[where, equal_facts(pair.base[0].config), pair.seeds].append(pair)
+    for (where, _, seeds), some in series.items():
+        if len(some) > 1:
+            yield from _cap(RowPair(where, seeds, some[0].base, some[0].new, notes(some)), some)
+
+
+def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
+    """Yield the change of one series' CAP."""
+    # Resamples draw the same victims at all control values, and accuracies from the normal law of their intervals.
+    question = question_for(shown.base[0])
+    law = question.distance()
+    if law is None:
+        return
+    metric = law.metric
+    rule = next(r for r in question.rules if r.metric == metric)
+    cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
+    if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
+        return
+    row = Rule(
+        "cap", "cap", "all", "mean", CAP, True, CAP_LUCK if shown.where.stage in TRAINED_STAGES else UNTRAINED_LUCK
+    )
+    n = sum(len(r.victims) for r, _ in cells)
+    worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
+    if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
+        yield unjudged_row(shown, row, unchanged(base, n), "")
+        return
+    units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
+    estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
+    yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
+
+
+def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
+    """Return the worsening of a CAP [1 + REPLICATES], and the CAP on both sides."""
+    each: list[Floats] = []
+    levels: list[tuple[float, float]] = []
+    for place in range(len(some[0].seeds)):
+        luck = paired.generator_of(f"{key} accuracy {place}").standard_normal((2, paired.REPLICATES))
+        caps = []
+        for pair in some:
+            one, two = pair.base[place], pair.new[place]
+            distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
+            equal = one.utility == two.utility
+            accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
+            caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
+        base, new = (np.mean([cap[side] for cap in caps], axis=0) for side in (0, 1))
+        each.append(base - new)
+        levels.append((float(base[0]), float(new[0])))
+    base_level, new_level = (float(np.mean([level[side] for level in levels])) for side in (0, 1))
+    return paired.over_seeds(each, paired.generator_of(f"{key} seeds")), base_level, new_level
+
+
+def _accuracies(utility: Utility, luck: Floats) -> Floats:
+    value, low, high = utility.accuracy or 0.0, utility.low or 0.0, utility.high or 0.0
+    return np.concatenate([[value], np.clip(value + luck * (high - low) / _INTERVAL_OVER_ERROR, 0.0, 1.0)])
+
+
+# -- headlines -------------------------------------------------------------------------------------------------------
+MAIN = ("epsilon_lower", "label_accuracy", "asr", "auc", "tracing_accuracy", "agreement", "output_error")
+"""The metric of a point's headline: the first of these that BASELINE has."""
+_Point = tuple[Where, Key, tuple[int, ...], str]
+
+
+def _points(pairs: Sequence[RowPair]) -> dict[_Point, list[int]]:
+    """Return the indices in `pairs` of the attacks of one kind on each point."""
+    points = defaultdict[_Point, list[int]](list)
+    for number, pair in enumerate(pairs):
+        key = key_of(pair.base[0].config)
+        where = replace(pair.where, attack="", follows="")
+        points[where, key.only(POINT), pair.seeds, key.question].append(number)
+    return points
+
+
+def worst_cases(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
+    """Yield the worst case of each point over the reconstruction attacks on both sides, where there are several."""
+    for (where, _, seeds, kind), places in _points(pairs).items():
+        if not question_of(kind).inputs or len(places) < 2:
+            continue
+        some = [pairs[place] for place in places]
+        sides = [
+            [worst_case([cell_of(side[place]) for side in part], "psnr_median") for place in range(len(seeds))]
+            for part in ([p.base for p in some], [p.new for p in some])
+        ]
+        base, new = (tuple(case for case in side if case is not None) for side in sides)
+        if len(base) == len(new) == len(seeds):
+            yield RowPair(replace(where, attack=f"worst case of {len(some)} attacks"), seeds, base, new, notes(some))
+
+
+def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
+    """Return the metrics of each pair that are headlines.
+
+    A lone reconstruction attack is the worst case itself. Of other kinds, the attack that leaks most in BASELINE is the
+    headline, by one metric; choosing by NEW would select by chance.
+    """
+    metrics = [frozenset[str]() for _ in pairs]
+    for (_, _, _, kind), places in _points(pairs).items():
+        if question_of(kind).inputs:
+            if len(places) == 1:
+                metrics[places[0]] = frozenset(rule.metric for rule in ALL_RULES)
+            continue
+        names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
+        metric = next((name for name in names if any(_leaked(pairs[p].base, name) is not None for p in places)), None)
+        if metric is not None:
+            levels = [-np.inf if (level := _leaked(pairs[p].base, metric)) is None else level for p in places]
+            metrics[places[int(np.argmax(levels))]] = frozenset([metric])
+    return metrics
+
+
+def _leaked(records: Sequence[Measured], name: str) -> float | None:
+    """Return the leak by a judged metric, the mean over seeds; None where a seed lacks it."""
+    if all(rule.metric != name for rule in rules_for(records[0])):
+        return None
+    metrics = [record.metric(name) for record in records]
+    known = [leakage_value(metric) for metric in metrics if metric is not None and metric.value is not None]
+    return float(np.mean(known)) if len(known) == len(records) else None

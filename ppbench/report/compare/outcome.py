@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppbench.base.errors import UsageError, first_of
-from ppbench.base.exits import Exit
+from ppbench.base.errors import Exit, UsageError, first_of
 from ppbench.records.archive import files_of
+from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import Record
-from ppbench.records.soundness import Soundness, soundness_of
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import open_results
-from ppbench.report.accepted import baseline_problems
 from ppbench.report.compare.join import join
-from ppbench.report.compare.judge import ComparedRow, judged_rows, printable
-from ppbench.report.compare.rows import rows_of
+from ppbench.report.compare.judge import ComparedRow, judged_rows, printable, rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
-from ppbench.report.verify import sound_records
+from ppbench.report.verify import baseline_problems, sound_records
 
 UTILITY = ("accuracy", "dice", "mse", "cap")
 JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparable")

@@ -11,26 +11,22 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.base.files import write_atomic
-from ppbench.base.locks import locked
+from ppbench.base.files import locked, write_atomic
 from ppbench.base.registry import load
 from ppbench.federation.claim import allowed
 from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing_sentences
-from ppbench.records.origin import Origin, origin_of
+from ppbench.records.run_files import Origin, origin_of, soundness_of, time_of
 from ppbench.records.schema import Record
-from ppbench.records.soundness import soundness_of
 from ppbench.records.store import Store
-from ppbench.records.times import time_of
 from ppbench.report.claims import Checked, Unchecked, check_claims
-from ppbench.report.claims.premise import data_of
+from ppbench.report.claims.case import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards_of
+from ppbench.report.page.boards import boards_of, csv_text, write_csv
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
-from ppbench.report.page.table import csv_text, write_csv
-from ppbench.report.page.worst import worst_csv
+from ppbench.report.page.tables import worst_csv
 
 WORST_CASE = "worst_case.csv"
 CLAIM_FORMS = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.records.figure import best
+from ppbench.records.run_files import ClientTime, EncryptionTime
 from ppbench.records.schema import Cost, Metric, Record
-from ppbench.records.times import ClientTime, EncryptionTime
 from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
 from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import evaluation_words

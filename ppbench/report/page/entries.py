@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ppbench.metrics.modalities import modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.records.schema import DefenseInfo, Flag, Record, Utility
 from ppbench.report.controls import BELIED, CONTROLS, Check, nothing_to_read
 from ppbench.report.frame import Key

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import best, leakage_value
-from ppbench.report.controls import value
+from ppbench.records.schema import Record
+from ppbench.report.controls import Check, value
+from ppbench.report.frame import frame_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE
-from ppbench.report.page.overview import Overview
+from ppbench.report.page.boards import boards_of, no_claims
+from ppbench.report.page.costs import CostRow, TimesOf, costs
+from ppbench.report.page.entries import Board
+from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
+from ppbench.report.page.overview import Overview, overviews
 from ppbench.report.page.standing import Setting, Standing, Tone, reason_of
-from ppbench.report.page.trust import Trust
+from ppbench.report.page.trust import Trust, trust_of
 
 HeadlineFate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
@@ -346,3 +352,42 @@ def _together(fates: set[HeadlineFate]) -> HeadlineFate:
     if fates & {"fall", "exposed", "partly"}:
         return "partly"
     return "refuted" if "refuted" in fates else "open"
+
+
+# -- The answer on page, in terminal and JSON: the headline, a table at a glance, and how far to trust it --
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of an evaluation. tables: a table at a glance for each evaluation."""
+
+    headline: Headline
+    boards: tuple[Board, ...]
+    tables: tuple[Overview, ...]
+    trust: Trust
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return headline, settings and reliability in types that JSON has."""
+        rows = [row for table in self.tables for row in table.compared]
+        return {
+            "headline": self.headline.words,
+            "tone": self.headline.tone,
+            "settings": [setting.as_dict() for row in rows for setting in row.by_control],
+            "reliability": self.trust.as_dict(),
+        }
+
+
+def answer_from(
+    boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow], harness: Check | None
+) -> Answer:
+    """Return the answer from the parts of a page; harness: check of the self-test, None where unknown."""
+    tables = overviews(boards, evaluations, costs)
+    trust = trust_of(boards, evaluations, harness, tables)
+    return Answer(headline_of(tables, trust), tuple(boards), tuple(tables), trust)
+
+
+def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf = lambda _: None) -> Answer:
+    """Return the answer of `records`. harness: None before the self-test has ended: the controls count alone."""
+    frame, sound = frame_of(records), harness is None or harness.ok is not False
+    all_boards = boards_of(frame, no_claims, sound)
+    return answer_from(all_boards, judged_evaluations(frame, sound), costs(all_boards, frame, times), harness)

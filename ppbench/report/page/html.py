@@ -6,41 +6,345 @@ are style sheets, scripts (allowed only by their digests), our own drawings, and
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import seaborn
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from ppbench.base.errors import UsageError
+from ppbench.base.errors import UsageError, count_of
+from ppbench.base.registry import load, plugins, summary
+from ppbench.metrics.epsilon import epsilon_words
+from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import questions
-from ppbench.records.origin import Origin
-from ppbench.records.schema import Record
+from ppbench.records.run_files import Origin
+from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
-from ppbench.report.completeness import statuses_of
-from ppbench.report.controls import Check
-from ppbench.report.frame import Frame, frame_of
+from ppbench.report.claims.page import claimed_text
+from ppbench.report.controls import Check, statuses_of
+from ppbench.report.frame import RUNS, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.answer import answer_from
-from ppbench.report.page.boards import boards_of
-from ppbench.report.page.cells import cell_table
+from ppbench.report.leak import LEVEL_WORDS, Leak
+from ppbench.report.learning import USABLE
+from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
 from ppbench.report.page.costs import TimesOf, costs
-from ppbench.report.page.curves import curves
+from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
 from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import DefenseSentence, JudgedEvaluation, judged_evaluations, standalone_sentences
 from ppbench.report.page.figures import svg_of
-from ppbench.report.page.headline import costs_alone
-from ppbench.report.page.introduction import introduction_of
-from ppbench.report.page.played import role_counts
-from ppbench.report.page.ppc import line_caps, ppcs
-from ppbench.report.page.profiles import ClaimOutcome, profiles
-from ppbench.report.page.sections import Section, board_target
-from ppbench.report.page.sprites import Album, ImagesOf
-from ppbench.report.page.strip import strips_of
-from ppbench.report.page.table import Claims, no_claims, table_rows
-from ppbench.report.page.template import template
-from ppbench.report.page.tradeoff import tradeoff_of
+from ppbench.report.page.headline import answer_from, costs_alone
+from ppbench.report.page.overview import Overview
+from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
+from ppbench.report.page.sections import Section, board_target, section_metric
+from ppbench.report.page.standing import Standing
+from ppbench.report.page.tables import cell_table
+from ppbench.report.verdict.lines import decibels
+from ppbench.report.worst import WorstCase, attack_of, cell_of
+
+# -- A short introduction of a defense, with its paper --
+
+_ARXIV = re.compile(r"arXiv:? ?(\d{4}\.\d{4,5})")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A defense in a line. words: its own first sentence, "" where it is not installed here; paper: citation, or "";
+    link: address of the paper, or "".
+    """
+
+    name: str
+    words: str
+    paper: str
+    link: str
+
+
+def introduction_of(name: str) -> Introduction:
+    """Return the introduction of the defense `name`."""
+    known = plugins("defenses").get(name)
+    if known is None:
+        return Introduction(name, "", "", "")
+    try:
+        paper = str(getattr(load("defenses", name), "paper", ""))
+    except UsageError:  # its records stay readable where it cannot be imported
+        paper = ""
+    match = _ARXIV.search(paper)
+    return Introduction(name, summary(known), paper, f"https://arxiv.org/abs/{match[1]}" if match else "")
+
+
+# -- A figure of how often each client played a role in training, such as FedPC's pilots, who reveal their models --
+
+SHOWN_CLIENTS = 30
+"""Largest number of clients drawn; those with fewest examples are left out."""
+
+
+@dataclass(frozen=True)
+class RoleCounts:
+    """How often each client played a role under a defense: counts by label (a control value, "beta=0.2") and client."""
+
+    title: str
+    role: str
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    examples: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The text for screen readers."""
+        return self.title
+
+    def draw(self) -> Figure:
+        """Return the figure: bars by client, most examples first, one color a label."""
+        order = sorted(range(len(self.examples)), key=lambda c: (-self.examples[c], c))[:SHOWN_CLIENTS]
+        many, width = len(self.labels), 0.8 / len(self.labels)
+        figure = Figure(figsize=(5.4, 3.0), layout="constrained")
+        axes, palette = figure.subplots(), seaborn.color_palette("colorblind")
+        for index, (label, rounds) in enumerate(zip(self.labels, self.counts, strict=True)):
+            places, color = [at + (index - (many - 1) / 2) * width for at in range(len(order))], palette[index % 10]
+            axes.bar(places, [rounds[c] for c in order], width, color=color, label=label or None)
+        axes.set_xticks(range(len(order)), [f"{c}\n({self.examples[c]})" for c in order], fontsize=8)
+        axes.set_xlabel("client (its examples)")
+        axes.set_ylabel(f"rounds as {self.role}")
+        if any(self.labels):
+            figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+        return figure
+
+
+def role_counts(records: Sequence[Record]) -> list[RoleCounts]:
+    """Return the counts of every training in which clients played roles, without the last role, which is the rest."""
+    trainings: dict[Key, dict[str, tuple[Record, Played]]] = {}
+    frame = frame_of(records)
+    for record in sorted(frame, key=lambda r: r.cell_id):
+        if record.played is not None:
+            key = frame.key(record)
+            label = f"{key.control}={key.value:g}" if key.control else ""
+            trainings.setdefault(key.only(RUNS), {}).setdefault(label, (record, record.played))
+    return [counted for key in sorted(trainings, key=Key.text) for counted in _counts(trainings[key])]
+
+
+def _counts(some: dict[str, tuple[Record, Played]]) -> list[RoleCounts]:
+    labels = tuple(sorted(some, key=lambda label: float(label.partition("=")[2] or 0)))
+    record, first = some[labels[0]]
+    fed, about = record.config.federation, f"{record.config.defense.id}, {record.config.data.name}"
+    figures = []
+    for index, role in enumerate(first.roles[:-1]):
+        title = f"{about}, {count_of(fed.clients, 'client')}, {count_of(fed.rounds, 'round')}: rounds as {role}"
+        counts = tuple(tuple(some[label][1].rounds[index]) for label in labels)
+        figures.append(RoleCounts(title, role, labels, counts, tuple(first.examples)))
+    return figures
+
+
+# -- The strip of pictures at the head of a page: originals, reconstructions, and a blind guess --
+
+MOST_DEFENSES = 8
+"""How many defenses have pictures at the head of a page, with the undefended."""
+TILE, COUNT = 64, 8
+"""Least pixels per side of an image, and number of images: the first victims, not the best ones."""
+
+
+@dataclass(frozen=True)
+class StripLine:
+    """One row of the strip. words: its label; figure: its median PSNR with interval, or ""."""
+
+    words: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The pictures of one setting. setting: in words; uri: all rows in one PNG; lines: the label of each row."""
+
+    setting: str
+    uri: str
+    lines: tuple[StripLine, ...]
+
+
+def strips_of(table: Overview, album: Album) -> list[Strip]:
+    """Return the pictures of an evaluation, if any: by attacker for one defense, else one line per defense."""
+    rows = [row for row in table.rows if row.value.leak is not None]
+    compared = [row.value for row in rows if row.value.entry.role == "compared"]
+    if len(compared) == 1:
+        words = ", ".join(word for word in (compared[0].entry.control, table.scene) if word)
+        strip = strip_of(compared[0].entry.defense.id, words, compared[0].leak, album)
+    else:
+        strip = _compared(table.scene, rows, album)
+    return [] if strip is None else [strip]
+
+
+def _compared(setting: str, rows: Sequence[Standing], album: Album) -> Strip | None:
+    """Return the originals above the worst case's reconstructions under each defense with the same victims."""
+    pictures: list[ImageArray] = []
+    lines: list[StripLine] = []
+    for row in rows[:MOST_DEFENSES]:
+        worst = row.value.worst
+        images = None if worst is None or not modality_of(worst.config).drawn else _pictures(worst, album)
+        if images is None or worst is None or (pictures and not np.array_equal(pictures[0], images[0])):
+            continue
+        if not pictures:
+            pictures, lines = [images[0]], [StripLine("original", "")]
+        name = row.value.entry.defense.id
+        words = f"{name} {row.value.entry.control.replace(' = ', '=')}".strip()
+        pictures.append(images[1])
+        lines.append(StripLine(f"{'undefended' if name == 'none' else words} ({attack_of(worst)})", decibels(worst)))
+    uri = album.sprite(pictures, TILE) if len(pictures) > 1 else None
+    return None if uri is None else Strip(setting, uri, tuple(lines))
+
+
+def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip | None:
+    """Return the pictures of a setting of the defense `name`; None without images or room for them."""
+    if leak is None or leak.worst is None or not modality_of(leak.worst.config).drawn:
+        return None
+    whole = _pictures(leak.worst, album)
+    if whole is None:
+        return None
+    truth, best, blind = whole
+    rows, lines = [truth], [StripLine("original", "")]
+    sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
+    sides += [(f"attacker aware of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
+    for who, case in sides:
+        pictures = None if case is None else _pictures(case, album)
+        if pictures is not None:
+            rows.append(pictures[1] if case is not leak.worst else best)
+            lines.append(StripLine(f"{who} ({attack_of(case)})", decibels(case)))
+    if blind is not None:
+        rows.append(np.repeat(blind, len(truth), axis=0))
+        lines.append(StripLine("blind guess", "" if leak.blind is None else f"{leak.blind:.1f} dB"))
+    uri = album.sprite(rows, TILE)
+    return None if uri is None else Strip(setting, uri, tuple(lines))
+
+
+def _pictures(case: WorstCase, album: Album) -> tuple[ImageArray, ImageArray, ImageArray | None] | None:
+    """Return originals, their best reconstructions, both [n, C, H, W], and a blind guess; None without images."""
+    truth: list[ImageArray] = []
+    guess: list[ImageArray] = []
+    blind: ImageArray | None = None
+    winners: Sequence[Record] = case.winners or [case.leading] * len(case.victims)
+    for score, record in list(zip(case.victims, winners, strict=True))[:COUNT]:
+        images = album.of(record)
+        if images is None:
+            return None
+        place = [victim.place for victim in record.victims].index(score.place)
+        if place >= len(images.truth):  # the file may hold fewer images than the record has victims
+            break
+        truth.append(images.truth[place])
+        guess.append(images.guess[place])
+        blind = images.blind if blind is None else blind
+    return (np.stack(truth), np.stack(guess), blind) if truth else None
+
+
+# -- The page's template: its functions, formats of figures, scripts and style sheets --
+# Third-party builds are in `vendor/` with their digests. The page's content security policy allows scripts only by
+# their digests.
+
+PAGE_TEMPLATES = Path(__file__).parent / "templates"
+VENDOR = Path(__file__).parent / "vendor"
+SCRIPT, STYLE = VENDOR / "tabulator.min.js", VENDOR / "tabulator_simple.min.css"
+OWN_SCRIPTS = (PAGE_TEMPLATES / "tables.js", PAGE_TEMPLATES / "page.js")
+_MAP = re.compile(r"^//# sourceMappingURL=.*$|/\*# sourceMappingURL=.*?\*/", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Assets:
+    """Scripts and style of a page. scripts: in the order in which they run; digests: of each, as in the policy."""
+
+    scripts: tuple[Markup, ...]
+    digests: tuple[str, ...]
+    style: Markup
+
+
+def script_digest(script: str) -> str:
+    """Return the source expression of a content security policy that allows `script`, e.g. "sha256-...="."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@lru_cache(maxsize=1)
+def assets() -> Assets:
+    """Return scripts and style of a page, without source maps; ValueError where a script would end its own element."""
+    script, style = (_MAP.sub("", path.read_text(encoding="utf-8")).strip() for path in (SCRIPT, STYLE))
+    scripts = (script, "\n".join(path.read_text(encoding="utf-8") for path in OWN_SCRIPTS))
+    if any(re.search(r"</script|<!--", one, re.IGNORECASE) for one in scripts):
+        raise ValueError("a script holds '</script' or '<!--' and cannot stand inside a page")
+    own = (PAGE_TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return Assets(tuple(map(Markup, scripts)), tuple(map(script_digest, scripts)), Markup(f"{style}\n{own}"))
+
+
+@lru_cache(maxsize=1)
+def template() -> Template:
+    """Return the page's template with its functions and assets, compiled once per process."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGE_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {
+        form.__name__: form for form in (number, percent, byte_size, span, error, seconds, capitalized, epsilon_words)
+    }
+    environment.globals |= {
+        "assets": assets(),
+        "attack_of": attack_of,
+        "cell_of": cell_of,
+        "metric_of": section_metric,
+        "claimed_text": claimed_text,
+        "words": LEVEL_WORDS,
+        "usable_points": USABLE,
+    }
+    return environment.get_template("page.html.j2")
+
+
+# -- figures as the page shows them ----------------------------------------------------------------------------------
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a figure with `digits` decimals, "n/a" for null, scientific from a million on."""
+    if value is None:
+        return "n/a"
+    return f"{value:.2e}" if abs(value) >= 1e6 else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a percentage with one decimal, "n/a" for null."""
+    return "n/a" if value is None else f"{100 * value:.1f} %"
+
+
+def error(value: float | None) -> str:
+    """Return a relative error as a percentage, from 10 on as a factor: "1.2 %", "98 times"; "n/a" for null."""
+    if value is None:
+        return "n/a"
+    return f"{100 * value:.1f} %" if value < 10 else f"{value:.3g} times"
+
+
+def span(estimate: Metric | Utility, factor: float = 1.0) -> str:
+    """Return the interval of a figure, times `factor`, with one decimal: "17.2–19.7"; "" without one."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{factor * estimate.low:.1f}–{factor * estimate.high:.1f}"  # noqa: RUF001 - a range takes an en dash
+
+
+def capitalized(text: str) -> str:
+    """Return a sentence with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def byte_size(value: float | None) -> str:
+    """Return bytes in B, kB, MB or GB (powers of 1000)."""
+    if value is None:
+        return "n/a"
+    units = (
+        f"{value / factor:.1f} {unit}" for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= factor
+    )
+    return next(units, f"{value:.0f} B")
+
+
+def seconds(value: float) -> str:
+    """Return a time in s, ms or µs with three digits."""
+    unit, factor = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if value >= pair[1]), ("µs", 1e-6))
+    return f"{value / factor:.3g} {unit}"
+
 
 T = TypeVar("T")
 NAMED_FILES = 12

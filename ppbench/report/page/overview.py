@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from ppbench.metrics.modalities import modality_of
-from ppbench.metrics.modality import Modality
+from ppbench.metrics.modality import Modality, modality_of
 from ppbench.questions.base import question_of
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from ppbench.metrics.guarantee import epsilon_words
+from ppbench.metrics.epsilon import epsilon_words
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, rebuilding, value, widened

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ppbench.metrics.guarantee import VACUOUS, epsilon_words
+from ppbench.metrics.epsilon import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
 from ppbench.report.frame import TRAINED, frame_of
 from ppbench.report.learning import learning_of
 from ppbench.report.refutation import refutation_of
-from ppbench.report.verdict.audits import audit_verdicts
 from ppbench.report.verdict.lines import listed_values, setting_labels
-from ppbench.report.verdict.models import model_verdicts
+from ppbench.report.verdict.models import audit_verdicts, model_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
 from ppbench.report.verdict.verdict import Verdict
 

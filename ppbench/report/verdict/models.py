@@ -18,6 +18,7 @@ from ppbench.report.verdict.lines import (
     SettingRow,
     Sides,
     attack_at,
+    audit_rows,
     extraction_metric_of,
     figure,
     listed_values,
@@ -33,6 +34,112 @@ from ppbench.report.verdict.verdict import (
     same_outputs,
 )
 from ppbench.report.worst import WorstCase, attack_of
+
+# -- Verdicts on audits: members among canaries and among average records, owners, a lower bound of epsilon --
+# An audit trains anew with canaries: unusual records that a model must memorize to fit. They show the worst case;
+# average records show the rest. Each figure stands beside the undefended model's.
+
+CANARIES = "canary_auc"
+
+
+def audit_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return the verdicts on the audits of `defense`, by adversary and audit."""
+    every = audit_rows(records)
+    verdicts: list[Verdict] = []
+    several = len({_audit(row)[1:] for row in every}) > 1
+    for audit in sorted({_audit(row) for row in every if row.key.defense == defense}):
+        threat, references, canaries = audit
+        mine = [row for row in every if row.key.defense == defense and _audit(row) == audit]
+        none = next((row for row in every if row.key.defense == "none" and _audit(row) == audit), None)
+        none = None if defense == "none" else none
+        own = [*_members(mine, none), *_owners(mine, none), *(v for row in mine for v in _epsilon(row))]
+        words = f"{threat}, {canaries} canaries, {references} references" if several else threat
+        verdicts += [verdict.worded(f"[{words}] {verdict.sentence}") for verdict in own]
+    return verdicts
+
+
+def _audit(row: SettingRow) -> tuple[str, int, int]:
+    """Return the key of a row's audit: threat model, number of references, number of canaries."""
+    return row.key.threat, row.key.references or 0, row.key.canaries or 0
+
+
+def _strongest_audit(
+    rows: Sequence[SettingRow], metric: str
+) -> tuple[list[SettingRow], SettingRow | None, Record | None]:
+    """Return the rows with a figure, the row in which it is largest, and its cell."""
+    measured = [row for row in rows if row.top(metric) is not None]
+    top = max(measured, key=lambda row: value(row.top(metric), metric) or 0.0, default=None)
+    return measured, top, None if top is None else top.top(metric)
+
+
+def _members(rows: Sequence[SettingRow], none: SettingRow | None) -> list[Verdict]:
+    """Return the verdict on members over the whole grid; its sentence names the strongest attack and control value."""
+    metric = CANARIES if any(row.top(CANARIES) for row in rows) else "auc"
+    measured, top, cell = _strongest_audit(rows, metric)
+    if top is None:
+        return []
+    tried = sum(len(row.of("membership")) for row in rows)
+    above = above_chance(cell, metric, tried)
+    at = attack_at(attack_of(cell), top.control)
+    if metric == "auc":
+        verb = "Members are distinguished from others" if above else "Members are not shown to be distinguished"
+        beside = "" if none is None else f"; undefended AUC {figure(none.top('auc'), 'auc', '.2f')}"
+        sentence = f"In an audit without canaries: {verb} ({at}: AUC {figure(cell, 'auc', '.2f')}{beside})."
+    else:
+        verb = (
+            "Canaries are distinguished from those left out" if above else "Canaries are not shown to be distinguished"
+        )
+        beside = "" if none is None else f"; undefended {_canaries(none.top(CANARIES))}"
+        average = max(measured, key=lambda row: value(row.top("auc"), "auc") or 0.0)
+        also = attack_at(attack_of(average.top("auc")), average.control)
+        few = "at most " if len(measured) > 1 or tried > 1 else ""
+        sentence = (
+            f"In an audit: {verb} ({at}: {few}{_canaries(cell)}{beside}); average records: {few}AUC "
+            f"{figure(average.top('auc'), 'auc', '.2f')} ({also})."
+        )
+    return [_audit_verdict(measured, cell, metric, "falls" if above else "undecided", sentence)]
+
+
+def _audit_verdict(
+    rows: Sequence[SettingRow], top: Record | None, metric: str, became: Fate | None, sentence: str
+) -> Verdict:
+    return Verdict(rows[0].key.defense, "audit", became, sentence, tuple(row.key for row in rows), top, metric)
+
+
+def _canaries(record: Record | None) -> str:
+    rate = figure(record, "canary_tpr_at_1pct_fpr", ".0%")
+    return f"AUC {figure(record, CANARIES, '.2f')}" + ("" if rate == "-" else f", {rate} of members at 1% false ones")
+
+
+def _owners(rows: Sequence[SettingRow], none: SettingRow | None) -> list[Verdict]:
+    name = "tracing_accuracy"
+    measured, _, cell = _strongest_audit(rows, name)
+    metric = None if cell is None else cell.metric(name)
+    if metric is None:
+        return []
+    beside = "" if none is None else f", undefended {figure(none.top(name), name, '.0%')}"
+    chance = "" if metric.chance is None else f", chance {metric.chance:.0%}"
+    share = ("at most " if len(measured) > 1 else "") + figure(cell, name, ".0%")
+    sentence = f"In an audit, records are traced to their owner in {share} of cases{beside}{chance}."
+    return [_audit_verdict(measured, cell, name, None, sentence)]
+
+
+def _epsilon(row: SettingRow) -> list[Verdict]:
+    """Return the verdict on one run's bound of epsilon, where that is positive or the defense claims an epsilon."""
+    cell, claimed = row.top("epsilon_lower"), row.records[0].privacy.epsilon
+    bound = value(cell, "epsilon_lower")
+    if bound is None or (claimed is None and bound <= 0):
+        return []
+    at = f" at {row.control}" if row.control else ""
+    claim = "" if claimed is None else f", {claimed:.3g} is guaranteed"
+    above = claimed is not None and bound > claimed
+    refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
+    gaussian = value(cell, "epsilon_gaussian")
+    also = "" if not gaussian else f"; {gaussian:.2g} if the mechanism is Gaussian"
+    sentence = (
+        f"One run shows that epsilon is at least {bound:.2g}{at} ({attack_of(cell)}, 95 %{also}){claim}{refuted}."
+    )
+    return [_audit_verdict([row], cell, "epsilon_lower", "falls" if above else None, sentence)]
 
 
 @dataclass(frozen=True)
@@ -149,11 +256,11 @@ def _judged(rows: Sequence[SettingRow], question: _Question) -> list[Verdict]:
         sentence = f"What clients train on{where} {_clauses(question, plain, first, knowing, second)}."
         became = joint_fate(side for side in (plain, knowing) if side is not None)
         top = best([case for row in some if (case := question.of(row).worst) is not None], question.metric)
-        verdicts.append(_verdict(some, question, top, became, sentence))
+        verdicts.append(_model_verdict(some, question, top, became, sentence))
     return verdicts
 
 
-def _verdict(
+def _model_verdict(
     rows: Sequence[SettingRow], question: _Question, top: WorstCase | None, became: Fate | None, sentence: str
 ) -> Verdict:
     keys = tuple(row.key for row in rows)
@@ -214,7 +321,7 @@ def _opening(fate: ModelFate, noun: str, who: str) -> str:
 
 
 # -- the delivered model ---------------------------------------------------------------------------------------------
-def _strongest(rows: Sequence[SettingRow], question: _Question) -> tuple[WorstCase | None, int, str]:
+def _strongest_attack(rows: Sequence[SettingRow], question: _Question) -> tuple[WorstCase | None, int, str]:
     """Return the strongest cell of a grid, how many were tried, and "at most " where others differ from it."""
     cells = [r for row in rows if (r := question.of(row).worst) is not None]
     tried = sum(question.of(row).tried for row in rows)
@@ -223,7 +330,7 @@ def _strongest(rows: Sequence[SettingRow], question: _Question) -> tuple[WorstCa
 
 def _delivered(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
     """Return the verdict on members by the model that a masking defense delivers."""
-    top, tried, few = _strongest(rows, question)
+    top, tried, few = _strongest_attack(rows, question)
     if top is None:
         return []
     fate = members_fate(top, tried, question.known)
@@ -233,7 +340,7 @@ def _delivered(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
         "undecided": "is not shown to give members away, nor to hide them",
     }[fate]
     text = f"{attack_of(top)}: {question.figures(top, few)}{question.beside}"
-    return [_verdict(rows, question, top, fate, f"The delivered model {does} ({text}).")]
+    return [_model_verdict(rows, question, top, fate, f"The delivered model {does} ({text}).")]
 
 
 def _beside(top: WorstCase, question: _Members) -> str:
@@ -247,7 +354,7 @@ def _beside(top: WorstCase, question: _Members) -> str:
 
 def _queried(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
     """Return the verdict on members by queries to the model of a defense that masks nothing."""
-    top, tried, _ = _strongest(rows, question)
+    top, tried, _ = _strongest_attack(rows, question)
     if top is None:
         return []
     fate, beside = members_fate(top, tried, question.known), question.beside if question.undefended is not None else ""
@@ -258,14 +365,14 @@ def _queried(rows: Sequence[SettingRow], question: _Members) -> list[Verdict]:
     }[fate]
     text = f"{attack_of(top)}: {question.figures(top, 'at most ')}{beside}"
     sentence = f"A client who queries the delivered model {does} ({text})."
-    return [_verdict(rows, question, top, fate, sentence)]
+    return [_model_verdict(rows, question, top, fate, sentence)]
 
 
 def _answers(rows: Sequence[SettingRow], question: _Outputs) -> list[Verdict]:
     """Return the verdict on whether the delivered model answers as the true one."""
-    top, tried, few = _strongest(rows, question)
+    top, tried, few = _strongest_attack(rows, question)
     if top is None:
         return []
     does = "answers" if same_outputs(top, tried) else "does not answer"
     sentence = f"The delivered model {does} as the true one does ({attack_of(top)}: {question.figures(top, few)})."
-    return [_verdict(rows, question, top, None, sentence)]
+    return [_model_verdict(rows, question, top, None, sentence)]

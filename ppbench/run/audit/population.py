@@ -19,7 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task

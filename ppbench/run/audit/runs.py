@@ -12,32 +12,203 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ppbench.adversary.augment import augmentations
+from ppbench.adversary.attack import Challenge, References
+from ppbench.adversary.victims import Candidates, augmentations, tensors_digest
+from ppbench.base import tree
+from ppbench.base.autodiff import gradient
 from ppbench.base.errors import Overflow, UsageError
 from ppbench.base.files import make_folder, publish_folder, write_atomic
-from ppbench.base.seals import packed_with_digest, seal, unpacked_with_digest, unsealed
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, nbytes
+from ppbench.base.tensor_files import packed_with_digest, seal, unpacked_with_digest, unsealed
+from ppbench.base.tree import Params, Tree, leaves, nbytes
 from ppbench.base.version import __version__
+from ppbench.federation.contract import Defense
 from ppbench.federation.drive import chosen_backend
 from ppbench.federation.engine import Federation, run_many
-from ppbench.federation.wire import session_of
-from ppbench.records.schema import Strict
-from ppbench.run.audit.clients import CanaryClients, make_canary_clients
-from ppbench.run.audit.population import Population, needs_level, populate
-from ppbench.run.audit.rounds import Recorder
-from ppbench.run.choice import Point
+from ppbench.federation.plan import Data, Layout, Plan
+from ppbench.federation.threats import ThreatModel, threat_model
+from ppbench.federation.view import BEGUN, StateRecord, Transcript, View
+from ppbench.federation.wire import SERVER, Envelope, session_of
+from ppbench.records.schema import Flag, Strict
+from ppbench.run.audit.population import ADVERSARY, Population, needs_level, populate
 from ppbench.run.cost import measured_client, peak_memory
-from ppbench.run.experiment import Experiment
+from ppbench.run.experiment import Experiment, Point
 from ppbench.run.train import TrainingResult, curve_figure, figures_of
+
+# -- Canary clients (Andrew et al., ICLR 2024): clients of an audit's target whose gradient is a random direction --
+
+
+@dataclass(frozen=True)
+class CanaryClients:
+    """Random directions, half of which are the gradients of clients in the training.
+
+    Attributes:
+        start: [P] float32, the public initial weights.
+        directions: [2k, P] float32, random unit vectors. inside: [2k] bool, the truth: which k of them take part.
+        first: index of the first canary client; they come after all others. size: norm of their gradients.
+        shard: the data of each of them. Its inputs are never used; its size counts in the server's mean.
+    """
+
+    start: Tensor
+    directions: Tensor
+    inside: Tensor
+    first: int
+    size: float
+    shard: Data
+    layout: Layout
+
+    def plan(self, plan: Plan) -> Plan:
+        """Return `plan` with the canary clients added."""
+        return replace(plan, clients=self.first + int(self.inside.sum()))
+
+    def gradients(self, device: torch.device) -> dict[int, Params]:
+        """Return the gradient of each canary client, by its index."""
+        rows = (self.size * self.directions[self.inside]).to(device)
+        return {self.first + place: self.layout.unpack(row) for place, row in enumerate(rows)}
+
+    def shards(self, others: Mapping[int, Data]) -> dict[int, Data]:
+        """Return the shards of all clients."""
+        return {**others, **dict.fromkeys(range(self.first, self.first + int(self.inside.sum())), self.shard)}
+
+    def challenge(self) -> Challenge:
+        """Return the question of which directions took part."""
+        return Challenge((), 1, extra={"directions": self.directions.clone(), "start": self.start.clone()})
+
+    def digest(self) -> str:
+        """Return the hash of the question with its answers."""
+        return tensors_digest(self.start, self.directions, self.inside)
+
+
+def takes_canaries(defense: Defense, plan: Plan, examples: int, rounds: int) -> bool:
+    """Return whether clients of `defense` upload the gradient of the plan's loss, or nothing that depends on data."""
+    kind = type(defense)
+    if kind.round is not Defense.round or kind.prepare is not Defense.prepare:
+        return False
+    return kind.compute is Defense.compute or defense.guarantee(plan, examples, rounds) == (0.0, 0.0)
+
+
+def make_canary_clients(experiment: Experiment, defense: Defense, shards: Mapping[int, Data]) -> CanaryClients:
+    """Return the canary clients of an audit's target whose other clients hold `shards`.
+
+    Their gradients have the mean norm of honest clients' at the initial weights, or the defense's clipping norm
+    `clip` if that is larger. Raises UsageError: the defense's clients compute something else.
+    """
+    task, config = experiment.task, experiment.config
+    examples = max(1, round(sum(len(data.x) for data in shards.values()) / len(shards)))
+    if not takes_canaries(defense, task.plan, examples, config.rounds):
+        raise UsageError(
+            f"Option canary_clients={config.canary_clients} cannot be used: clients of defense {defense.name!r} upload "
+            "more than the gradient of a loss, so none can upload a direction; leave it out."
+        )
+    layout, count = Layout.of(task.params), 2 * config.canary_clients
+    generator = Seeds(task.seeds.seed("audit")).generator("canary clients")
+    inside = torch.zeros(count, dtype=torch.bool)
+    inside[torch.randperm(count, generator=generator)[: count // 2]] = True
+    start = layout.pack(task.params).float().cpu()
+    drawn = torch.randn(count, len(start), generator=generator)
+    norms = []
+    for data in shards.values():
+        ones = torch.ones(len(data.x))
+        with torch.no_grad():
+            slope = gradient(lambda p, d=data, w=ones: task.plan.objective(p, d.x, d.y, w), task.params)  # type: ignore[misc]
+        norms.append(float(layout.pack(slope).norm()))
+    size = max(sum(norms) / len(norms), float(getattr(defense, "clip", 0.0)))
+    shape = next(iter(shards.values()))
+    shard = Data(torch.zeros(examples, *shape.x.shape[1:]), torch.zeros(examples, *shape.y.shape[1:]))
+    directions = drawn / drawn.norm(dim=1, keepdim=True)
+    return CanaryClients(start, directions, inside, len(shards), size, shard, layout)
+
+
+# -- The mail of all rounds of a training, or of evenly spaced ones: a defense must face more than one round --
+
+LIMIT = 512 * 2**20
+"""Bytes of mail and server states that a transcript may have."""
+
+
+@dataclass
+class Recorder:
+    """Keeps rounds of a just started federation up to `last`: pass it to `Federation.run` as `after`.
+
+    limit: bytes, of which the first round's size tells how many rounds fit; rounds: those kept.
+    """
+
+    federation: Federation
+    last: int
+    limit: int = LIMIT
+    rounds: tuple[int, ...] = ()
+    mail: list[Envelope] = field(default_factory=list)
+    states: list[StateRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.federation.wire.keep = True
+
+    def __call__(self, round_: int) -> None:
+        """Take over the mail of `round_` and the server's states, and set whether the next round is kept."""
+        fed = self.federation
+        self.mail += fed.wire.mail
+        self.states += [_light(state) for state in fed.states if state.party == SERVER]
+        fed.wire.mail.clear()
+        fed.states.clear()
+        if not self.rounds:
+            size = _size([letter.message for letter in self.mail] + [state.state for state in self.states])
+            self.rounds = spaced_rounds(self.last, self.limit // max(1, size))
+        fed.wire.keep = round_ + 1 in self.rounds
+
+    def save(self, path: Path) -> None:
+        """Write the kept rounds, then the delivered model as one more broadcast, to `path`."""
+        fed = self.federation
+        final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
+        mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
+        states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
+        tree.save(_once((mail, states)), path)
+
+
+def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
+    """Return `count` of the rounds 1 to `last`, evenly spaced with both ends; all if there are no more, (1,) for 0."""
+    if count >= last:
+        return tuple(range(1, last + 1))
+    if count < 2:
+        return (1,)
+    return tuple(1 + round(index * (last - 1) / (count - 1)) for index in range(count))
+
+
+def load_recorded(fed: Federation, path: Path) -> Transcript:
+    """Return the transcript that a `Recorder` of `fed` wrote to `path`. Raises UsageError where it cannot be read."""
+    mail, states = tree.load(path)
+    letters, records = (Envelope(*letter) for letter in mail), (StateRecord(*record) for record in states)
+    return Transcript(fed.plan, fed.defense, tuple(letters), tuple(records))
+
+
+def _size(trees: list[Tree]) -> int:
+    return nbytes(list({id(leaf): leaf for one in trees for leaf in leaves(one)}.values()))
+
+
+def _once(value: Tree) -> Tree:
+    """Return `value` with tensors of equal bytes made one object: a broadcast equals the state that it came from."""
+    seen: dict[tuple[object, ...], Tensor] = {}
+
+    def first(leaf: Tensor) -> Tensor:
+        content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return seen.setdefault((hashlib.sha256(content).digest(), leaf.dtype, tuple(leaf.shape)), leaf)
+
+    return tree.tree_map(first, value)
+
+
+def _light(record: StateRecord) -> StateRecord:
+    """Return a state in the form that is kept: only the session at a round's beginning, as its first step has the
+    weights."""
+    if record.step != BEGUN:
+        return record
+    return replace(record, state=replace(record.state, server=(), draws=record.state.draws[:0]))
+
 
 AUGMENTATIONS = 2
 """Copies of each candidate on which references are evaluated: itself and its mirror image."""
@@ -243,3 +414,91 @@ def _train_references(audit: PointAudit, part: range, after: Callable[[int], Non
     for values in answers.values():
         values[~good] = torch.nan
     return {"finished": good, **answers}
+
+
+# -- The attacks' input in an audit: views of the target, and challenges with references --
+
+PUBLIC_REFERENCES = "the reference runs were trained on public examples and the kept candidates"
+SAME_BASE_REFERENCES = (
+    "the reference runs were trained on the target's own other records and the kept candidates: the adversary knows all"
+)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of an audit that is complete."""
+
+    audit: PointAudit
+
+    @property
+    def candidates(self) -> Candidates:
+        """The truth about the candidates, for the scorer."""
+        return self.audit.population.candidates
+
+    @property
+    def clients(self) -> CanaryClients:
+        """The canary clients, with the truth about them. Raises Refused: there are none."""
+        return self.audit.clients
+
+    def view(self, threat: ThreatModel | str) -> View:
+        """Return the view of `threat`: a client's is the delivered model, others add the mail of all kept rounds.
+
+        Raises Refused: the view of other clients than the audit's own, whose states are not kept.
+        """
+        audit, threat = self.audit, threat_model(threat)
+        if any(threat.has(client) for client in range(audit.experiment.config.clients) if client != ADVERSARY):
+            raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
+        fed = audit.restore()
+        if not threat.sees_uploads:
+            transcript = fed.release()
+            view = transcript.view(threat, own=((-1, audit.population.shards(0)[ADVERSARY]),))
+        else:
+            view = load_recorded(fed, audit.target_folder / "rounds.safetensors").view(threat)
+        return replace(view, public=audit.experiment.task.public)
+
+    @cached_property
+    def references(self) -> tuple[References | None, int]:
+        """The reference runs, or None, and how many were left out: each that diverged, with its complement."""
+        all_answers, population = self.audit.answers(), self.audit.population
+        if not all_answers:
+            return None, 0
+        pairs = all_answers["finished"].view(-1, 2).all(1).repeat_interleave(2)
+        dropped = int((~pairs).sum())
+        if not pairs.any():
+            return None, dropped
+        keep = population.keep[1:][pairs]
+        outputs, answers = all_answers["outputs"][pairs], all_answers["population"][pairs]
+        others = population.others
+        return References(keep, outputs, others.y.clone(), others.x.clone(), answers), dropped
+
+    def challenges(self) -> list[Challenge]:
+        """Return the membership questions about either half, with the references."""
+        references, _ = self.references
+        return [self.candidates.challenge(half, references) for half in (0, 1)]
+
+    def tracing(self) -> tuple[Challenge, Tensor]:
+        """Return the question of who holds each member, and the owners, for the scorer."""
+        return self.audit.population.tracing()
+
+    def flags(self) -> tuple[Flag, ...]:
+        """Return what a reader must know about the audit."""
+        audit, config, flags = self.audit, self.audit.experiment.config, []
+        references, dropped = self.references
+        if references is not None:
+            code, detail = (
+                ("references_public", PUBLIC_REFERENCES)
+                if audit.population.public
+                else ("references_same_base", SAME_BASE_REFERENCES)
+            )
+            flags.append(Flag(code=code, severity="info", detail=detail))
+        if dropped:
+            detail = f"{dropped} of {config.references} reference runs were left out: they or their pairs diverged"
+            flags.append(Flag(code="references_diverged", severity="warning", detail=detail))
+        target = audit.target
+        if target is not None and 0 < len(target.rounds) < config.rounds:
+            detail = f"the mail of {len(target.rounds)} evenly spaced rounds of {config.rounds} was kept"
+            flags.append(Flag(code="rounds_thinned", severity="info", detail=detail))
+        if config.canary_clients:
+            detail = f"{config.canary_clients} clients whose gradients are random directions took part in the target"
+            flags.append(Flag(code="canary_clients", severity="info", detail=detail))
+        return tuple(flags)

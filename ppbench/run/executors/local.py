@@ -21,8 +21,7 @@ from multiprocessing.queues import SimpleQueue
 
 import torch
 
-from ppbench.base.errors import UsageError
-from ppbench.base.exits import held_back
+from ppbench.base.errors import UsageError, held_back
 from ppbench.base.machine import of_machine
 from ppbench.federation.threats import THREATS, ThreatModel, register
 from ppbench.run.jobs import Done, Failure, Tell, WorkerDied, WorkItem, attempt, work

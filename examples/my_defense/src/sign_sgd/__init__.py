@@ -11,7 +11,7 @@ from torch import Tensor
 from ppbench import Defense
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context
-from ppbench.federation.optim import Layout
+from ppbench.federation.plan import Layout
 
 
 @node

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench.attacks.reconstruction.fastpath.affine import Affine, Direction, Memo, Outer, TensorMap
 from ppbench.attacks.reconstruction.fastpath.convolution import Convolution
+from ppbench.attacks.reconstruction.fastpath.layers import Affine, Direction, Memo, Outer, TensorMap
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import SMALLEST_SQUARE, inverse_root, softsign
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ppbench.metrics.modalities import modality_from
+from ppbench.metrics.modality import modality_from
 
 COLORS = 3
 

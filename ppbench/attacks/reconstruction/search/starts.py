@@ -118,7 +118,7 @@ class Victim:
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
         if label == "joint" or evidence is None or classes == 1:
             return None
-        from ppbench.attacks.label.recovery import recover_labels, single_label
+        from ppbench.attacks.labels import recover_labels, single_label
 
         weight, bias = evidence.observed.get("head.weight"), evidence.observed.get("head.bias")
         if weight is None and bias is None:

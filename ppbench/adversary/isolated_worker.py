@@ -1,0 +1,203 @@
+"""The process of a third-party attack: it reads one call from a folder and writes the answer into another.
+
+Only this process imports the attack's module, so changes to modules, objects or files affect nothing else. It never
+gets the truth, except for `check_held`, which returns one sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, TypeAdapter, field_validator
+
+from ppbench.adversary.attack import Attack, Challenge, attack_answer_faults, reads_anything, static_answer_faults
+from ppbench.base import tree
+from ppbench.base.device import computing
+from ppbench.base.errors import PluginError, UsageError
+from ppbench.base.fence import guard, made, refuse
+from ppbench.base.registry import plugins
+from ppbench.federation.acting import Before
+from ppbench.federation.plan import Plan
+from ppbench.federation.threats import THREATS
+from ppbench.federation.view import View
+from ppbench.federation.wire import Slot
+from ppbench.records.scores import Scalar, Strict
+
+# -- Messages to and from the process of a third-party attack: JSON, every value checked --
+
+ShortText = Annotated[str, Field(max_length=200)]
+Values = Annotated[dict[ShortText, Scalar], Field(max_length=200)]
+Hook = Literal["describe", "suits", "check_held", "crafted", "run"]
+
+
+class AttackSetting(Strict):
+    """One setting of an attack. values: its fields; parameters: its `parameters()`."""
+
+    values: Values
+    parameters: Values
+
+
+class AttackFacts(Strict):
+    """The declarations of an attack, see `Attack`, with its setting and its `variants`.
+
+    own: whether it has its own `evidence`. holds: whether it has its own `check_held`. knows: the installed defenses
+    whose mechanism it knows.
+    """
+
+    version: Annotated[str, Field(min_length=1, max_length=80)]
+    kind: ShortText
+    threats: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=20)]
+    adaptive: bool
+    targets: frozenset[ShortText] | None
+    probes: Annotated[tuple[Literal["gradient", "local"], ...], Field(min_length=1)]
+    standard: bool
+    quick: bool
+    contains: ShortText
+    audit: Literal["", "references", "rounds", "clients"]
+    reads_alone: bool
+    reference: Annotated[str, Field(max_length=2000)]
+    own: bool
+    holds: bool
+    needs_public: bool
+    knows: frozenset[ShortText]
+    setting: AttackSetting
+    variants: Annotated[tuple[AttackSetting, ...], Field(min_length=1, max_length=100)]
+
+    @field_validator("kind")
+    @classmethod
+    def _installed(cls, kind: str) -> str:
+        if kind not in plugins("questions"):
+            raise ValueError("no question of this name is installed")
+        return kind
+
+    @field_validator("threats")
+    @classmethod
+    def _known(cls, threats: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown_threats := [threat for threat in threats if threat not in THREATS]:
+            raise ValueError(f"no threat model is called {unknown_threats[0][:40]!r}")
+        return threats
+
+
+class HookCall(Strict):
+    """A call of a hook of the attack named `attack` with these `parameters`.
+
+    evidence: whether to reply "unread" if the view has no evidence. device, threads: torch's. tf32: whether a GPU may
+    compute in TF32.
+    """
+
+    hook: Hook
+    attack: str
+    parameters: dict[str, Scalar]
+    evidence: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    tf32: bool = False
+
+
+class Reply(Strict):
+    """The answer to a call, besides tensors. refused: the sentence of a `UsageError`; unread: nothing could be read;
+    plugin: the attack is to blame."""
+
+    refused: Annotated[str, Field(max_length=4000)] = ""
+    plugin: bool = False
+    unread: bool = False
+    suits: bool = False
+    facts: AttackFacts | None = None
+
+
+LARGEST_FILE = 4 << 30
+"""Most bytes of a file that the process may write."""
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+
+
+def main(ask: str, work: str) -> None:
+    """Answer the call in the folder `ask` by answer.json and, for tensors, answer.safetensors in the folder `work`."""
+    _settle()
+    home, out = Path(ask), Path(work)
+    call = HookCall.model_validate_json((home / "ask.json").read_bytes())
+    torch.set_num_threads(call.threads)
+    try:
+        with guard("attacks", call.attack), computing(call.tf32):
+            reply = reply_to(call, home, out)
+    except UsageError as refusal:
+        reply = Reply(refused=str(refusal)[:4000], plugin=isinstance(refusal, PluginError))
+    (out / "answer.json").write_text(reply.model_dump_json())
+
+
+def _settle() -> None:
+    if sys.platform == "linux":  # bubblewrap does the same
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() == 1 and not Path("/proc/1/comm").read_text().startswith("bwrap"):
+            sys.exit(1)  # the parent has already ended
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+
+
+def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
+    """Return the reply to `call` with input in `home`; tensors are written to `out`. UsageError: an unusable input."""
+    attack = made("attacks", Attack, call.attack, call.parameters)
+    attack.check()
+    if call.hook == "describe":
+        return Reply(facts=_facts(attack))
+    if call.hook == "suits":
+        plan = TypeAdapter(Plan).validate_json((home / "plan.json").read_bytes())
+        refuse("attacks", attack.name, attack_answer_faults(attack, plan, ()))
+        return Reply(suits=attack.suits(plan))
+    if call.hook == "check_held":
+        attack.check_held(dict(tree.load(home / "held.safetensors")))
+        return Reply()
+    generator = torch.Generator()
+    generator.set_state(tree.load(home / "draws.safetensors"))
+    if call.hook == "crafted":
+        sent = attack.crafted(_before(home, call.device), generator)
+        tree.save((sent.params, sent.others), out / "answer.safetensors")
+        return Reply()
+    return _run(attack, call, home, out, generator)
+
+
+def _run(attack: Attack, call: HookCall, home: Path, out: Path, generator: torch.Generator) -> Reply:
+    view = View.load(home, call.device)
+    challenges = []
+    for unit, *rest in tree.moved(tree.load(home / "challenges.safetensors"), torch.device("cpu")):
+        challenges.append(Challenge(tuple(Slot(*slot) for slot in unit), *rest))
+    if call.evidence and not reads_anything(attack, view, challenges):
+        return Reply(unread=True)
+    guesses = attack.run(view, challenges, generator)
+    fields = [[getattr(guess, field.name) for field in dataclasses.fields(guess)] for guess in guesses]
+    tree.save([[dict(one) if isinstance(one, dict) else one for one in each] for each in fields],
+              out / "answer.safetensors")  # fmt: skip
+    return Reply()
+
+
+def _before(home: Path, device: str) -> Before:
+    view = View.load(home, device)  # plan and defense, and the public examples
+    server, cohort, target = tree.moved(tree.load(home / "before.safetensors"), torch.device(device))
+    return Before(view.plan, view.defense, server, tuple(cohort), target, view.public)  # type: ignore[arg-type]
+
+
+def _facts(attack: Attack) -> AttackFacts:
+    # Not inherited, as in `run.choice`: a subclass of an attack that is not quick may be quick.
+    quick = type(attack).__dict__.get("quick", True)
+    refuse("attacks", attack.name, static_answer_faults(attack, plugins("defenses")))
+    return AttackFacts(
+        **{name: getattr(attack, name) for name in ("version", "kind", "threats", "adaptive", "targets", "probes")},
+        **{name: getattr(attack, name) for name in ("standard", "contains", "audit", "reads_alone", "reference")},
+        quick=quick,
+        own=type(attack).evidence is not Attack.evidence,
+        holds=type(attack).check_held is not Attack.check_held,
+        needs_public=attack.needs_public,
+        knows=frozenset(name for name in plugins("defenses") if attack.knows(name)),
+        setting=_setting(attack),
+        variants=tuple(map(_setting, attack.variants())),
+    )
+
+
+def _setting(attack: Attack) -> AttackSetting:
+    return AttackSetting(values=dataclasses.asdict(attack), parameters=dict(attack.parameters()))

@@ -1,1 +1,0 @@
-"""Attacks that compute the true model's outputs from a party's view."""

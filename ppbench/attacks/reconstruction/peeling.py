@@ -1,0 +1,364 @@
+"""One block's input from its output and its weights' gradient, although neither shows the largest pixel of a tile.
+
+The gradient of a convolution's weights is the input, correlated with the cotangent of its output. This is known except
+for its places: pooling routes it to the largest pixel of each tile. For known places the input solves linear equations.
+So the largest is replaced by a mean with weights exp(z / temperature), and the temperature falls: places settle
+gradually.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input
+from torch.overrides import TorchFunctionMode
+
+from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Plan
+
+# -- The operations of a network before its first linear layer, recorded as it runs, for any modules --
+
+IntPair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ConvBlock:
+    """A convolution, a ReLU, and a max pooling of square tiles. name: of its weight; bias: None for none.
+
+    inputs, outputs: shapes [C, H, W]; side: of the tiles, 1 without pooling.
+    """
+
+    name: str
+    bias: str | None
+    stride: IntPair
+    padding: IntPair
+    side: int
+    inputs: tuple[int, int, int]
+    outputs: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks, first to last, and the linear layer (weight and bias) that their flat output enters."""
+
+    blocks: tuple[ConvBlock, ...]
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a torch function on the output of the call before."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    out: Tensor
+
+
+_SAME = {"flatten", "view", "reshape", "contiguous", "clone", "to", "squeeze", "dropout"}
+_ORDER = {
+    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "linear": ("input", "weight", "bias"),
+    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+}
+
+
+class _Recorder(TorchFunctionMode):
+    """Records each function whose first argument is the output of the last recorded one."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.last, self.calls = start, list[_Call]()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        first = args[0] if args else kwargs.get("input")
+        name = getattr(func, "__name__", "").strip("_")
+        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):  # an attribute, a copy
+            named = dict(zip(_ORDER.get(name, ()), args, strict=False)) | dict(kwargs)
+            self.calls.append(_Call(name, named, out))
+            self.last = out
+        return out
+
+
+def chain_of(plan: Plan, params: Params) -> Chain | None:
+    """Return the blocks that the network begins with, None if it does not begin with a `Chain`."""
+    x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
+    if x.dim() != 4:
+        return None
+    copies = {name: value.detach().clone() for name, value in params.items()}
+    recorder = _Recorder(x)
+    with torch.no_grad(), recorder:
+        plan.net(copies, x)
+    names = {id(value): name for name, value in copies.items()}
+    blocks: list[ConvBlock] = []
+    shape, calls = tuple(x.shape[1:]), [call for call in recorder.calls if call.name not in _SAME]
+    while calls and calls[0].name == "conv2d":
+        block, used = _block(calls, names, shape)
+        if block is None:
+            return None
+        blocks.append(block)
+        shape, calls = block.outputs, calls[used:]
+    if not blocks or not calls or calls[0].name != "linear":
+        return None
+    weight, bias = (names.get(id(calls[0].arguments.get(key))) for key in ("weight", "bias"))
+    whole = shape[0] * shape[1] * shape[2]
+    fits = weight is not None and bias is not None and copies[weight].shape[1] == whole
+    return Chain(tuple(blocks), str(weight), str(bias)) if fits else None
+
+
+def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, ...]) -> tuple[ConvBlock | None, int]:
+    """Return the block that calls begin with, or None, and the number of its calls."""
+    conv, after = calls[0], [call.name for call in calls[1:3]]
+    named = conv.arguments
+    stride, padding = _pair(named.get("stride", 1)), _pair(named.get("padding", 0))
+    plain = _pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
+    weight = names.get(id(named.get("weight")))
+    if weight is None or stride is None or padding is None or not plain or after[:1] != ["relu"]:
+        return None, 0
+    bias = names.get(id(named.get("bias")))
+    if bias is None and named.get("bias") is not None:
+        return None, 0  # frozen: the layer's output does not follow from its weights alone
+    side, used = 1, 2
+    if after[1:] == ["max_pool2d"]:
+        tiles = _tiles(calls[2].arguments)
+        if tiles is None:
+            return None, 0
+        side, used = tiles, 3
+    out = calls[used - 1].out.shape[1:]
+    return ConvBlock(weight, bias, stride, padding, side, tuple(shape), tuple(out)), used  # type: ignore[arg-type]  # three
+
+
+def _tiles(named: Mapping[str, Any]) -> int | None:
+    """Return the side of a pooling's square tiles, None if its windows overlap or are padded."""
+    kernel = _pair(named.get("kernel_size", 0))
+    stride = _pair(named.get("stride") or named.get("kernel_size", 0))
+    plain = _pair(named.get("padding", 0)) == (0, 0) and _pair(named.get("dilation", 1)) == (1, 1)
+    square = kernel is not None and kernel == stride and kernel[0] == kernel[1]
+    return kernel[0] if kernel is not None and square and plain and not named.get("ceil_mode", False) else None
+
+
+def _pair(value: Any) -> IntPair | None:
+    """Return a setting of a layer for both directions, None if it is no number."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, tuple | list) and all(isinstance(one, int) for one in value):
+        return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
+    return None
+
+
+def tiled(block: ConvBlock, z: Tensor) -> Tensor:
+    """Return a convolution's output z [S, C, h, w] in tiles [S, C, H, W, side * side]; the remainder is cut off."""
+    side, (_, high, wide) = block.side, block.outputs
+    cut = z[..., : high * side, : wide * side]
+    tiles = cut.unflatten(-1, (wide, side)).unflatten(-3, (high, side))
+    flat: Tensor = tiles.transpose(-2, -3).flatten(-2)
+    return flat
+
+
+def untiled(block: ConvBlock, tiles: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return the inverse of `tiled`: [S, C, *size], 0 outside of tiles."""
+    side = block.side
+    whole = tiles.unflatten(-1, (side, side)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
+    padded: Tensor = F.pad(whole, (0, size[1] - whole.shape[-1], 0, size[0] - whole.shape[-2]))
+    return padded
+
+
+TEMPERATURES = (3.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015)
+"""In units of the root mean square of a block's output."""
+SMOOTH = 0.03
+"""Weight of the total variation of a block's input at first; it falls to 0 with the temperature."""
+NEGATIVE = 10.0
+"""Weight of negative parts of an input that comes from a ReLU."""
+DENSE = 4096
+"""The equations of an input with at most so many numbers are solved directly."""
+RANK = 1e-10
+"""Eigenvalues below this share of the largest determine nothing."""
+UNSEEN = 1e-2
+"""A number of an input is unknown if at least this share of it lies in the undetermined space."""
+LEAST, MOST = 1e-6, 1e-2
+"""Limits of the share of the largest output that a ReLU's output must exceed to count as more than 0."""
+DOUBT = 10.0
+"""That share, in units of the root of the relative mismatch."""
+PEEL_SETTINGS = LBFGSSettings(history=50)
+
+Search = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class KnownOutput:
+    """A block's output by victim, as far as known: values and cotangents [V, C, H, W], and which values are `seen`.
+
+    Values that are seen and 0 are outputs of a ReLU that did not fire, so at most 0 before it.
+    """
+
+    values: Tensor
+    cotangents: Tensor
+    seen: Tensor
+
+    @property
+    def fires(self) -> Tensor:
+        """[V, C, H, W] bool: seen and larger than 0."""
+        return self.seen & (self.values > 0)
+
+
+def cut_small(values: Tensor, share: Tensor) -> Tensor:
+    """Return values [V, ...] with 0 for those of at most `share` [V] of a victim's largest."""
+    least = share * values.flatten(1).amax(1)
+    return torch.where(values > least.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
+
+
+@dataclass(frozen=True)
+class PeeledLayer:
+    """A block with its weights, its known output and its weights' gradient [V, O, K] by victim, all float64.
+
+    weight: [O, I, k, k]; bias: [O].
+    """
+
+    block: ConvBlock
+    weight: Tensor
+    bias: Tensor
+    known: KnownOutput
+    slope: Tensor
+
+    def convolved(self, u: Tensor) -> Tensor:
+        """Return the convolution's outputs for inputs u [S, I, H, W]."""
+        return F.conv2d(u, self.weight, self.bias, self.block.stride, self.block.padding)
+
+    def shares(self, tiles: Tensor, index: Tensor, temperature: float) -> Tensor:
+        """Return the share of every place in its tile's output; the largest has all of it at temperature 0."""
+        if temperature == 0:
+            return F.one_hot(tiles.argmax(-1), tiles.shape[-1]).to(tiles)
+        size = self.known.values[index].square().flatten(1).mean(1).sqrt()[:, None, None, None, None]
+        return torch.softmax(tiles / (temperature * size).clamp(min=1e-300), -1)
+
+    def gradient(self, u: Tensor, shares: Tensor, index: Tensor) -> Tensor:
+        """Return the weights' gradient [S, O, K] for inputs u, with cotangents divided by these shares."""
+        return torch.einsum("sol,skl->sok", self.cotangent(shares, index).flatten(2), self._patches(u))
+
+    def _patches(self, u: Tensor) -> Tensor:
+        return F.unfold(u, self.weight.shape[2:], padding=self.block.padding, stride=self.block.stride)
+
+    def cotangent(self, shares: Tensor, index: Tensor) -> Tensor:
+        """Return the cotangent of the convolution's output [S, O, h, w]."""
+        known = self.known
+        reaching = known.cotangents[index] * known.fires[index]
+        high, wide = self._size()
+        return untiled(self.block, shares * reaching[..., None], (high, wide))
+
+    def _size(self) -> tuple[int, int]:
+        sizes = zip(self.block.inputs[1:], self.weight.shape[2:], self.block.padding, self.block.stride, strict=True)
+        high, wide = ((size + 2 * pad - kernel) // stride + 1 for size, kernel, pad, stride in sizes)
+        return high, wide
+
+    def mismatch(self, u: Tensor, index: Tensor, temperature: float) -> Tensor:
+        """Return the relative squared mismatch [S] of output and gradient for inputs u [S, I, H, W]."""
+        tiles = tiled(self.block, self.convolved(u))
+        shares = self.shares(tiles, index, temperature)
+        outputs, known = (shares * tiles).sum(-1), self.known
+        values, fires, seen = known.values[index], known.fires[index], known.seen[index]
+        output_gap = torch.where(fires, outputs - values, torch.relu(outputs) * seen).square().flatten(1).sum(1)
+        observed = self.slope[index]
+        gradient_gap = (self.gradient(u, shares, index) - observed).square().flatten(1).sum(1)
+        return output_gap / _norm(values) + gradient_gap / _norm(observed)
+
+    def below(self, u: Tensor, seen: Tensor) -> KnownOutput:
+        """Return the output of the block before, from this one's inputs u [V, I, H, W]."""
+        index = torch.arange(len(u), device=u.device)
+        doubt = (DOUBT * self.mismatch(u, index, 0).sqrt()).clamp(LEAST, MOST)
+        shares = self.shares(tiled(self.block, self.convolved(u)), index, 0)
+        reaching = self.cotangent(shares, index)
+        size = (len(u), *self.block.inputs)
+        back = conv2d_input(size, self.weight, reaching, self.block.stride, self.block.padding)
+        return KnownOutput(cut_small(u, doubt), back, seen)
+
+    def solved(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs that solve the equations for the places of u, and which numbers these determine.
+
+        For inputs of more than `DENSE` numbers: u clipped at 0, and all numbers.
+        """
+        if u[0].numel() > DENSE:
+            return u.clamp(min=0), torch.ones_like(u, dtype=torch.bool)
+        solutions = [self._solved(one[None], torch.tensor([v], device=u.device)) for v, one in enumerate(u)]
+        return torch.cat([value for value, _ in solutions]), torch.cat([seen for _, seen in solutions])
+
+    def _solved(self, u: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        count = u.numel()
+        shares = self.shares(tiled(self.block, self.convolved(u)), index, 0)
+        fires = self.known.fires[index][0]
+        basis = torch.eye(count, dtype=u.dtype, device=u.device).view(count, *self.block.inputs)
+        unbiased = replace(self, bias=torch.zeros_like(self.bias))
+        columns, ends = [], self.known.values[index] - (shares * self.bias[:, None, None, None]).sum(-1)
+        for part in basis.split(256):
+            rows_of_part = index.expand(len(part))
+            values = (shares * tiled(self.block, unbiased.convolved(part))).sum(-1)[:, fires]
+            slopes = self.gradient(part, shares.expand(len(part), *shares.shape[1:]), rows_of_part).flatten(1)
+            columns.append(torch.cat([values / _norm(ends) ** 0.5, slopes / _norm(self.slope[index]) ** 0.5], 1))
+        rows = torch.cat(columns)  # [count, equations]
+        right = torch.cat(
+            [ends[0][fires] / _norm(ends) ** 0.5, self.slope[index].flatten() / _norm(self.slope[index]) ** 0.5]
+        )
+        start = u.flatten()
+        values, vectors = torch.linalg.eigh(rows @ rows.T)
+        determined = values > RANK * values[-1]
+        pull = vectors.T @ (rows @ (right - start @ rows))
+        step = vectors @ torch.where(determined, pull / values.clamp(min=1e-300), 0.0)
+        free = vectors[:, ~determined].square().sum(1)
+        return (start + step).view_as(u).clamp(min=0), (free < UNSEEN).view_as(u)
+
+
+def inner_inputs(layer: PeeledLayer, generator: torch.Generator, budget: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs [V, I, H, W] of a block behind a ReLU, which numbers are determined, evaluations spent [V]."""
+    victims, size = len(layer.known.values), layer.block.inputs
+    draws = torch.rand(victims, *size, generator=generator, dtype=torch.float64).to(layer.weight.device)
+    level = layer.known.values.flatten(1).mean(1)[:, None, None, None]
+    u, spent = draws * level, torch.zeros(victims, dtype=torch.int64)
+    for step, temperature in enumerate(TEMPERATURES):
+        smooth = SMOOTH * (1 - step / (len(TEMPERATURES) - 1)) ** 2
+
+        def penalized(u: Tensor, index: Tensor, t: float = temperature, smooth: float = smooth) -> Tensor:
+            size = level[index].flatten()
+            below = torch.relu(-u).square().flatten(1).mean(1) / size.square()
+            rough = (u.diff(dim=-1).abs().flatten(1).sum(1) + u.diff(dim=-2).abs().flatten(1).sum(1)) / u[0].numel()
+            return layer.mismatch(u, index, t) + NEGATIVE * below + smooth * rough / size
+
+        u, used = minimized(penalized, u, part_of(budget, step, len(TEMPERATURES)))
+        spent += used
+    value, seen = layer.solved(u)
+    return value, seen, spent
+
+
+def minimized(function: Callable[[Tensor, Tensor], Tensor], start: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Return the end of L-BFGS on a function of (inputs [S, ...], index) from `start`, and evaluations spent [V]."""
+    if not budget:
+        return start, torch.zeros(len(start), dtype=torch.int64)
+
+    def slopes(z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            loss = function(leaf.view(len(z), *start.shape[1:]), index)
+            (slope,) = torch.autograd.grad(loss.sum(), leaf)
+        return loss.detach(), slope
+
+    limit, stop = torch.full((len(start),), budget), torch.zeros(len(start), dtype=torch.float64)
+    minima = minimize(slopes, start.flatten(1), budget=limit, stop=stop, settings=PEEL_SETTINGS)
+    return minima.z.view_as(start), minima.evaluations
+
+
+def part_of(budget: int, step: int, steps: int) -> int:
+    """Return the part of a budget for one of `steps`; all parts together are the budget."""
+    return budget * (step + 1) // steps - budget * step // steps
+
+
+def _norm(values: Tensor) -> Tensor:
+    """Return the squared norm of each row's numbers, not 0."""
+    return values.square().flatten(1).sum(1).clamp(min=1e-300)

@@ -1,1 +1,0 @@
-"""Attacks that decide which client an image came from."""

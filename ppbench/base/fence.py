@@ -1,0 +1,150 @@
+"""The fence around plugins: instances from user parameters, errors by plugin, package, file and line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ppbench.base.declarations import SCALARS, is_scalar
+from ppbench.base.errors import PluginError, ProtocolError, UsageError, because, shown, unknown
+from ppbench.base.guard import PACKAGE, error_text, frames, module_of, place, within
+from ppbench.base.registry import GROUP_NOUNS, Plugin, PluginGroup, all_known, find, load
+
+# -- Blame for errors: what a third-party plugin raises is reported with plugin, package, file and line --
+
+
+@contextmanager
+def guard(group: PluginGroup | None = None, name: str = "") -> Iterator[None]:
+    """Turn what a third-party plugin raises in the block, exits too, into a PluginError with its name and package.
+
+    Blamed is the plugin whose code the error passed (`blame`), else the one named here, whose result was in use.
+    ppbench's own errors and interrupts pass unchanged, as do errors without a third-party plugin.
+    """
+    try:
+        yield
+    except BaseException as error:
+        culprit = _culprit(error, group, name)
+        if culprit is None:
+            raise
+        where = place(error, culprit.root)
+        at = f" ({where})" if where else " in ppbench's own code, on its result"
+        raise PluginError(f"{culprit.words} raised {error_text(error)}{at}.") from error
+
+
+def _culprit(error: BaseException, group: PluginGroup | None, name: str) -> Plugin | None:
+    # A ProtocolError is the fault of the third-party plugin, if there is one; an Overflow means that training diverged.
+    ours = type(error).__module__.partition(".")[0] == PACKAGE and type(error) is not ProtocolError
+    if ours or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return None
+    stack = frames(error)
+    if not isinstance(error, Exception) and (not stack or within(module_of(stack[0]), PACKAGE)):
+        return None  # raised by a signal, wherever the process was
+    blamed = blame(error)
+    named = None if group is None else find(group, name)
+    if named is None or named.ours or (blamed is not None and blamed.root != named.root):
+        return blamed
+    return named
+
+
+def blame(error: BaseException) -> Plugin | None:
+    """Return the third-party plugin whose code the error was raised in or passed, the innermost first; or None.
+
+    Of several in one package, the one whose class was running, else the first.
+    """
+    strangers = [p for p in all_known() if not p.ours and p.root]
+    strangers = [p for p in strangers if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
+    for frame in frames(error) if strangers else ():
+        module = module_of(frame)
+        candidates = [p for p in strangers if within(module, p.root)]
+        if candidates:
+            at_work = type(frame.f_locals.get("self")).__mro__
+            names = {cls.__qualname__ for cls in at_work if within(cls.__module__, candidates[0].root)}
+            exact = [p for p in candidates if p.target.partition(":")[2] in names]
+            return (exact or [p for p in candidates if p.module == module] or candidates)[0]
+    return None
+
+
+def refuse(group: PluginGroup, name: str, faults: Iterable[str]) -> None:
+    """Raise PluginError with the first of `faults` of a plugin, if there is one."""
+    for fault in faults:
+        plugin = find(group, name)
+        raise PluginError(f"{plugin.words if plugin else shown(name)} {fault}.")
+
+
+def stranger(group: PluginGroup, name: str) -> bool:
+    """Return whether the plugin `name` belongs to another package than ppbench."""
+    plugin = find(group, name)
+    return plugin is not None and not plugin.ours
+
+
+# -- Instances of plugins with parameters from users; each error is one sentence that blames the user or the plugin
+# --
+
+T = TypeVar("T")
+ParameterValue = str | int | float | bool | None
+
+
+@cache
+def _adapter(factory: type) -> TypeAdapter[Any]:
+    """Return the validator of a dataclass's parameters; cached, because building it is slow."""
+    return TypeAdapter(factory)
+
+
+def _made(factory: type, parameters: Mapping[str, ParameterValue]) -> tuple[Any, ValidationError | None]:
+    """Return an instance and None, or None and the error about the user's `parameters`."""
+    try:
+        return _adapter(factory).validate_python(dict(parameters)), None
+    except ValidationError as refusal:
+        return None, refusal
+
+
+def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValue], fields: Mapping[str, Any]) -> None:
+    """Raise UsageError for True or False in place of a number: pydantic reads them as 1 and 0."""
+    for key, value in parameters.items():
+        if isinstance(value, bool) and isinstance(fields.get(key), int | float) and not isinstance(fields[key], bool):
+            raise UsageError(f"The {kind} {name!r} refuses {key}={value}: it must be a number.")
+
+
+def made(
+    group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, ParameterValue]
+) -> T:
+    """Return an instance of the plugin `name` with `parameters` for its fields, else their defaults.
+
+    Raises UsageError: an unknown name or parameter, or a value of another type; PluginError: the plugin does not make
+    a `base` with parameters that records can store.
+    """
+    kind, factory, plugin = GROUP_NOUNS[group], load(group, name), find(group, name)
+    title = plugin.words if plugin is not None else shown(name)
+    known = [field.name for field in dataclasses.fields(factory)]
+    for key in parameters:
+        if key not in known:
+            raise unknown(f"parameter of {kind} {name!r}", key, known or ["(it has none)"])
+    if not_finite := [
+        key for key, value in parameters.items() if isinstance(value, float) and not math.isfinite(value)
+    ]:
+        raise UsageError(
+            f"The {kind} {name!r} refuses {not_finite[0]}={shown(parameters[not_finite[0]])}: it must be finite."
+        )
+    with guard(group, name):
+        instance, refusal = _made(factory, parameters)
+        values = {} if refusal else {key: getattr(instance, key) for key in known}
+    if refusal is not None:
+        first = refusal.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        parameter = f"{where}={shown(first['input'])}" if where else "its parameters"
+        reason = because(ValueError(first["msg"].lower()))
+        raise UsageError(f"The {kind} {name!r} refuses {parameter}: {reason}.") from refusal
+    _check_booleans(kind, name, parameters, values)
+    if not isinstance(instance, base):
+        raise PluginError(f"{title} makes a {type(instance).__name__}, no {base.__name__}.")
+    if no_scalars := [key for key, value in values.items() if not is_scalar(value)]:
+        value = shown(values[no_scalars[0]], 60)
+        raise PluginError(f"{title} has the parameter {no_scalars[0]}={value}; {SCALARS}.")
+    return instance

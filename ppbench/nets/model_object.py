@@ -1,0 +1,126 @@
+"""Networks given as objects: an `nn.Module` with its weights, each layer in its current mode.
+
+`nets.given` converts a copy to a `Classifier`, each layer in its mode; the module itself is unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ppbench.base.autodiff import gradient
+from ppbench.base.errors import UsageError, because, shown
+from ppbench.base.vision import importable
+from ppbench.nets import user_model
+from ppbench.nets.classifier import UserNetwork
+from ppbench.nets.net import HeldSpec, Net, NetSpec, check_untied, trainable
+
+
+@dataclass(frozen=True)
+class HeldNetwork:
+    """A user's network. names: the user's parameter names by ours, trained ones, in the order of `parameters()`."""
+
+    spec: HeldSpec
+    names: Mapping[str, str]
+
+
+def held_network(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    data_range: tuple[float, float] = (0.0, 1.0),
+    when: str = " before the gradient is taken",
+) -> HeldNetwork:
+    """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
+
+    data_range: least and greatest value of an input. when: for errors, when to switch to eval mode.
+    UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.given` refuses it.
+    """
+    if not isinstance(module, nn.Module):
+        right = "a torch.nn.Module that answers a batch of inputs by logits"
+        raise UsageError(f"The model is {shown(module, 60)}; it must be {right}.")
+    module = unwrapped(module)
+    name = type(module).__name__
+    if any(value.is_meta for value in (*module.parameters(), *module.buffers())):
+        raise UsageError(f"Model {name!r} lies on the meta device, without values; give one that has weights.")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(f"Model {name!r} is TorchScript; give the nn.Module that it was made of, with its weights.")
+    check_untied(name, module)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            copy, x = importable(lambda: user_model.runnable_copy(module, shape, data_range))
+            classifier = user_model.as_classifier(name, copy, x, when)
+        except UsageError:
+            raise
+        except Exception as cause:  # whatever somebody's forward pass raises
+            if taken := user_model.batch_it_runs_on(module, shape, data_range):
+                right = "let its forward pass take the batch size, precision and device of its input"
+                reason = f"it runs on {taken}, but not as attacks need it ({because(cause, 200)}); {right}"
+                raise UsageError(f"Model {name!r} cannot be used for inputs {shape}: {reason}.") from cause
+            if embedding := _embedding(module, str(cause)):
+                words = f"Model {name!r} has an embedding of tokens ({embedding}), which takes whole numbers"
+                raise UsageError(f"{words}; inputs are floats here, token inputs are not supported yet.") from cause
+            reason = f"{because(cause, 300)}; shape must be that of one input, without the batch"
+            raise UsageError(f"Model {name!r} cannot be run on inputs of shape {shape}: {reason}.") from cause
+    start, net = trainable(classifier), Net(NetSpec(name, shape, classifier.head.weight.shape[0]), classifier)
+    net.spec = spec = HeldSpec(name, shape, net.spec.classes, net=net, start=start)
+    names_here = {classifier.own_name(n) if isinstance(classifier, UserNetwork) else n: n for n in start}
+    return HeldNetwork(spec, {names_here[n]: n for n, value in module.named_parameters() if value.requires_grad})
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the network inside torch's wrappers (parallel, compiled): the same function of the same parameters."""
+    while True:
+        compiled = getattr(module, "_orig_mod", None)  # by name: to import torch's compiler takes seconds
+        if isinstance(compiled, nn.Module):
+            module = compiled
+        elif isinstance(module, nn.DataParallel | DistributedDataParallel):
+            module = module.module
+        else:
+            return module
+
+
+def _embedding(module: nn.Module, message: str) -> str:
+    """Return the name of an embedding that got floats, judged by torch's message; "" if none."""
+    names = [name for name, part in module.named_modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    return names[0] if names and "argument #1 'indices'" in message else ""
+
+
+@contextmanager
+def explaining_failures(network: HeldNetwork) -> Iterator[None]:
+    """Turn an exception in the block into a UsageError if the network lacks what attacks need."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as cause:
+        if fault := _fault(network):
+            raise UsageError(f"Model {network.spec.model!r} cannot be attacked so: {fault}.") from cause
+        raise
+
+
+def _fault(network: HeldNetwork) -> str:
+    """Return a clause about what attacks need and a network lacks, a second derivative or vmap; "" if nothing."""
+    net, params = network.spec.net, {name: value.double() for name, value in network.spec.start.items()}
+    x = torch.rand(1, net.most or 2, *net.spec.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(len(x[0]), dtype=torch.int64)
+
+    def length(x: Tensor) -> Tensor:
+        slopes = gradient(lambda p: nn.functional.cross_entropy(net(p, x), y), params)
+        return torch.stack([value.square().sum() for value in slopes.values()]).sum()
+
+    try:
+        with torch.enable_grad():
+            one = x[0].requires_grad_()
+            torch.autograd.grad(length(one), one, allow_unused=True)
+    except Exception as cause:  # noqa: BLE001  # whatever somebody's forward pass raises
+        return f"its gradient has no derivative by the input ({because(cause, 200)})"
+    try:
+        torch.func.vmap(torch.func.grad(length))(x)
+    except Exception as cause:  # noqa: BLE001
+        return f"torch.func.vmap does not take it ({because(cause, 200)}); take an attack that does without, as 'dlg'"
+    return ""
