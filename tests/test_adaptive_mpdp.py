@@ -35,8 +35,8 @@ from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER
+from ppbench.nets.channels import channels_of
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.questions.labels import score_labels
 from ppbench.testing.scene import all_digits
 

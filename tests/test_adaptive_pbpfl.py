@@ -22,9 +22,8 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Batch, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.nets.channels import Channels
+from ppbench.nets.channels import Channels, channels_of
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.testing.scene import digit_shards
 
 CLIENTS = 4

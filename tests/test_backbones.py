@@ -15,9 +15,9 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.base.vision import torchvision
 from ppbench.federation.engine import Federation
+from ppbench.nets.channels import channels_of
 from ppbench.nets.models.resnet import FixupBottleneck, Shift, resnet50_fixup
 from ppbench.nets.net import Net, NetSpec, Option, build, initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.experiment import make_defense
 from ppbench.run.task import describe, make_task

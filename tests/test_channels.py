@@ -17,9 +17,8 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, outputs, surrogates, unscale
 from ppbench.federation.plan import Batch
-from ppbench.nets.channels import Channels, Norms
+from ppbench.nets.channels import Channels, Norms, traced_features, walk
 from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec, squared
-from ppbench.nets.walk import traced_features, walk
 
 IMAGE = (3, 8, 8)
 CLASSES = 5

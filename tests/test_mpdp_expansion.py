@@ -17,8 +17,8 @@ from ppbench.defenses.pbpfl.perturbation import multiply
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import SERVER
+from ppbench.nets.channels import channels_of
 from ppbench.nets.net import Classifier, Net, NetSpec, net_spec
-from ppbench.nets.walk import channels_of
 
 MLP5 = net_spec("mlp", (1, 8, 8), 10, {"hidden": 32, "layers": 5, "bias": False})
 TINY = net_spec("mlp", (4,), 2, {"hidden": "3,3", "bias": False})

@@ -32,8 +32,8 @@ from ppbench.federation.plan import Batch, Data, Layout, Local, Opt, Plan, shuff
 from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.membership import Half, operating_point
+from ppbench.nets.channels import channels_of
 from ppbench.nets.net import initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.questions.membership import score_members
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure

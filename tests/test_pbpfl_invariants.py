@@ -31,9 +31,8 @@ from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import BEGUN
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.channels import Channels, Norms
+from ppbench.nets.channels import Channels, Norms, walk
 from ppbench.nets.net import Net, build, initial, net_spec, squared
-from ppbench.nets.walk import walk
 
 IMAGE = (3, 16, 16)
 BATCH = 4

@@ -81,7 +81,7 @@ def test_the_shipped_register_pins_the_examples_as_they_are_now(register, instal
 
 CHANGES = [
     ('version = "0.1.0"', "version = 1", "line 8, key defense.1.version: Input should be a valid string, not 1."),
-    ('code = "74c20c01739f"', 'code = "74c"', "key defense.1.code: String should match pattern"),
+    ('code = "245b7fcbaf58"', 'code = "74c"', "key defense.1.code: String should match pattern"),
     ('licence = "Apache-2.0"', 'license = "x"', "key defense.1.licence: Field required."),
     ('"examples/my_defense"', '"ppbench-sign-sgd"', "key defense.1.install: 'ppbench-sign-sgd' pins nothing; give"),
     ('"examples/my_defense"', '"../elsewhere"', "pins nothing"),

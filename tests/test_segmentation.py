@@ -21,9 +21,9 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Plan
 from ppbench.metrics.image import mask_overlap, over_images
+from ppbench.nets.channels import channels_of
 from ppbench.nets.models.unet import unet
 from ppbench.nets.net import Classifier, bce, build, initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.run.task import Task, check_fit

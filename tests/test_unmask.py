@@ -38,8 +38,8 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
+from ppbench.nets.channels import channels_of
 from ppbench.nets.net import NetSpec, initial, net_spec
-from ppbench.nets.walk import channels_of
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
 from ppbench.testing.records import fitted_weights

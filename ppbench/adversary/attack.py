@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ppbench.base.declarations import SCALARS, class_faults, field_faults, is_scalar, word_faults
+from ppbench.base.declarations import SCALARS, class_faults, contract_faults, field_faults, is_scalar, word_faults
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import refuse, stranger
@@ -144,6 +144,7 @@ class Attack:
     """
 
     name: ClassVar[str]
+    contract: ClassVar[int] = 0
     version: ClassVar[str] = "1"
     kind: ClassVar[Kind]
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1")
@@ -227,6 +228,7 @@ PROBE_KINDS = ("gradient", "local")
 def faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield why a class is not the attack `name`; after the first fault others may be meaningless."""
     yield from class_faults(plugin, Attack, name)
+    yield from contract_faults(plugin, Attack)
     yield from field_faults(plugin)
     yield from word_faults(plugin, ("threats", "probes", "version"))
     if plugin.kind not in plugins("questions"):

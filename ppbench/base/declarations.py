@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from types import FunctionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -14,6 +15,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ppbench.base.errors import one_line, shown
 
 _MISSING = object()
+CONTRACT = 1
+"""Version of what plugins may import and must be, `ppbench.api`; it rises when either changes."""
+CHANGES: Mapping[int, str] = {1: "what plugins import lies in ppbench.api, and modules behind it may move"}
+"""What changed with each version, a clause each."""
 
 
 @cache
@@ -56,6 +61,32 @@ def class_faults(plugin: Any, base: type, name: str) -> Iterator[str]:
             first = error.errors()[0]
             where = ".".join(str(part) for part in (attribute, *first["loc"]))
             yield f"declares {where} = {shown(first['input'], 60)}; {one_line(first['msg']).lower()}"
+
+
+def contract_faults(plugin: Any, base: type) -> Iterator[str]:
+    """Yield why a plugin does not fit this version of the contract: it is newer, or cannot be called as it will be."""
+    if plugin.contract > CONTRACT:
+        yield f"is written for contract {plugin.contract}, and this ppbench has contract {CONTRACT}; update ppbench"
+    for name, method in vars(base).items():
+        own = inspect.getattr_static(plugin, name)
+        if name.startswith("_") or own is method or not isinstance(method, FunctionType):
+            continue
+        if not isinstance(own, FunctionType):
+            continue
+        needed = inspect.signature(method)
+        named = {p.name: None for p in needed.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        try:
+            inspect.signature(own).bind(*[None] * (len(needed.parameters) - len(named)), **named)
+        except TypeError as cause:
+            right = f"{name}{needed.replace(return_annotation=inspect.Signature.empty)}"
+            yield f"cannot be called as {one_line(right, 200)} ({one_line(cause)}){since(plugin.contract)}"
+
+
+def since(contract: int) -> str:
+    """Return what changed since a version of the contract, for the end of a clause; "" for the present one."""
+    changes = "; ".join(f"since {version}: {CHANGES[version]}" for version in range(contract + 1, CONTRACT + 1))
+    stated = f"is written for contract {contract}" if contract else "states no contract"
+    return f"; it {stated}, this is {CONTRACT} ({changes})" if changes else ""
 
 
 def field_faults(plugin: type) -> Iterator[str]:

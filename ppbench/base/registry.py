@@ -18,7 +18,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
-from ppbench.base.declarations import call_faults
+from ppbench.base.declarations import CONTRACT, call_faults
 from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, shown, unknown
 from ppbench.base.guard import PACKAGE, error_text, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
@@ -193,6 +193,8 @@ class Plugin:
                     raise
                 where = place(cause, self.root)
                 advice = "repair or uninstall that package"
+                if isinstance(cause, ImportError) and (cause.name or "").startswith(f"{PACKAGE}."):
+                    advice = f"import from ppbench.api (contract {CONTRACT}), whose names do not move"
                 if self.distribution == ADDRESSED:
                     advice = "name what can be imported from here, as MODULE:NAME"
                 return (

@@ -35,7 +35,6 @@ def compare(
     """
     from ppbench.base.files import kind_of, write_output
     from ppbench.report.compare import report
-    from ppbench.report.compare import report as machine
     from ppbench.report.compare.outcome import compare as run
 
     if github and json_:
@@ -47,13 +46,13 @@ def compare(
     if markdown is not None:
         write_output(markdown, report.markdown(result).encode())
     if junit is not None:
-        write_output(junit, machine.junit(result))
+        write_output(junit, report.junit(result))
     if json_:
-        typer.echo(machine.as_json(result))
+        typer.echo(report.as_json(result))
     else:
         report.print_report(result)
     if github:
-        for line in machine.workflow_commands(result):
+        for line in report.workflow_commands(result):
             typer.echo(line)
         _summarize(report.markdown(result))
     if result.exit_code:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ppbench.base.autodiff import gradient
-from ppbench.base.declarations import class_faults, field_faults, word_faults
+from ppbench.base.declarations import class_faults, contract_faults, field_faults, word_faults
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
@@ -194,6 +194,7 @@ class Defense:
     """
 
     name: ClassVar[str]
+    contract: ClassVar[int] = 0
     version: ClassVar[str] = "1"
     control: ClassVar[str | None] = None
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (), "paper": ()}
@@ -423,6 +424,7 @@ def step_inputs(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
 def faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield the faults of a class as the defense `name`; after the first one, others may be meaningless."""
     yield from class_faults(plugin, Defense, name)
+    yield from contract_faults(plugin, Defense)
     yield from field_faults(plugin)
     yield from word_faults(plugin, ("roles", "version"))
     for grid, values in plugin.grids.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ppbench.base.declarations import class_faults, word_faults
+from ppbench.base.declarations import class_faults, contract_faults, word_faults
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import guard
 from ppbench.base.registry import load, load_all, plugins
@@ -88,6 +88,7 @@ class Question:
     """
 
     name: ClassVar[str]
+    contract: ClassVar[int] = 0
     title: ClassVar[str]
     score: ClassVar[type[Score]]
     source: ClassVar[Literal["probe", "model"]] = "probe"
@@ -261,6 +262,7 @@ def missing_sentences(records: Sequence[Record]) -> list[str]:
 def faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield why a class is not the question `name`; after the first fault others may be meaningless."""
     yield from class_faults(plugin, Question, name)
+    yield from contract_faults(plugin, Question)
     yield from word_faults(plugin, ("title", "source"))
     if not (isinstance(plugin.score, type) and issubclass(plugin.score, Score)):
         yield f"declares score = {plugin.score!r}; it must be a subclass of ppbench's Score"

@@ -25,8 +25,8 @@ from ppbench.base.tree import Params
 from ppbench.defenses.pbpfl.perturbation import Surrogates, surrogates
 from ppbench.federation.evidence import Evidence, Simulate, at_truth
 from ppbench.federation.plan import Batch, Plan
+from ppbench.nets.channels import traced_features
 from ppbench.nets.net import Net
-from ppbench.nets.walk import traced_features
 
 CONFIDENT = 1e-3
 """Relative mismatch up to which the algebra's answer for one example is taken without a search."""

@@ -40,8 +40,7 @@ from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
-from ppbench.nets.channels import Channels, Factor
-from ppbench.nets.walk import channels_of
+from ppbench.nets.channels import Channels, Factor, channels_of
 
 # -- Labels from MP-DP's noiseless surrogates: the label of one example, a weighted histogram of a batch --
 # Psi_i = grad mean alpha (yhat_i - ybar_i) is of degree two in the weights that read the input and its first part of

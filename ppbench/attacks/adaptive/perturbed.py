@@ -22,7 +22,7 @@ from ppbench.defenses.pbpfl.perturbation import HEAD_BIAS_NAME, HEAD_WEIGHT, Per
 from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.nets.walk import channels_of
+from ppbench.nets.channels import channels_of
 
 # -- The additive mask that PBPFL and MP-DP put on a network's logits, estimated from public values or a party's own
 # data --

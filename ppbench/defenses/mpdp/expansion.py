@@ -25,10 +25,20 @@ from torch import Tensor, fx, nn
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.nets.channels import FIXED_SCALE, Channels, Factor, LayerRefused, refusal
-from ppbench.nets.commuting import NORM_LAYERS, TRANSITIONAL
+from ppbench.nets.channels import (
+    FIXED_SCALE,
+    NORM_LAYERS,
+    TRANSITIONAL,
+    Channels,
+    Factor,
+    LayerRefused,
+    check_head,
+    naming_refusals,
+    refusal,
+    traced_features,
+    walk,
+)
 from ppbench.nets.net import Classifier, HeldSpec, Net, NetSpec, build
-from ppbench.nets.walk import check_head, naming_refusals, traced_features, walk
 
 # -- The transform of a network's graph (torch.fx) that inserts MP-DP's transitional layers; see `expansion.py` --
 

@@ -20,8 +20,7 @@ from ppbench.federation.contract import Claim, Context, Server
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.nets.channels import Channels, Norms
-from ppbench.nets.walk import channels_of
+from ppbench.nets.channels import Channels, Norms, channels_of
 
 FENG2020 = paper("feng2020")
 

@@ -10,8 +10,20 @@ from ppbench.base.registry import load_all
 from ppbench.federation.claim import Claim
 from ppbench.records.schema import Record
 from ppbench.report.cap import strays
-from ppbench.report.claims import case as premise
-from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict
+from ppbench.report.claims.case import (
+    ClaimCase,
+    ClaimFinding,
+    ClaimVerdict,
+    closeness,
+    collapse_clauses,
+    differing_needs,
+    equations,
+    meets_need,
+    steps_of,
+    stray_clauses,
+    unmet_conditions,
+    unmet_needs,
+)
 from ppbench.report.claims.costs import KEY_OF, Benchmark, time_is_kept
 from ppbench.report.claims.own import own_measure
 from ppbench.report.claims.rules import judge_with_ends, rule_of, unjudged_reason
@@ -60,7 +72,7 @@ class _Evaluation:
     @property
     def closeness(self) -> tuple[float, ...]:
         """How close the evaluation is to the paper's, larger being closer: by what it lacks first."""
-        return -len(self.lacks), *premise.closeness(self.case.claim, self.case.mine[0].config)
+        return -len(self.lacks), *closeness(self.case.claim, self.case.mine[0].config)
 
 
 def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
@@ -121,7 +133,7 @@ def _one(
         finding = replace(finding, verdict="outside the premise", to="", reason=reason)
     finding = replace(finding, own=own_measure(one.case))
     gathered = "worst" if rule.gathered == "worst" else "one in the middle"
-    differs = premise.differing_needs(claim, one.case.mine[0].config)
+    differs = differing_needs(claim, one.case.mine[0].config)
     return Checked(name, claim, setting_of(one.case), finding, differs, len(judged), gathered)
 
 
@@ -141,26 +153,22 @@ def _cases(
     premise.
     """
     for place, records in groups.items():
-        if "dataset" in claim.premise and not premise.meets_need(claim, records[0].config, "dataset"):
+        if "dataset" in claim.premise and not meets_need(claim, records[0].config, "dataset"):
             continue  # figures of other data do not compare
         complete = [r for r in records if r.status != "failed"]
-        at = [
-            r
-            for r in complete
-            if r.config.defense.id == name and not premise.unmet_conditions(claim.when, r.config, True)
-        ]
+        at = [r for r in complete if r.config.defense.id == name and not unmet_conditions(claim.when, r.config, True)]
         if claim.batch is not None and "batch" in claim.premise:
             at = [r for r in at if r.config.batch_size == claim.batch]
         alike: dict[tuple[str, ...], list[Record]] = {}
         for record in at:
-            alike.setdefault(premise.unmet_conditions(claim.when, record.config, False), []).append(record)
+            alike.setdefault(unmet_conditions(claim.when, record.config, False), []).append(record)
         for other in sorted(alike, key=lambda clauses: (len(clauses), clauses))[:1]:
             mine = records.of(alike[other])
             none = records.of([r for r in complete if r.config.defense.id == "none"])
             rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or nothing_to_read(r)]))
             case = ClaimCase(claim, mine, none, records.of(complete), rival, siblings)
-            trained = (*premise.collapse_clauses(claim, mine, rival), *premise.stray_clauses(claim, far, mine))
-            yield place, case, (*premise.unmet_needs(claim, mine[0].config), *other, *trained)
+            trained = (*collapse_clauses(claim, mine, rival), *stray_clauses(claim, far, mine))
+            yield place, case, (*unmet_needs(claim, mine[0].config), *other, *trained)
 
 
 def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:
@@ -169,21 +177,19 @@ def _rival(claim: Claim, known: Sequence[Record]) -> list[Record]:
     if than is None:
         return []
     own = [r for r in known if r.config.defense.id == than.defense]
-    return [
-        r for r in own if not any(premise.unmet_conditions(than.when, r.config, control) for control in (True, False))
-    ]
+    return [r for r in own if not any(unmet_conditions(than.when, r.config, control) for control in (True, False))]
 
 
 def _missing(name: str, claim: Claim, groups: Mapping[tuple[str, str], Frame]) -> str:
     """Return why no evaluation applies to a claim, a clause: none has its control value, or every cell failed."""
     mine = [r for records in groups.values() for r in records if r.config.defense.id == name]
     if "dataset" in claim.premise:
-        mine = [r for r in mine if premise.meets_need(claim, r.config, "dataset")]
+        mine = [r for r in mine if meets_need(claim, r.config, "dataset")]
         if not mine:
             return f"{NO_RECORD}{claim.dataset}"
-    mine = [r for r in mine if not premise.unmet_conditions(claim.when, r.config, True)]
+    mine = [r for r in mine if not unmet_conditions(claim.when, r.config, True)]
     if not mine:
-        return f"no record at {', '.join(premise.equations(claim.when))}"
+        return f"no record at {', '.join(equations(claim.when))}"
     if claim.batch is not None and all(r.config.batch_size != claim.batch for r in mine):
         return f"no record at batch {claim.batch}"
     return "every cell of it failed"
@@ -195,7 +201,7 @@ def setting_of(case: ClaimCase) -> str:
     model, fed = network_words(config.model.id, config.model.options), config.federation
     controls = sorted({(c.name, c.value) for r in case.mine if (c := r.config.defense.control) is not None})
     at = f"; {listed_values([f'{name}={value:g}' for name, value in controls])}" if controls else ""
-    steps = premise.steps_of(config)
+    steps = steps_of(config)
     long = f", updates of {config.batch_size} examples in {steps} mini-batches or more" if steps > 1 else ""
     other = {word.strip("()") for label in setting_labels(case.mine).values() for word in label.split()[1:]}
     more = f" ({', '.join(sorted(other))})" if other else ""

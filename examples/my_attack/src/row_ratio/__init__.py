@@ -10,10 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ppbench import Attack, Challenge, Guess, View
-from ppbench.adversary.attack import Kind
-from ppbench.base.tree import Params
-from ppbench.federation.plan import Plan
+from ppbench.api import Attack, Challenge, Guess, Kind, Params, Plan, View
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,7 @@ class RowRatio(Attack):
     smallest: float = 1e-12
 
     name: ClassVar[str] = "row_ratio"
+    contract: ClassVar[int] = 1
     kind: ClassVar[Kind] = "reconstruction"
     reference: ClassVar[str] = "Phong et al., Privacy-Preserving Deep Learning via Additively HE, IEEE TIFS 2018"
 

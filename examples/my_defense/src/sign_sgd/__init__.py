@@ -8,10 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ppbench import Defense
-from ppbench.base.tree import Params, Tree, node
-from ppbench.federation.contract import Context
-from ppbench.federation.plan import Layout
+from ppbench.api import Context, Defense, Layout, Params, Tree, node
 
 
 @node
@@ -29,6 +26,7 @@ class SignSGD(Defense):
     digits: int = 5
 
     name: ClassVar[str] = "sign_sgd"
+    contract: ClassVar[int] = 1
     control: ClassVar[str] = "digits"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3, 5), "paper": (2, 3, 4, 5, 6)}
     paper: ClassVar[str] = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018"

@@ -11,15 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppbench import Attack, Challenge, Evidence, Guess, View
-from ppbench.base.errors import UsageError
-from ppbench.federation.plan import Plan
-from ppbench.metrics.intervals import proportion
-from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
-from ppbench.questions.inquiry import Inquiry, Probe, Scored
-from ppbench.records.figure import Terms, record_metric
-from ppbench.records.schema import Metric
-from ppbench.records.scores import ProbedScore
+from ppbench.api import (
+    Attack,
+    Challenge,
+    DistanceLaw,
+    Evidence,
+    Guess,
+    Inquiry,
+    Metric,
+    Plan,
+    Probe,
+    ProbedScore,
+    Question,
+    Rule,
+    Scored,
+    Terms,
+    UsageError,
+    View,
+    one_minus,
+    proportion,
+    record_metric,
+)
 
 MOST = 12
 """Values that a column may have to be asked about."""
@@ -44,6 +56,7 @@ class Attribute(Question):
     """Which value has one column of a client's row, where the rest of the row and its label are known?"""
 
     name = "attribute"
+    contract = 1
     title = "Attribute inference"
     score = ColumnScore
     figures = (("attribute_accuracy", "Values guessed"),)
@@ -134,6 +147,7 @@ class ValueSearch(Attack):
     sweeps: int = 2
 
     name: ClassVar[str] = "value_search"
+    contract: ClassVar[int] = 1
     kind: ClassVar[str] = "attribute"
     reference: ClassVar[str] = "Lyu and Chen, A Novel Attribute Reconstruction Attack in Federated Learning, 2021"
 
