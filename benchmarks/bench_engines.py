@@ -68,6 +68,7 @@ def _cpu() -> float:
 def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> Run:
     """Sweep `cells` cells that sleep so long, in a new folder whose trainings are there."""
     from ppbench.base.bars import Bars
+    from ppbench.claims.board import PAPER_CLAIMS
     from ppbench.records.store import Store, Timing
     from ppbench.report.controls import check_controls
     from ppbench.report.page.board import write_board
@@ -92,7 +93,7 @@ def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> 
     at = time.perf_counter()
     compute(cells_of, todo, store, make_executor(engine, workers, lambda rounds: None), Bars(quiet=True), strict=False)
     took, used = time.perf_counter() - at, _cpu() - cpu
-    write_board(store)
+    write_board(store, PAPER_CLAIMS)
     check_controls(store.load_all())
     times = [Timing.model_validate_json(p.read_text()).seconds for p in store.folder.glob("*.timing.json")]
     assert len(times) == cells

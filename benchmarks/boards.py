@@ -28,8 +28,8 @@ from typing import Any
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate
 from ppbench.records.store import TIMES_FOLDER, Store
-from ppbench.report.baseline import accept
 from ppbench.report.verify import history
+from ppbench.run.baseline import accept
 from ppbench.run.recheck import recheck
 from ppbench.run.suite import load_suite
 from ppbench.suites import tomllib

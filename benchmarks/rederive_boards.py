@@ -14,12 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ppbench.claims.board import claimed
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.board import claimed
 from ppbench.report.page.boards import boards_of, write_csv
 from ppbench.report.page.tables import worst_csv
 from ppbench.report.verify import verify

@@ -24,8 +24,8 @@ def run(name, out, engine="local"):
         print(*values, sep="\n")
         return 1
     from ppbench.base.bars import Bars
+    from ppbench.claims.board import claimed
     from ppbench.report.controls import exit_of
-    from ppbench.report.page.board import claimed
     from ppbench.report.verify import verify
     from ppbench.run.recheck import recheck
     from ppbench.run.suite import load_suite

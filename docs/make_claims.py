@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ppbench.report.claims.page import write_claims
+from ppbench.claims.page import write_claims
 
 PAGE = Path(__file__).with_name("claims.md")
 ROOT = PAGE.parent.parent

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.records.archive import unpack_archive
 from ppbench.records.store import Store
 from ppbench.report.page.board import rebuild
@@ -30,7 +31,7 @@ def page_of(results: Path, place: Path) -> str:
         source = results / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, place / name)
     store = Store(place)
-    rebuild(store)
+    rebuild(store, PAPER_CLAIMS)
     return store.html_path.resolve().as_uri()
 
 
@@ -66,7 +67,7 @@ def main() -> None:
         if problems := unpack_archive(DEPLOYED, deployed):
             raise SystemExit(problems[0])
         store = Store(deployed)
-        rebuild(store)
+        rebuild(store, PAPER_CLAIMS)
         photograph_table(browser.new_page(), store.html_path.resolve().as_uri(), 1020, "deployed.png")
         if not results:
             return

@@ -35,7 +35,7 @@ REFERENCE = {
         "ppbench.report.compare.outcome:compare",
     ],
     "Ask another question": ["ppbench.questions.base:Question"],
-    "State what a paper claims": ["ppbench.federation.claim:read_paper", "ppbench.federation.claim:Claim"],
+    "State what a paper claims": ["ppbench.claims.claim:read_paper", "ppbench.claims.claim:Claim"],
 }
 """What is public beside the names that `ppbench` and `ppbench.testing` export."""
 
@@ -122,12 +122,14 @@ def named(names: Iterable[str]) -> str:
 
 def defenses() -> str:
     """Return the page of defenses."""
+    from ppbench.claims.lookup import claims_of
+
     known = [(name, attack) for name, _, attack in ours("attacks") if attack.adaptive]
     rows = []
     for name, what, plugin in ours("defenses"):
         knows = named(attack for attack, kind in known if name in (kind.targets or ()))
-        claims = f"[{len(plugin.claimed)}](claims.md)" if plugin.claimed else ""
-        rows.append([f"`{name}`", what, plugin.paper, claims, f"`{plugin.control}`" if plugin.control else "", knows])
+        number = f"[{len(claims)}](claims.md)" if (claims := claims_of(name)) else ""
+        rows.append([f"`{name}`", what, plugin.paper, number, f"`{plugin.control}`" if plugin.control else "", knows])
     head = ["Name", "What", "Paper", "Claims", "Control parameter", "Attacks that know it"]
     return (
         WIDE + "# Defenses\n\nAs `ppbench list defenses` has them; `--defense NAME`. Yours is added by "

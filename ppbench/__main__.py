@@ -1,6 +1,6 @@
 """`python -m ppbench` is the command `ppbench`."""
 
-from ppbench.cli import main
+from ppbench_fl import main
 
 if __name__ == "__main__":
     main()

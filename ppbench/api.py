@@ -13,9 +13,9 @@ from ppbench.base.autodiff import gradient, gradients
 from ppbench.base.declarations import CHANGES, CONTRACT
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
+from ppbench.claims.claim import Claim, read_paper
 from ppbench.federation import bounds
 from ppbench.federation.acting import Before, Sent
-from ppbench.federation.claim import Claim, read_paper
 from ppbench.federation.contract import Ciphering, Defense, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, Simulate, as_gradient, simulation
 from ppbench.federation.plan import Batch, Context, Data, Layout, Local, Noise, Opt, Plan

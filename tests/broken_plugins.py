@@ -55,7 +55,7 @@ DECLARED = {
         "grids: ClassVar = {'quick': ('a',)}", "grids: ClassVar = {'quick': (True,)}", "setting: ClassVar = 4",
         "setting: ClassVar = {'quick': {'loss': 'no'}}", "setting: ClassVar = {'quick': {'x': 1}}",
         "setting: ClassVar = {'quick': {'clients': -1}}", "masked: ClassVar = 'yes'", "mappable: ClassVar = None",
-        "claimed: ClassVar = (1,)", "claimed: ClassVar = None", "paper: ClassVar = 7", "epsilon_reason: ClassVar = 0",
+        "paper: ClassVar = 7", "epsilon_reason: ClassVar = 0",
         "name: ClassVar[str] = 'none'", "name: ClassVar[str] = ''", "name: ClassVar = 7", "name: ClassVar[str] = 'dp'",
         "name = property(lambda s: 1/0)", "name: ClassVar[str] = 'a b'", "x: list = field(default_factory=list)",
         "x: object = (1, 2)", "x: float = float('inf')", "x: torch.Tensor = torch.zeros(1)",

@@ -88,7 +88,7 @@ def published(tmp_path_factory):
     fork = multiprocessing.get_context("fork")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", lambda method: fork)
-        patch.setattr(sweep, "write_board", lambda store: None)
+        patch.setattr(sweep, "write_board", lambda store, claims: None)
         return ledger_home.made(tmp_path_factory.mktemp("ledger"))
 
 

@@ -32,10 +32,10 @@ from ppbench.records.run_files import (
     training_of,
 )
 from ppbench.records.store import Store, marker_bytes
-from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
 from ppbench.report.verify import history, records_digest, verify
 from ppbench.run import recheck
+from ppbench.run.baseline import accept
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 BOARDS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("*/manifest.toml"))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
+from ppbench.claims.lookup import claims_of
 from ppbench.defenses.baffle import (
     SLICE_EXAMPLES,
     STACK,
     STACK_BYTES,
-    Baffle,
     chunks,
     loss_differences,
     mean_loss,
@@ -214,9 +214,9 @@ def test_memory_of_an_estimate_does_not_grow_with_the_number_of_directions():
 
 
 def test_claims_name_parameters_and_networks_that_exist():
-    accuracies = [c for c in Baffle.claimed if c.metric.startswith("accuracy") and c.value is not None]
+    accuracies = [c for c in claims_of("baffle") if c.metric.startswith("accuracy") and c.value is not None]
     assert len(accuracies) == 6 * 7 + 4 * 3 + 2 * 5  # Tables 1, 2, and 3 with its Top-5
-    for claim in Baffle.claimed:
+    for claim in claims_of("baffle"):
         make_defense("baffle", {name: value[0] if isinstance(value, tuple) else value for name, value in claim.when})
         if claim.model in ("lenet_baffle", "wrn_10_2"):
             build(net_spec(claim.model, (3, 32, 32), 10, dict(claim.options)))

@@ -7,23 +7,24 @@ import pytest
 from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
+from ppbench.claims.board import PAPER_CLAIMS, claimed
 from ppbench.commands.compare import baseline as command
 from ppbench.records.run_files import Origin, origin_of, save_origin
 from ppbench.records.store import Store
-from ppbench.report import baseline as module
-from ppbench.report.baseline import accept
 from ppbench.report.compare.outcome import compare
 from ppbench.report.controls import UNREAD
-from ppbench.report.page.board import claimed, write_board
+from ppbench.report.page.board import write_board
 from ppbench.report.verify import HISTORY, history, verify
+from ppbench.run import baseline as module
 from ppbench.run import recheck
+from ppbench.run.baseline import accept
 
 
 @pytest.fixture
 def run(fabricate, pictured, tmp_path, monkeypatch):
     """Return a maker of finished runs, with images, times and a cache; boards are tables alone, to be quick."""
 
-    def board(store):
+    def board(store, claims):
         store.csv_path.write_text("")
         (store.out / "figures").mkdir(exist_ok=True)
         store.html_path.write_text("a page")
@@ -206,7 +207,7 @@ def test_the_board_of_a_baseline_is_made_without_images(fabricate, pictured, tmp
     for defense, share in (("none", 30.0), ("full_noise", 5.0)):
         record, tensors = pictured(fabricate(defense, None, "dlg", "reconstruction", share))
         store.save(record, tensors=tensors)
-    write_board(store)
+    write_board(store, PAPER_CLAIMS)
     base = tmp_path / "base"
     accept(store.out, base, "first")
     assert verify(base, claimed) == []

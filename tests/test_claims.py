@@ -11,13 +11,13 @@ from reseeding import reseeded
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
-from ppbench.federation.claim import Rival
-from ppbench.federation.contract import Claim
+from ppbench.claims.check import Unchecked, check_claims
+from ppbench.claims.claim import Claim, Rival
+from ppbench.claims.costs import KEY_OF, Benchmark, read_figures
+from ppbench.claims.lookup import claimed_by_all, claims_of
+from ppbench.claims.page import escape, page
+from ppbench.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.cap import series_cap
-from ppbench.report.claims import Unchecked, check_claims
-from ppbench.report.claims.costs import KEY_OF, Benchmark, read_figures
-from ppbench.report.claims.page import claimed_text, escape, page
-from ppbench.report.claims.rules import RIVALS, RULES, unjudged_reason
 
 ASR = Claim("asr", 0.5030, "digits", "mlp", None, "Table 4", undefended=0.7201)
 PSNR = Claim("psnr_median", 9.22, "digits", "mlp", None, "Table 2", undefended=13.56)
@@ -341,7 +341,7 @@ def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_clai
     strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
     (verdict,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
     assert (verdict.finding.verdict, verdict.finding.reason) == ("inconclusive", "the paper's grid is not known")
-    claiming = [f for f in load_all("defenses").values() if any(c.metric.startswith("cap_") for c in f.claimed)]
+    claiming = [f for n, f in load_all("defenses").items() if any(c.metric.startswith("cap_") for c in claims_of(n))]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}
     assert not [f.name for f in claiming if 0 in f.grids["paper"]]
 
@@ -561,14 +561,14 @@ def test_a_finding_without_a_figure_is_never_told_before_one_with_a_figure(fabri
 
 
 def test_every_claim_of_an_installed_defense_has_words_and_a_rule():
-    for name, factory in load_all("defenses").items():
-        for claim in factory.claimed:
+    for name, claims in claimed_by_all().items():
+        for claim in claims:
             judged = claim.metric in KEY_OF or (claim.than is not None and claim.metric in RIVALS)
             assert judged or claim.metric in RULES or "no rule judges" not in unjudged_reason(claim.metric), (
                 name,
                 claim,
             )
-            assert claimed_text(claim) and "\n" not in claimed_text(claim) and claim.source
+            assert claim.text and "\n" not in claim.text and claim.source
 
 
 EVIL = "a|b\nc <script>`x`</script> *y* [z](http://w) _q_"

@@ -8,10 +8,11 @@ import pytest
 from reseeding import reseeded
 
 from ppbench.base.registry import load_all
-from ppbench.federation.claim import Claim, Rival
-from ppbench.report.claims import Checked, check_claims
-from ppbench.report.claims.case import NETWORK_FAMILIES
-from ppbench.report.claims.rules import RIVALS, RULES
+from ppbench.claims.case import NETWORK_FAMILIES
+from ppbench.claims.check import Checked, check_claims
+from ppbench.claims.claim import Claim, Rival
+from ppbench.claims.lookup import claims_of
+from ppbench.claims.rules import RIVALS, RULES
 
 KINDS = {
     "asr": "membership", "agreement": "extraction", "psnr_median": "reconstruction", "test_mse_mean": "reconstruction",
@@ -24,7 +25,7 @@ FOUND = {"reconstruction": (60.0, 5.0), "label": (1.0, 0.1), "tracing": (1.0, 0.
 
 def claims():
     known = load_all("defenses")
-    results = [(name, claim) for name, f in known.items() for claim in f.claimed if claim.metric in KINDS]
+    results = [(name, claim) for name in known for claim in claims_of(name) if claim.metric in KINDS]
     return dict.fromkeys((n, c) for n, c in results if c.than is None or c.than.defense in known)
 
 

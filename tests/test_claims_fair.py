@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ppbench.federation.claim import Claim, Rival
+from ppbench.claims.check import Checked, check_claims
+from ppbench.claims.claim import Claim, Rival
+from ppbench.claims.costs import Benchmark
+from ppbench.claims.lookup import claims_of
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
-from ppbench.report.claims import Checked, check_claims
-from ppbench.report.claims.costs import Benchmark
 from ppbench.report.compare.paired import change, rules_for, sample_of
 from ppbench.report.worst import worst_case
 
@@ -106,9 +107,7 @@ def test_images_of_one_batch_are_traced_by_one_reconstruction_and_drawn_together
 
 
 def test_that_noise_larger_than_the_gradient_defeats_reconstruction_falls_where_it_does_not(fabricate):
-    from ppbench.base.registry import load
-
-    (claim,) = [c for c in load("defenses", "spn").claimed if c.source.startswith("Theorem 2.2")]
+    (claim,) = [c for c in claims_of("spn") if c.source.startswith("Theorem 2.2")]
     about = dict(model="dlnet", control="alpha2")
     made = partial(fabricate, kind="reconstruction", **about)
     base = [made("none", None, "dlg", share=60.0), made("full_noise", None, "dlg", share=5.0)]

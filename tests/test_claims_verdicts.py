@@ -23,7 +23,7 @@ from test_claims import (
 from test_claims_ends import KINDS, RIVAL, planted, verdict
 from test_claims_ends import ONE as ATTACKED
 
-from ppbench.report.claims.rules import RIVALS, RULES
+from ppbench.claims.rules import RIVALS, RULES
 
 VERDICTS = ("falls", "holds", "inconclusive")
 COUNTED = ("epsilon", "upload_ratio", "bytes_saving")

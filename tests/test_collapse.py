@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ppbench.federation.claim import Claim
+from ppbench.claims.check import Unchecked, check_claims
+from ppbench.claims.claim import Claim
 from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.schema import TRAININGS, Utility
 from ppbench.report.cap import STRAY_MARK, caps
-from ppbench.report.claims import Unchecked, check_claims
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards_of, table_rows
 from ppbench.report.page.curves import ppcs

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 
     def make(changed=None, **options):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(evaluation, "write_board", lambda store: [])
+            patch.setattr(evaluation, "write_board", lambda store, claims: [])
             if changed is not None:
                 patch.setattr(*changed)
             return evaluate(**REAL, **options, out=tmp_path_factory.mktemp("run") / "out", workers=1).out

@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Flag, Tuned
@@ -197,7 +198,7 @@ def test_the_folder_holds_the_curves_and_verifies(searched, guessed, tmp_path):
     store = Store(tmp_path / "out")
     for record in [*searched[:2], guessed[0], guessed[2]]:
         store.save(record)
-    names = sorted(path.name for path in write_board(store) if path.parent.name == "figures")
+    names = sorted(path.name for path in write_board(store, PAPER_CLAIMS) if path.parent.name == "figures")
     audit = "an-audited-training-70-canaries-4-reference-runs"
     about = "budget-server-1-random-weights-batch-1-digits-1000-mlp", f"roc-client-1-{audit}-digits-1000-mlp"
     assert names == [f"{name}.{end}" for name in about for end in ("png", "svg")]

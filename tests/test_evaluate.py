@@ -11,9 +11,9 @@ import torch
 
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.errors import UsageError
+from ppbench.claims.board import claimed
 from ppbench.federation.plan import Data
 from ppbench.report.controls import check_controls
-from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate

@@ -68,7 +68,7 @@ def test_installed_examples_are_listed_with_their_package():
 @pytest.mark.usefixtures("installed")
 def test_an_installed_defense_is_evaluated_with_an_installed_attack(monkeypatch, tmp_path):
     words = "--model mlp --grid 5 --clients 2 --rounds 1 --victims 4 --attack-batch 1 --stage init --workers 1"
-    monkeypatch.setattr(evaluation, "write_board", lambda store: [])  # `tests/wheel_test.sh` draws it
+    monkeypatch.setattr(evaluation, "write_board", lambda store, claims: [])  # `tests/wheel_test.sh` draws it
     words = ["evaluate", "--defense", "sign_sgd", "--attack", "row_ratio", *words.split()]
     listing = CliRunner().invoke(app, [*words, "--full", "--out", str(tmp_path / "out")])
     assert listing.exit_code == 0 and " ".join(listing.stdout.split()).count(

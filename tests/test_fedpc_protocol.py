@@ -13,6 +13,7 @@ from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
+from ppbench.claims.lookup import claims_of
 from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
@@ -107,7 +108,7 @@ def test_bytes_are_those_of_eq_8(build, clients):
     whole = plain.wire.up + plain.wire.down - plain.setup_up
     assert whole == 2 * model * clients
     spent = (run.wire.up + run.wire.down - run.setup_up) / 2 - 5 * clients
-    claimed = {c.clients: c.value for c in FedPC.claimed if c.metric == "bytes_saving"}
+    claimed = {c.clients: c.value for c in claims_of("fedpc") if c.metric == "bytes_saving"}
     assert claimed[clients] == pytest.approx(saving(clients), abs=2e-4)
     # count is no multiple of 4: the last byte of a ternary is not full
     assert saving(clients) == pytest.approx(1 - spent / whole, abs=clients / whole)

@@ -21,10 +21,10 @@ from ppbench.base import files
 from ppbench.base import files as locks
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, locked, sweep_abandoned, temporary_of, write_atomic, write_output
+from ppbench.claims.costs import read_figures
 from ppbench.metrics.perceptual import weights_file
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes
-from ppbench.report.claims.costs import read_figures
 from ppbench.run.suite import load_suite
 from ppbench.task.user_data import open_dataset
 
@@ -308,7 +308,7 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path, monkeypatch):
 
 
 def _accepts(new, base, number):
-    from ppbench.report.baseline import accept
+    from ppbench.run.baseline import accept
 
     accept(Path(new), Path(base), f"reason {number}")
 
@@ -330,8 +330,8 @@ def test_baselines_that_are_accepted_at_once_keep_every_line(accepted, tmp_path)
 
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_a_move_that_is_killed_between_its_renames_loses_nothing(accepted, tmp_path, monkeypatch, killed_at):
-    from ppbench.report.baseline import accept
     from ppbench.report.verify import history
+    from ppbench.run.baseline import accept
 
     base = tmp_path / "base"
     accept(accepted, base, "first")
@@ -359,9 +359,9 @@ def test_a_move_that_is_killed_between_its_renames_loses_nothing(accepted, tmp_p
 @pytest.fixture
 def accepted(fabricate, pictured, tmp_path, monkeypatch):
     """Return a finished run that may be accepted; boards are an empty table, to be quick."""
-    from ppbench.report import baseline as module
+    from ppbench.run import baseline as module
 
-    def board(store):
+    def board(store, claims):
         with locks.locked(store.out, "writing its board"):
             store.html_path.write_text("a page")
         return []

@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from ppbench.federation.contract import Claim
+from ppbench.claims.check import Checked, check_claims
+from ppbench.claims.claim import Claim
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.claims import Checked, check_claims
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.leak import SEVERITY, leak_of

@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 
-from ppbench.federation.contract import Claim
+from ppbench.claims.board import PAPER_CLAIMS, claimed
+from ppbench.claims.claim import Claim
 from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.board import claimed, up_to_date, write_board
+from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.boards import boards_of, csv_field, csv_text, no_claims
 from ppbench.report.page.drawings import FIGURE_LIST
 from ppbench.report.page.entries import badges_of
@@ -192,7 +193,7 @@ def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate, monkeypatch
     asr = Claim("asr", 0.503, "digits", "mlp", None, "Table 4", when=(("kappa", 3.0),))
     cap = Claim("cap_extraction", 0.7, "digits", "mlp", 1, "Table 5")
     bare = Claim("agreement", None, "digits", "mlp", None, "Lemma 3")
-    monkeypatch.setattr("ppbench.report.page.board._claims", lambda name: (bare, asr, cap))
+    monkeypatch.setattr("ppbench.claims.board.claims_of", lambda name: (bare, asr, cap))
     members = partial(fabricate, "pbpfl", 3.0, "mia_loss", "membership", 0.5)
     assert claimed(members(stage="iterate")) == "ASR 50.3% (Table 4)"
     assert claimed(members(stage="final")) == claimed(members(stage="iterate", dataset="mnist")) == ""
@@ -210,11 +211,11 @@ def test_figures_of_boards_that_are_gone_leave_and_a_board_is_up_to_date_while_b
     for name in ("ppc-old.svg", "ppc-old.png", "notes.txt", "holiday.png"):
         (folder / name).write_text("x")
     (folder / FIGURE_LIST).write_text('["ppc-old.svg", "ppc-old.png"]')
-    drawn = {path.name for path in write_board(store) if path.parent == folder}
+    drawn = {path.name for path in write_board(store, PAPER_CLAIMS) if path.parent == folder}
     assert {path.name for path in folder.iterdir()} == drawn | {"notes.txt", "holiday.png", FIGURE_LIST}
-    assert up_to_date(store)
+    assert up_to_date(store, PAPER_CLAIMS)
     worst = store.out / "worst_case.csv"
     worst.write_text(worst.read_text().replace("35", "36"))
-    assert not up_to_date(store)
+    assert not up_to_date(store, PAPER_CLAIMS)
     worst.unlink()
-    assert not up_to_date(store)
+    assert not up_to_date(store, PAPER_CLAIMS)

@@ -18,6 +18,7 @@ from test_fuzz import ended
 
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
+from ppbench.claims.board import claimed
 from ppbench.federation.plan import Data
 from ppbench.ledger import publish as freeze
 from ppbench.ledger.form import counting_records, read_book
@@ -38,7 +39,6 @@ from ppbench.ledger.score import (
 from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
-from ppbench.report.page.board import claimed
 from ppbench.report.verify import examine
 from ppbench.run.config_of_cell import find_cell
 from ppbench.run.experiment import resolve

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.commands.terminal import glance
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
@@ -201,7 +202,7 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
     store = Store(tmp_path)
     for record in records:
         store.save(record)
-    write_board(store)
+    write_board(store, PAPER_CLAIMS)
     page = (tmp_path / "leaderboard.html").read_text()
     assert "Worst case, places right" in page and words.partition(",")[0] in page
     assert not re.search(r"rows|images? (are|is) rebuilt|\d dB<", said)

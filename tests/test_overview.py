@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ppbench.base.errors import UsageError
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.records.schema import Metric
 from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
@@ -201,7 +202,7 @@ def damaged(fabricate, tmp_path):
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown_if_there_is_any(damaged):
-    written = rebuild(damaged)
+    written = rebuild(damaged, PAPER_CLAIMS)
     assert len(written.problems) == 3 and all(path.is_file() for path in written.paths)
     assert len(damaged.csv_path.read_text().splitlines()) == 1 + 3
     page = damaged.html_path.read_text()
@@ -209,15 +210,15 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown_if_there_is_any(dama
         (sentence,) = (problem for problem in written.problems if words in problem)
         assert escape(sentence, quote=True).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
     assert "3 files could not be read" in page and "<b>out" not in page
-    assert not up_to_date(damaged), "it is said each time"
+    assert not up_to_date(damaged, PAPER_CLAIMS), "it is said each time"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert damaged.html_path in write_board(damaged), "as evaluations and sweeps do"
+        assert damaged.html_path in write_board(damaged, PAPER_CLAIMS), "as evaluations and sweeps do"
     assert sorted(str(w.message) for w in caught) == sorted(written.problems)
     for path in damaged.folder.glob("*.json"):
         path.write_text("{}")
     with pytest.raises(UsageError, match="holds no record that can be read"):
-        rebuild(damaged)
+        rebuild(damaged, PAPER_CLAIMS)
 
 
 def test_a_png_is_drawn_again_only_when_its_figure_changed(fabricate, tmp_path):

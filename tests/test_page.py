@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppbench.federation.contract import Claim
+from ppbench.claims.case import ClaimFinding
+from ppbench.claims.check import Checked, Unchecked
+from ppbench.claims.claim import Claim
 from ppbench.records.run_files import ClientTime, save_time, time_of, training_of
 from ppbench.records.schema import Played
 from ppbench.records.store import CellImages
 from ppbench.report.cap import Distance, PpcPoint
-from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.claims.case import ClaimFinding
 from ppbench.report.controls import Check
 from ppbench.report.page.boards import csv_text
 from ppbench.report.page.curves import ROC_LINES, AttackLine, Budget, BudgetLine, Ppc, RocLine, Rocs

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from ppbench.federation.contract import Claim
+from ppbench.claims.case import ClaimFinding
+from ppbench.claims.check import Checked, Unchecked
+from ppbench.claims.claim import Claim
 from ppbench.records.schema import Flag
 from ppbench.records.store import CellImages
-from ppbench.report.claims import Checked, Unchecked
-from ppbench.report.claims.case import ClaimFinding
 from ppbench.report.controls import Check
 from ppbench.report.page.evaluations import DefenseSentence
 from ppbench.report.page.html import Page

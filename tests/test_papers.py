@@ -1,13 +1,16 @@
 """What papers print, kept as TOML: the figures themselves, and every way in which a file can be wrong."""
 
+import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from ppbench.base.errors import UsageError
-from ppbench.defenses.claims import paper
-from ppbench.federation.claim import Claim, Rival, better, read_paper
+from ppbench.base.registry import Plugin, load
+from ppbench.claims.claim import Claim, Rival, better, read_paper
+from ppbench.claims.lookup import PAPERS, claims_of
 
 TABLE = """
 citation = "Doe et al., Rounded Uploads, 2026"
@@ -27,6 +30,11 @@ source = "Table 3"
 metric = "client_cost_ratio"
 value = [3, 2]
 """
+
+
+def printed(name: str):
+    """Return one of the papers that come with ppbench."""
+    return read_paper(PAPERS / f"{name}.toml")
 
 
 def read(tmp_path: Path, text: str):
@@ -124,7 +132,7 @@ PRINTED = {  # table: rows x columns of numbers that are not the undefended mode
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_every_number_of_the_tables_is_a_claim_once(name):
-    alone = [(defense, claim) for defense, claim in paper(name).tables if claim.than is None]
+    alone = [(defense, claim) for defense, claim in printed(name).tables if claim.than is None]
     assert len(set(alone)) == len(alone)
     for table, count in PRINTED[name].items():
         kept = [c for _, c in alone if c.source == table or c.source.startswith(f"{table} (")]
@@ -135,7 +143,7 @@ def test_every_number_of_the_tables_is_a_claim_once(name):
 def claimed(name: str, defense: str, **fields):
     """Return the values of the claims about a defense that have these fields, `when` in part."""
     when = tuple(fields.pop("when", {}).items())
-    claims = [c for c in paper(name).claims(defense) if c.than is None and set(when) <= set(c.when)]
+    claims = [c for c in printed(name).claims(defense) if c.than is None and set(when) <= set(c.when)]
     return [c.value for c in claims if all(getattr(c, key) == value for key, value in fields.items())]
 
 
@@ -151,10 +159,10 @@ def test_what_the_papers_print_is_what_the_tables_of_claims_hold():
     assert sum(claimed("fan2020", "ppdl", source="Table 10", when={"theta": 0.3})) == pytest.approx(5.56)
     assert claimed("fan2020", "spn", source="Table 11", when={"alpha2": 0.1}) == [0.9927, 0.6897, 0.3457, 0.8880]
     assert claimed("fan2020", "ppdl", source="Table 11", when={"theta": 0.05, "sigma": 0.5}, dataset="svhn") == [0.5151]
-    errors = [c for c in paper("feng2020").claims("pbpfl") if c.metric == "mse" and c.dataset == "bank-marketing"]
+    errors = [c for c in printed("feng2020").claims("pbpfl") if c.metric == "mse" and c.dataset == "bank-marketing"]
     assert sum(c.value for c in errors) == pytest.approx(0.727)
     assert sum(c.undefended for c in errors) == pytest.approx(0.730)
-    ratios = {c.metric: round(c.value, 2) for c in paper("feng2020").claims("pbpfl") if "ratio" in c.metric}
+    ratios = {c.metric: round(c.value, 2) for c in printed("feng2020").claims("pbpfl") if "ratio" in c.metric}
     assert (ratios["upload_ratio"], ratios["client_backward_ratio"], ratios["client_cost_ratio"]) == (3.0, 2.54, 2.5)
     assert claimed("feng2020", "pbpfl", source="Table 2") == [0.6174, 0.6557, 0.5933]
     assert claimed("yang2024", "mpdp", metric="asr", source="Table 4") == [0.5030, 0.5023]
@@ -172,34 +180,94 @@ def test_what_the_papers_print_is_what_the_tables_of_claims_hold():
 
 
 def test_settings_are_those_that_the_papers_print():
-    for defense, claim in paper("fan2020").tables:
+    for defense, claim in printed("fan2020").tables:
         if claim.source.startswith("Table"):
             assert (claim.clients, claim.epochs, claim.batch_size, claim.lr) == (10, 300, 32, 0.001), (defense, claim)
             assert claim.model == "dlnet" and dict(claim.options) == (
                 {"activation": "tanh"} if claim.dataset == "svhn" else {}
             )
-    assert {c.epochs for c in paper("feng2020").claims("pbpfl") if c.metric in ("mse", "accuracy")} == {200}
-    assert {c.epochs for _, c in paper("cao2022").tables if c.dataset == "lggs"} == {35}
-    every = [c for name in PRINTED for _, c in paper(name).tables]
+    assert {c.epochs for c in printed("feng2020").claims("pbpfl") if c.metric in ("mse", "accuracy")} == {200}
+    assert {c.epochs for _, c in printed("cao2022").tables if c.dataset == "lggs"} == {35}
+    every = [c for name in PRINTED for _, c in printed(name).tables]
     assert all(c.setting for c in every) and len(every) > 800
 
 
 def test_premises_of_privacy_are_with_the_claims():
-    baffle = [c for c in paper("feng2023").claims("baffle") if c.metric == "psnr_median"]
+    baffle = [c for c in printed("feng2023").claims("baffle") if c.metric == "psnr_median"]
     assert [dict(c.when)["masks"] for c in baffle] == [("ring64", "ring32")] * 2
     assert [dict(c.when)["scheme"] for c in baffle] == ["twice"] * 2 and baffle[1].than == Rival("none")
-    fedpc = [c for c in paper("cao2022").claims("fedpc") if c.metric == "psnr_median"]
+    fedpc = [c for c in printed("cao2022").claims("fedpc") if c.metric == "psnr_median"]
     assert [(c.steps, c.premise) for c in fedpc] == [(8, ("steps",))] * 2 and fedpc[1].than == Rival("phong")
-    mpdp = [c for c in paper("yang2024").claims("mpdp") if c.source == "Table 2" and c.metric == "psnr_median"]
+    mpdp = [c for c in printed("yang2024").claims("mpdp") if c.source == "Table 2" and c.metric == "psnr_median"]
     assert {(c.family, c.premise) for c in mpdp if c.than is None} == {("residual", ("dataset", "family"))}
 
 
 def test_rivals_are_told_where_the_paper_prints_them_worse():
     """SPN beats DP's and PPDL's CAP in 94 of 108 comparisons (Tables 7 to 10), and every accuracy at equal size."""
-    every = [c for c in paper("fan2020").claims("spn") if c.than is not None]
+    every = [c for c in printed("fan2020").claims("spn") if c.than is not None]
     rivals = [c for c in every if c.value is not None]
     assert {c.than for c in every if c.value is None} == {Rival("standalone")}  # a drawing: no number to read
     assert len([c for c in rivals if c.source.startswith("Table 7")]) == 16
     assert len(rivals) == 94 + 24 and all(c.value > c.than.value for c in rivals)
-    cheaper = [c for c in paper("yang2024").claims("mpdp") if c.than is not None and c.metric.endswith("cost_ratio")]
+    cheaper = [c for c in printed("yang2024").claims("mpdp") if c.than is not None and c.metric.endswith("cost_ratio")]
     assert len(cheaper) == 3 * (4 * 4 + 2) and all(c.value < c.than.value for c in cheaper)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ppbench.api import Defense, read_paper
+
+@dataclass(frozen=True)
+class Rounding(Defense):
+    name: ClassVar[str] = "{name}"
+    contract: ClassVar[int] = 1
+    {more}
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a function that installs the defense "rounding" of another package, with further lines of its class."""
+
+    def install(more: str = "pass"):
+        (tmp_path / "rounding_module.py").write_text(PLUGIN.format(name="rounding", more=more))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "rounding_module", raising=False)
+        entry = metadata.EntryPoint("rounding", "rounding_module:Rounding", "ppbench.defenses")
+        plugin = Plugin("defenses", "rounding", entry.value, "another", entry)
+        monkeypatch.setattr("ppbench.claims.lookup.find", lambda group, name: plugin if name == "rounding" else None)
+        return claims_of.__wrapped__("rounding")
+
+    return install
+
+
+def test_claims_of_another_package_lie_beside_its_module_and_a_wrong_file_is_left_out(installed, tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    assert installed() == ()
+    (tmp_path / "doe2026.claims.toml").write_text(TABLE)
+    assert [claim.source for claim in installed()] == ["Table 2", "Table 2", "Table 3"]
+    (tmp_path / "claims.toml").write_text("citation = 1")
+    with pytest.warns(UserWarning, match=r"claims\.toml must hold a citation .*; the claims in it are left out"):
+        assert len(installed()) == 3
+
+
+def test_a_class_that_still_states_its_claims_is_read_and_a_wrong_one_gets_a_sentence(installed, tmp_path):
+    (tmp_path / "doe2026.toml").write_text(TABLE)
+    stated = (
+        f'claimed: ClassVar = read_paper(__import__("pathlib").Path({str(tmp_path)!r}) / "doe2026.toml").claims(name)'
+    )
+    assert len(installed(stated)) == 3
+    for wrong in ("(1,)", "None"):
+        with pytest.warns(UserWarning, match=r"sets `claimed`, which is no tuple of claims; .* rounding\.claims\.toml"):
+            assert installed(f"claimed: ClassVar = {wrong}") == ()
+
+
+def test_no_defense_knows_its_claims_and_each_paper_is_cited_by_a_defense_it_is_about():
+    for file in PAPERS.glob("*.toml"):
+        paper = read_paper(file)
+        plugins = {name: load("defenses", name) for name, _ in paper.tables}
+        assert paper.citation in {plugin.paper for plugin in plugins.values()}, file
+        for name, plugin in plugins.items():
+            assert claims_of(name) == paper.claims(name) and not hasattr(plugin, "claimed")

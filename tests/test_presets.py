@@ -4,7 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from ppbench.base.registry import load, load_all
+from ppbench.base.registry import load
+from ppbench.claims.lookup import claimed_by_all
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.task.dataset import default_root
@@ -84,6 +85,6 @@ def test_a_user_has_the_last_word_and_data_lie_in_the_folder_of_downloads():
 
 def test_every_defense_with_claims_of_a_paper_has_its_preset():
     """A defense whose paper trained something else than the SPN paper says so in its setting."""
-    claiming = {name for name, f in load_all("defenses").items() if f.claimed}
+    claiming = {*claimed_by_all()}
     own = {name for name in claiming if "paper" in load("defenses", name).setting}
     assert claiming - own == {"spn", "dp", "ppdl"}

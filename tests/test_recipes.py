@@ -121,12 +121,8 @@ def add_defense(tree: Path) -> None:
     (file,), more = recipe("a defense")
     target = tree / file.replace("x.py", "sign_sgd.py")
     shutil.copy(EXAMPLES / "my_defense/src/sign_sgd/__init__.py", target)
-    claimed = '    claimed: ClassVar[tuple[Claim, ...]] = paper("bernstein2018").claims("sign_sgd")\n'
-    imports = "from ppbench.defenses.claims import paper\nfrom ppbench.federation.contract import Claim\n"
-    replaced(target, "    paper: ClassVar", f"{claimed}    paper: ClassVar")
-    replaced(target, "from ppbench import Defense\n", f"from ppbench import Defense\n{imports}")
     entered(tree, more, 'sign_sgd = "ppbench.defenses.sign_sgd:SignSGD"')
-    (tree / only(more, r".*claims/x\.toml").replace("x.toml", "bernstein2018.toml")).write_text(CLAIMS)
+    (tree / only(more, r".*papers/x\.toml").replace("x.toml", "bernstein2018.toml")).write_text(CLAIMS)
 
 
 def add_attack(tree: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 import ppbench.run.evaluation as module
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import tree_map
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.federation.view import Transcript
 from ppbench.records.run_files import SELFTEST, SelftestTrial, Soundness, save_soundness, soundness_of
 from ppbench.records.store import Store
@@ -76,12 +77,12 @@ def test_a_page_is_drawn_without_training(store, share, monkeypatch):
     monkeypatch.setattr("ppbench.federation.engine.Federation.start", trained)
     if share is not None:
         save_soundness(store.out, outcome(share))
-    write_board(store)
+    write_board(store, PAPER_CLAIMS)
     page = store.html_path.read_text()
     assert ("HARNESS FAULT" in page, "Controls hold." in page) == (share == 0.0, share != 0.0)
     assert ("Not known: no outcome of the harness&#39;s self-test" in page) == (share is None)
     assert ("are rebuilt by an attacker who knows" in page) == (share != 0.0), "what is not known withholds no rank"
-    assert up_to_date(store) and verify(store.out) == []
+    assert up_to_date(store, PAPER_CLAIMS) and verify(store.out) == []
 
 
 def test_an_outcome_that_is_damaged_is_named_and_the_rest_is_shown(store):
@@ -90,7 +91,8 @@ def test_an_outcome_that_is_damaged_is_named_and_the_rest_is_shown(store):
         with pytest.raises(UsageError, match=r"selftest\.json holds no outcome of a self-test; delete it"):
             soundness_of(store)
         assert SELFTEST in verify(store.out)[0]
-    assert [SELFTEST in problem for problem in rebuild(store).problems] == [True] and not up_to_date(store)
+    assert [SELFTEST in problem for problem in rebuild(store, PAPER_CLAIMS).problems] == [True]
+    assert not up_to_date(store, PAPER_CLAIMS)
 
 
 def test_the_outcome_is_written_with_the_cells_and_read_ever_after(tmp_path, monkeypatch):

@@ -11,13 +11,13 @@ from ppbench.base.errors import Exit, Overflow
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, nbytes
+from ppbench.claims.check import check_claims
+from ppbench.claims.claim import Claim, Rival
 from ppbench.defenses.baselines import Standalone
-from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.contract import Context
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.threats import THREATS
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import check_claims
 from ppbench.report.controls import defenses_without_result, exit_of
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.evaluation import evaluate

@@ -14,12 +14,12 @@ from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, inputs_by_rank, sums_gradients
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
+from ppbench.claims import case as premise
+from ppbench.claims.check import check_claims
+from ppbench.claims.claim import Claim, Rival
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.federation.claim import Claim, Rival
 from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.nets.net import net_spec
-from ppbench.report.claims import case as premise
-from ppbench.report.claims import check_claims
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "200"})
 PLAN = Plan(SPEC, 3, Local("delta", 2, 1, Opt("sgd", 0.05, momentum=0.9)))

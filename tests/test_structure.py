@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.federation import threats
 from ppbench.federation.threats import THREATS
 from ppbench.questions.base import MissingQuestion, missing_sentences, question_for, question_of, questions
@@ -220,7 +221,7 @@ def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_
     (sentence,) = missing_sentences(records)
     assert "'attribute'" in sentence and "not installed" in sentence
     with pytest.warns(UserWarning, match="'attribute', which is not installed here"):
-        write_board(store)
+        write_board(store, PAPER_CLAIMS)
     assert "attribute" in (tmp_path / "leaderboard.html").read_text()
     assert any("not installed here" in problem for problem in verify(tmp_path))
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
+from ppbench.claims.board import claimed
 from ppbench.cli import app
 from ppbench.ledger import examination as due
 from ppbench.ledger import examination as rerun
@@ -35,7 +36,6 @@ from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
 from ppbench.records.figure import aggregate
 from ppbench.records.run_files import commit_of
 from ppbench.records.store import Store, canonical_json
-from ppbench.report.page.board import claimed
 from ppbench.report.verify import verify
 from ppbench.run import suite
 from ppbench.run import sweep as complete
@@ -124,7 +124,7 @@ def honest(site, tmp_path_factory, undrawn):
 
 @pytest.fixture
 def unboarded(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ppbench.run.sweep"), "write_board", lambda store: [])
+    monkeypatch.setattr(importlib.import_module("ppbench.run.sweep"), "write_board", lambda store, claims: [])
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppbench.claims.case import data_of
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
-from ppbench.report.claims.case import data_of
 from ppbench.report.verify import verify
 from ppbench.run import recheck as rechecking
 from ppbench.run import task

@@ -18,7 +18,7 @@ wheel = zipfile.ZipFile(next(folder.glob("*.whl"))).namelist()
 sdist = tarfile.open(next(folder.glob("*.tar.gz"))).getnames()
 assert next(folder.glob("*.whl")).name.startswith("ppbench_fl-"), "ppbench is somebody else's distribution"
 need = ["ppbench_fl.py", "ppbench/defenses/spn.py", "ppbench/attacks/adaptive/spn.py", "ppbench/py.typed"]
-need += ["ppbench/suites/digits-quick.toml", "ppbench/defenses/claims/fan2020.toml", "ppbench/report/page/vendor/SHA256SUMS"]
+need += ["ppbench/suites/digits-quick.toml", "ppbench/claims/papers/fan2020.toml", "ppbench/report/page/vendor/SHA256SUMS"]
 missing = [name for name in need if name not in wheel]
 assert not missing, f"the wheel lacks {missing}"
 assert not [n for n in wheel if n.split("/")[0] in ("tests", "attacks", "defenses", "leaderboards")], "stray top level"

@@ -25,6 +25,7 @@ def leaderboard(
     Exit code 0: all records are on the board; 1: some could not be read (named on the page and stderr); 2: none could.
     """
     from ppbench.base.files import kind_of
+    from ppbench.claims.board import PAPER_CLAIMS
     from ppbench.records.archive import unpack_archive
     from ppbench.records.store import open_results
     from ppbench.report.page.board import rebuild
@@ -35,7 +36,7 @@ def leaderboard(
         )
     open_results(folder)  # raises UsageError before anything is unpacked
     damaged = unpack_archive(folder, out) if out is not None else []
-    written = rebuild(open_results(out or folder))
+    written = rebuild(open_results(out or folder), PAPER_CLAIMS)
     for problem in (*damaged, *written.problems):
         typer.echo(f"warning: {problem}", err=True)
     for path in written.paths:
@@ -75,8 +76,8 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
     the mechanism, victims and originals from the data set where it is at hand; docs/verify.md says what that
     shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
     """
+    from ppbench.claims.board import claimed
     from ppbench.records.store import open_results
-    from ppbench.report.page.board import claimed
     from ppbench.report.verify import examine
     from ppbench.run.recheck import recheck
 
@@ -97,7 +98,7 @@ def claims(
 ) -> None:
     """Compare what papers claim about their defenses with the records in FOLDERS, as a table in Markdown."""
     from ppbench.base.files import kind_of, write_output
-    from ppbench.report.claims.page import write_claims
+    from ppbench.claims.page import write_claims
 
     text = write_claims(folders, figures or [])
     if to is None:

@@ -93,7 +93,7 @@ def accept(
     Exit code 2: NEW has problems (see `ppbench verify`), failed cells, or controls that do not hold; or no reason was
     given.
     """
-    from ppbench.report.baseline import accept as run
+    from ppbench.run.baseline import accept as run
     from ppbench.run.recheck import recheck
 
     line = run(new, folder, reason, recheck, keep=keep)

@@ -15,11 +15,10 @@ from torch.func import vmap
 from ppbench.base.errors import Overflow, ProtocolError, UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.claims import paper
 from ppbench.federation import secagg
 from ppbench.federation.bounds import NonNegativeInt, OpenShare, between, whole_number
 from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
-from ppbench.federation.contract import Claim, Context, Job, Server, step_inputs
+from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Plan
 from ppbench.federation.secagg import PairedDefense
@@ -255,8 +254,6 @@ def unmasked_answer(view: View, exchange: Exchange, answer: Tensor, masks: Masks
     return secagg.from_ring(fixed, ring.fraction_bits) / (int(counts[client]) / int(counts.sum()))
 
 
-FENG2023 = paper("feng2023")
-
 BAFFLE_SETTING: Mapping[str, Any] = {
     "model": "mlp",
     "model_options": {"hidden": "32", "activation": "hardswish"},
@@ -327,9 +324,10 @@ class Baffle(PairedDefense):
         "quick": (10.0, 64.0, 300.0),
         "paper": (100.0, 200.0, 500.0, 1000.0, 5000.0),
     }
-    paper: ClassVar[str] = FENG2023.citation
+    paper: ClassVar[str] = (
+        "Feng et al., BAFFLE: A Baseline of Backpropagation-Free Federated Learning, ECCV 2024 (arXiv 2301.12195)"
+    )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": BAFFLE_SETTING, "paper": BAFFLE_PAPER_SETTING}
-    claimed: ClassVar[tuple[Claim, ...]] = FENG2023.claims("baffle")
     epsilon_reason: ClassVar[str] = "loss differences are neither clipped nor noised; the directions are public"
     mappable: ClassVar[bool] = False  # `compute` redraws the directions instead of storing K x n numbers
 

@@ -11,17 +11,14 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow, ProtocolError
 from ppbench.base.tree import Params, Tree, finite, node, tree_map
-from ppbench.defenses.claims import paper
 from ppbench.defenses.fedpc.messages import CAO2022_FEDERATION, FEDPC_PAPER
-from ppbench.federation.contract import Claim, Context, Defense, Job, Round, Server, Step, client_observations
+from ppbench.federation.contract import Context, Defense, Job, Round, Server, Step, client_observations
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Plan, all_at_once, shuffled
 from ppbench.federation.view import View
 from ppbench.federation.wire import Model, Slot
 
 # -- Centralized training: clients send their examples to the server. No defense; the upper bound of accuracy --
-
-CAO2022 = paper("cao2022")
 
 
 @node(name="ppbench.defenses.central.Examples")
@@ -37,8 +34,10 @@ class Central(Defense):
     """Trains on the pool of all clients' examples, sent in every round; the optimizer's state persists."""
 
     name: ClassVar[str] = "central"
-    paper: ClassVar[str] = CAO2022.citation
-    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("central")
+    paper: ClassVar[str] = (
+        "Cao et al., A Federated Deep Learning Framework for Privacy Preservation and Communication "
+        "Efficiency, Journal of Systems Architecture 124, 2022 (arXiv 2001.09782)"
+    )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": CAO2022_FEDERATION}
     epsilon_reason: ClassVar[str] = "clients hand their examples to the server"
 
@@ -117,7 +116,6 @@ class Phong(Defense):
         "Phong and Phuong, Privacy-Preserving Deep Learning via Weight Transmission, IEEE Transactions on Information "
         "Forensics and Security 14(11), 2019"
     )
-    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("phong")
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**FEDPC_PAPER, "grid": "paper", "settings": {}}}
     epsilon_reason: ClassVar[str] = "the server relays every client's model as it is"
 

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.claims import paper
 from ppbench.federation.bounds import NonNegative
-from ppbench.federation.contract import Claim, Context, Defense
+from ppbench.federation.contract import Context, Defense
 from ppbench.federation.draws import Law, noise
 from ppbench.federation.plan import Batch, Noise, Plan
-
-FAN2020 = paper("fan2020")
 
 
 def unit_noise(ctx: Context, params: Params, steps: int, law: Law = "gaussian") -> dict[str, Tree]:
@@ -51,8 +48,7 @@ class DP(Defense):
         "quick": (1e-4, 0.01, 0.1),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
     }
-    paper: ClassVar[str] = FAN2020.citation
-    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("dp")
+    paper: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020 (arXiv 2006.11601)"
     epsilon_reason: ClassVar[str] = "gradients are not clipped, so their sensitivity has no bound"
 
     def noise(self, plan: Plan) -> Noise | None:

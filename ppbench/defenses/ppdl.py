@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.claims import paper
 from ppbench.defenses.dp import law_on_gradients, unit_noise, with_noise
 from ppbench.federation.bounds import Fraction, NonNegative
-from ppbench.federation.contract import Claim, Context, Defense
+from ppbench.federation.contract import Context, Defense
 from ppbench.federation.plan import Batch, Layout, Noise, Plan
-
-FAN2020 = paper("fan2020")
 
 
 @node
@@ -79,8 +76,7 @@ class PPDL(Defense):
         "quick": (0.0, 1e-3, 0.01),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.5),
     }
-    paper: ClassVar[str] = FAN2020.citation
-    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("ppdl")
+    paper: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020 (arXiv 2006.11601)"
     epsilon_reason: ClassVar[str] = "which entries are sent depends on the data, and the sent ones are not clipped"
 
     def noise(self, plan: Plan) -> Noise | None:

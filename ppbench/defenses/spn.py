@@ -11,13 +11,10 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.claims import paper
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
-from ppbench.federation.contract import Claim, Context, Defense, Job, Server, step_inputs
+from ppbench.federation.contract import Context, Defense, Job, Server, step_inputs
 from ppbench.federation.plan import Batch, Data, Layout, Plan
 from ppbench.federation.wire import Hello
-
-FAN2020 = paper("fan2020")
 
 
 @node
@@ -50,8 +47,7 @@ class SPN(Defense):
         "quick": (0.01, 0.1, 0.5),
         "paper": (1e-4, 1e-3, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5),
     }
-    paper: ClassVar[str] = FAN2020.citation
-    claimed: ClassVar[tuple[Claim, ...]] = FAN2020.claims("spn")
+    paper: ClassVar[str] = "Fan et al., Rethinking Privacy Preserving Deep Learning, 2020 (arXiv 2006.11601)"
 
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse another loss than cross-entropy."""

@@ -20,7 +20,6 @@ from ppbench.base.declarations import class_faults, contract_faults, field_fault
 from ppbench.base.errors import ProtocolError, UsageError, shown
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import bounds_of
-from ppbench.federation.claim import Claim as Claim
 from ppbench.federation.draws import at_step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, all_at_once, shuffled
@@ -183,7 +182,7 @@ class Defense:
     Class attributes a defense sets:
         name: as on the command line.  version: raise it when results may change.
         control: the field that is the x-axis of its trade-off.  grids: values of it, "quick" and "paper".
-        paper: citation.  claimed: numbers that it prints.  epsilon_reason: why there is no epsilon.
+        paper: citation.  epsilon_reason: why there is no epsilon.
         setting: by preset, defaults of fields of `EvaluateConfig`: the loss, network and federation of the paper's
             protocol. Controls run in the same setting.
         masked: whether clients train another model than the delivered one; then membership is tested on both.
@@ -199,7 +198,6 @@ class Defense:
     control: ClassVar[str | None] = None
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (), "paper": ()}
     paper: ClassVar[str] = ""
-    claimed: ClassVar[tuple[Claim, ...]] = ()
     epsilon_reason: ClassVar[str] = "the mechanism gives no differential-privacy guarantee"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     masked: ClassVar[bool] = False

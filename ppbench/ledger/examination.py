@@ -18,6 +18,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, first_of, shown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import GROUP_NOUNS, find
+from ppbench.claims.board import claimed
 from ppbench.ledger.submission import (
     Submission,
     describe_submission,
@@ -37,7 +38,6 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.compare.paired import change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
 from ppbench.report.leak import undefended_stands
-from ppbench.report.page.board import claimed
 from ppbench.report.verify import examine
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import compute

@@ -21,6 +21,7 @@ from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import guard, refuse, stranger
 from ppbench.base.registry import load
 from ppbench.base.version import __version__
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import HONEST_SERVER
@@ -208,8 +209,8 @@ def _evaluate(
     computed = compute(plan, todo, store, executor, progress, strict=True, first=first, command=command)
     records = tuple(store.load(cell) for cell in ended_cells(plan, store))
     answer = answer_of(records, check_harness(soundness_of(store)), partial(time_of, store.out))
-    if computed or not up_to_date(store):
-        write_board(store)
+    if computed or not up_to_date(store, PAPER_CLAIMS):
+        write_board(store, PAPER_CLAIMS)
     computed_cells = len(ended_cells(todo, store))
     sentences = tuple(verdicts(config.defense, records))
     return Evaluation(config, records, sentences, answer, store.out, computed_cells, experiment.notes)

@@ -14,6 +14,7 @@ from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.fence import guard
 from ppbench.base.registry import canonical
+from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
@@ -203,8 +204,8 @@ def sweep(
     store = sweep_plan.store
     computed = compute(sweep_plan.cells, sweep_plan.todo, store, executor, bars, strict=False, command=command)
     records = tuple(store.load(cell) for cell in ended_cells(sweep_plan.cells, store))
-    if computed or not up_to_date(store):
-        write_board(store)
+    if computed or not up_to_date(store, PAPER_CLAIMS):
+        write_board(store, PAPER_CLAIMS)
     harness = check_harness(soundness_of(store))
     verdict = standalone_sentences(defense_sentences(judged_evaluations(list(records), harness.ok is not False)))
     answer = answer_of(records, harness, partial(time_of, store.out))

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ppbench.claims.board import claimed, outcomes_of
+from ppbench.claims.page import page
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
-from ppbench.report.claims.page import page
-from ppbench.report.page.board import claimed, outcomes_of
 from ppbench.report.page.boards import boards_of, csv_text
 from ppbench.report.page.evaluations import checks_of, defense_sentences, judged_evaluations, standalone_sentences
 from ppbench.report.page.tables import worst_csv

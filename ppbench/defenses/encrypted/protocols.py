@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree
-from ppbench.defenses.claims import paper
 from ppbench.defenses.encrypted.sums import Ciphertext, EncryptedSums, ThresholdDefense, ciphertext_of, ciphertext_words
 from ppbench.defenses.mpdp.accounting import composed_epsilon, theta_max
 from ppbench.defenses.mpdp.model_perturbation import MPDP_PAPER_SETTING, MPDP_QUICK_SETTING
@@ -20,7 +19,7 @@ from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Surrogates
 from ppbench.defenses.pbpfl.protocol import ORDERS, PBPFL, family_bits
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, OpenFraction, between, whole_number
-from ppbench.federation.contract import Ciphering, Claim, Context, Round, Server, Step, client_observations, functional
+from ppbench.federation.contract import Ciphering, Context, Round, Server, Step, client_observations, functional
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Layout, Noise, Plan
 from ppbench.federation.view import Exchange, View
@@ -119,8 +118,6 @@ class ReducedNoise(EncryptedSums):
 
 # -- TP-SMC: shares of noise under threshold Paillier (Truex et al. 2019), as compared in the MP-DP paper --
 
-YANG2024 = paper("yang2024")
-
 
 @dataclass(frozen=True)
 class TPSMC(ReducedNoise, ThresholdDefense):
@@ -132,7 +129,6 @@ class TPSMC(ReducedNoise, ThresholdDefense):
 
     name: ClassVar[str] = "tp_smc"
     paper: ClassVar[str] = "Truex et al., A Hybrid Approach to Privacy-Preserving Federated Learning, AISec@CCS 2019"
-    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("tp_smc")
 
 
 # -- HybridAlpha: shares of noise under multi-input functional encryption (Xu et al. 2019), with keys of an authority
@@ -160,7 +156,6 @@ class HybridAlpha(ReducedNoise):
     paper: ClassVar[str] = (
         "Xu et al., HybridAlpha: An Efficient Approach for Privacy-Preserving Federated Learning, AISec@CCS 2019"
     )
-    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("hybridalpha")
 
     def check(self, plan: Plan) -> None:
         """As the base class; also refuse fewer clients than `least`."""
@@ -235,7 +230,6 @@ class PILE(ThresholdDefense, PBPFL):
     )
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (1.0, 10.0, 100.0), "paper": (10.0,)}
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": MPDP_QUICK_SETTING, "paper": MPDP_PAPER_SETTING}
-    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("pile")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     def values(self, plan: Plan) -> int:

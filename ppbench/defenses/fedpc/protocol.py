@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ppbench.base.errors import Overflow
 from ppbench.base.tree import Params, Tree, finite
-from ppbench.defenses.claims import paper
 from ppbench.defenses.fedpc.messages import (
     FEDPC_PAPER,
     FEDPC_QUICK,
@@ -38,7 +37,7 @@ from ppbench.defenses.fedpc.messages import (
 )
 from ppbench.federation import secagg
 from ppbench.federation.cohort import cohort_evidence
-from ppbench.federation.contract import Claim, Context, Job, Round, Server, Step
+from ppbench.federation.contract import Context, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, gather
 from ppbench.federation.view import Exchange, View
@@ -191,8 +190,6 @@ def _client_evidence(view: View, shared: Shared) -> list[Evidence]:
     return pieces
 
 
-CAO2022 = paper("cao2022")
-
 TERNARY_SIGNS = {"plus": 1.0, "minus": -1.0, "none": 0.0}
 
 
@@ -208,8 +205,10 @@ class FedPC(Parameters):
     name: ClassVar[str] = "fedpc"
     control: ClassVar[str] = "beta"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (0.2, 0.8), "paper": (0.1, 0.2, 0.35, 0.5, 0.8)}
-    paper: ClassVar[str] = CAO2022.citation
-    claimed: ClassVar[tuple[Claim, ...]] = CAO2022.claims("fedpc")
+    paper: ClassVar[str] = (
+        "Cao et al., A Federated Deep Learning Framework for Privacy Preservation and Communication "
+        "Efficiency, Journal of Systems Architecture 124, 2022 (arXiv 2001.09782)"
+    )
     epsilon_reason: ClassVar[str] = "there is no noise: the pilot's model and the ternaries are functions of the data"
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": FEDPC_QUICK, "paper": FEDPC_PAPER}
     roles: ClassVar[tuple[str, ...]] = ("pilot", "ternary")

@@ -17,7 +17,6 @@ from torch import Tensor
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
-from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.expansion import Expansion, expanded
 from ppbench.defenses.pbpfl.perturbation import Perturbation, Perturbed, Surrogates, exchanges, whole_cohorts
 from ppbench.federation.bounds import OpenFraction, between
@@ -79,8 +78,6 @@ class Clipped:
             parts.append({name: by * value for name, value in self.true(*batch).items()})
         return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
 
-
-YANG2024 = paper("yang2024")
 
 MPDP_SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -162,7 +159,10 @@ class ModelPerturbation(Perturbation):
     version: ClassVar[str] = "2"
     control: ClassVar[str] = "epsilon"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {"quick": (3.0, 10.0, 30.0), "paper": (0.5, 1.0, 3.0, 5.0, 10.0)}
-    paper: ClassVar[str] = YANG2024.citation
+    paper: ClassVar[str] = (
+        "Yang et al., Efficiently Achieving Secure Model Training and Secure Aggregation to Ensure "
+        "Bidirectional Privacy-preservation in Federated Learning, 2024 (arXiv 2412.11737)"
+    )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": MPDP_QUICK_SETTING, "paper": MPDP_PAPER_SETTING}
 
     def check_data(self, plan: Plan, counts: Sequence[int]) -> None:

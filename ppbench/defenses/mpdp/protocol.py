@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Tree
-from ppbench.defenses.claims import paper
 from ppbench.defenses.mpdp.accounting import (
     Graph,
     Sigmas,
@@ -33,10 +32,8 @@ from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets,
 from ppbench.defenses.pbpfl.perturbation import Perturbation, Surrogates
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, NonNegative, whole_number
-from ppbench.federation.contract import Claim, Context, Round, Server
+from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.plan import Layout, Noise, Plan
-
-YANG2024 = paper("yang2024")
 
 UNIFORM = 2 / 3  # variance of DN(sigma, 1) in units of sigma^2
 
@@ -55,7 +52,6 @@ class MPDP(ModelPerturbation):
 
     name: ClassVar[str] = "mpdp"
     version: ClassVar[str] = "3"
-    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mpdp")
 
     @property
     def paired(self) -> bool:
@@ -149,7 +145,6 @@ class MPDPH(MPDP):
     fraction_bits: Bits = 40
 
     name: ClassVar[str] = "mpdp_h"
-    claimed: ClassVar[tuple[Claim, ...]] = ()  # ours, not the paper's
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee."""
@@ -239,7 +234,6 @@ class MPCDP(ModelPerturbation):
     """
 
     name: ClassVar[str] = "mp_cdp"
-    claimed: ClassVar[tuple[Claim, ...]] = YANG2024.claims("mp_cdp")
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee against the server, and the one against others."""

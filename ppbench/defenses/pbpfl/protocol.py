@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from ppbench.base.tree import Params, Tree, node
-from ppbench.defenses.claims import paper
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbation, Surrogates, exchanges, whole_cohorts
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
 from ppbench.federation.cohort import cohort_evidence
-from ppbench.federation.contract import Claim, Context, Server
+from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms, channels_of
-
-FENG2020 = paper("feng2020")
 
 PBPFL_SETTING: Mapping[str, Any] = {
     "model": "mlp",
@@ -82,9 +79,10 @@ class PBPFL(Perturbation):
         "quick": (1.0, 10.0, 100.0),
         "paper": (0.1, 1.0, 10.0, 100.0, 1000.0),
     }
-    paper: ClassVar[str] = FENG2020.citation
+    paper: ClassVar[str] = (
+        "Feng et al., Practical and Bilateral Privacy-preserving Federated Learning, 2020 (arXiv 2002.09843)"
+    )
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {"quick": PBPFL_SETTING, "paper": PBPFL_PAPER_SETTING}
-    claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers every client's exact gradient"
 
     @property
@@ -152,7 +150,6 @@ class PBPFLExt(PBPFL):
     fraction_bits: Bits = 48
 
     name: ClassVar[str] = "pbpfl_ext"
-    claimed: ClassVar[tuple[Claim, ...]] = FENG2020.claims("pbpfl_ext")
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     @property

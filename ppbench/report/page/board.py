@@ -7,69 +7,27 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import locked, write_atomic
-from ppbench.base.registry import load
-from ppbench.federation.claim import allowed
-from ppbench.federation.contract import Claim, Defense
 from ppbench.questions.base import missing_sentences
 from ppbench.records.run_files import Origin, origin_of, soundness_of, time_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
-from ppbench.report.claims import Checked, Unchecked, check_claims
-from ppbench.report.claims.case import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards_of, csv_text, write_csv
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
+from ppbench.report.page.profiles import PaperClaims
 from ppbench.report.page.tables import worst_csv
 
 WORST_CASE = "worst_case.csv"
-CLAIM_FORMS = {
-    ("membership", "iterate"): {"asr": "ASR {:.1%}"},
-    ("reconstruction", "init"): {"psnr_median": "PSNR {:.2f} dB"},
-}
-"""By kind and stage of a cell: the metric that a comparable claim has, except CAP, and its form."""
 
 
-@lru_cache
-def _claims(defense: str) -> tuple[Claim, ...]:
-    try:
-        plugin: type[Defense] = load("defenses", defense)
-    except UsageError:  # records of a defense that is not installed here stay readable
-        return ()
-    return plugin.claimed
-
-
-def claimed(record: Record) -> str:
-    """Return the claim of the defense's paper for this very setting, as "CAP 0.69 (Table 8)", or ""."""
-    config = record.config
-    forms = CLAIM_FORMS.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
-    for claim in _claims(config.defense.id):
-        fits = (
-            claim.metric in forms
-            and claim.dataset == data_of(config)
-            and claim.model == config.model.id
-            and claim.batch in (None, config.batch_size)
-            and all(config.defense.parameters.get(name) in allowed(value) for name, value in claim.when)
-            and claim.than is None
-        )
-        if fits and claim.value is not None:
-            return f"{forms[claim.metric].format(claim.value)} ({claim.source})"
-    return ""
-
-
-def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
-    """Return the outcomes of the claims of all defenses in `records`."""
-    names = sorted({record.config.defense.id for record in records})
-    return check_claims({name: claims for name in names if (claims := _claims(name))}, records, ())
-
-
-def up_to_date(store: Store) -> bool:
+def up_to_date(store: Store, claims: PaperClaims) -> bool:
     """Return whether the written tables are those of the records; False while a record cannot be read."""
     worst = store.out / WORST_CASE
     if not store.csv_path.is_file() or not store.html_path.is_file() or not worst.is_file():
@@ -79,8 +37,8 @@ def up_to_date(store: Store) -> bool:
         if problems:
             return False
         frame = frame_of(records)
-        all_boards = boards_of(frame, claimed, sound)
-        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claimed, all_boards):
+        all_boards = boards_of(frame, claims.words, sound)
+        if store.csv_path.read_text(encoding="utf-8") != csv_text(frame, claims.words, all_boards):
             return False
         return worst.read_text(encoding="utf-8") == worst_csv(all_boards)
 
@@ -108,15 +66,15 @@ class Written:
     problems: tuple[str, ...]
 
 
-def write_board(store: Store) -> list[Path]:
+def write_board(store: Store, claims: PaperClaims) -> list[Path]:
     """Write the board of a folder and return its files, see `rebuild`; warns of what cannot be read."""
-    written = rebuild(store)
+    written = rebuild(store, claims)
     for problem in written.problems:
         warnings.warn(problem, stacklevel=2)
     return [*written.paths, *written.figures]
 
 
-def rebuild(store: Store) -> Written:
+def rebuild(store: Store, claims: PaperClaims) -> Written:
     """Write leaderboard.csv, worst_case.csv, leaderboard.html and figures/ of a folder from its records.
 
     Unreadable files are left out; UsageError where no record can be read, or nothing written.
@@ -127,10 +85,10 @@ def rebuild(store: Store) -> Written:
         if not records:
             raise UsageError(f"{store.out} holds no records; run ppbench evaluate --out {store.out} first.")
         store.sweep()
-        return _write(store, records, problems)
+        return _write(store, records, problems, claims)
 
 
-def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Written:
+def _write(store: Store, records: Sequence[Record], problems: list[str], claims: PaperClaims) -> Written:
     # Drawing takes a second to import, which a run that finds its board up to date need not wait for.
     from ppbench.report.page.drawings import write_figures
     from ppbench.report.page.html import Page
@@ -138,18 +96,18 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     harness = _harness(store, problems)
     sound = harness.ok is not False  # where it is unknown, the controls count alone, and the page says so
     records = frame_of(records)
-    all_boards, evaluations = boards_of(records, claimed, sound), judged_evaluations(records, sound)
+    all_boards, evaluations = boards_of(records, claims.words, sound), judged_evaluations(records, sound)
     folder = store.out / "figures"
     drawn = write_figures(folder, all_boards, Knowledge.of(records))  # first: the page reuses these drawings
     page = Page(
         records,
         harness=harness,
-        claims=claimed,
+        claims=claims.words,
         images=store.images,
         times=partial(time_of, store.out),
         sound=sound,
         sentences=defense_sentences(evaluations),
-        outcomes=outcomes_of(records) if sound else (),
+        outcomes=claims.outcomes(records) if sound else (),
         boards=all_boards,
         evaluations=evaluations,
         problems=problems,
@@ -159,7 +117,7 @@ def _write(store: Store, records: Sequence[Record], problems: list[str]) -> Writ
     write_atomic(store.html_path, page.html().encode())
     worst = store.out / WORST_CASE
     write_atomic(worst, worst_csv(all_boards).encode())
-    write_csv(records, store.csv_path, claims=claimed, boards=all_boards)  # last: it marks the board as complete
+    write_csv(records, store.csv_path, claims=claims.words, boards=all_boards)  # last: it marks the board as complete
     return Written((store.html_path, store.csv_path, worst), tuple(drawn), tuple(problems))
 
 

@@ -29,7 +29,6 @@ from ppbench.questions.base import questions
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
-from ppbench.report.claims.page import claimed_text
 from ppbench.report.controls import Check, statuses_of
 from ppbench.report.frame import RUNS, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
@@ -291,7 +290,6 @@ def template() -> Template:
         "attack_of": attack_of,
         "cell_of": cell_of,
         "metric_of": section_metric,
-        "claimed_text": claimed_text,
         "words": LEVEL_WORDS,
         "usable_points": USABLE,
     }

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,9 @@ from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.store import CellImages
-from ppbench.report.claims import Checked, Unchecked
 from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
+from ppbench.report.page.boards import Claims
 from ppbench.report.page.costs import CostRow
 from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import DefenseSentence
@@ -105,8 +106,30 @@ def _tile(image: ImageArray, scale: int) -> NDArray[np.uint8]:
     return np.asarray(opaque.repeat(scale, axis=0).repeat(scale, axis=1))
 
 
-ClaimOutcome = Checked | Unchecked
-"""The outcome of a claim."""
+class ClaimOutcome(Protocol):
+    """A paper's claim as `ppbench.claims` judged it; the templates read more of it."""
+
+    @property
+    def defense(self) -> str:
+        """The defense's name."""
+
+    @property
+    def verdict(self) -> str:
+        """Such as "holds" or "falls"; "" where it could not be checked."""
+
+
+@dataclass(frozen=True)
+class PaperClaims:
+    """What a board shows of papers' claims.
+
+    words: returns the claim for a record's very setting, "" without one; outcomes: returns those of all claims about
+    the defenses in some records.
+    """
+
+    words: Claims
+    outcomes: Callable[[Sequence[Record]], Sequence[ClaimOutcome]]
+
+
 FULL_GALLERIES = 12
 """How many settings of a defense have all reconstructions shown; of others the boards show the worst case."""
 
@@ -152,18 +175,18 @@ class Profile:
     costs: tuple[CostRow, ...]
 
     @property
-    def checked(self) -> tuple[Checked, ...]:
+    def checked(self) -> tuple[ClaimOutcome, ...]:
         """The claims that were checked."""
-        return tuple(o for o in self.outcomes if isinstance(o, Checked))
+        return tuple(o for o in self.outcomes if o.verdict)
 
     @property
-    def unchecked(self) -> tuple[Unchecked, ...]:
+    def unchecked(self) -> tuple[ClaimOutcome, ...]:
         """The claims that could not be checked."""
-        return tuple(o for o in self.outcomes if isinstance(o, Unchecked))
+        return tuple(o for o in self.outcomes if not o.verdict)
 
     def count(self, verdict: str) -> int:
         """Return how many claims have a verdict ("holds", "falls", "inconclusive")."""
-        return sum(o.finding.verdict == verdict for o in self.checked)
+        return sum(o.verdict == verdict for o in self.outcomes)
 
 
 def anchors(names: Iterable[str]) -> dict[str, str]:

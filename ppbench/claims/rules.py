@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ppbench.federation.claim import Claim
-from ppbench.metrics.intervals import clopper_pearson
-from ppbench.questions.base import question_for
-from ppbench.records.figure import best
-from ppbench.records.schema import Record, Utility
-from ppbench.report.claims import costs, model_rules
-from ppbench.report.claims.attack_rules import (
+from ppbench.claims import costs, model_rules
+from ppbench.claims.attack_rules import (
     IMAGES,
     cap_is_kept,
     members_stay_hidden,
     outputs_stay_hidden,
     pixels_stay_hidden,
 )
-from ppbench.report.claims.case import ClaimCase, ClaimFinding, Judge
-from ppbench.report.claims.model_rules import JUDGED_CELLS, leaks_less, learns_more, stays_farther
+from ppbench.claims.case import ClaimCase, ClaimFinding, Judge
+from ppbench.claims.claim import Claim
+from ppbench.claims.model_rules import JUDGED_CELLS, leaks_less, learns_more, stays_farther
+from ppbench.metrics.intervals import clopper_pearson
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
+from ppbench.records.schema import Record, Utility
 
 # -- Counterfactuals: a verdict that no result of the same setting could change is no verdict --
 # A rule judges the same records again as if everything had leaked (each cell with its adversary's figures on the

@@ -15,12 +15,13 @@ from pathlib import Path
 from ppbench.base.errors import UsageError, first_of
 from ppbench.base.files import kind_of, listing, locked, sweep_abandoned, temporary_of, unwritable, write_atomic
 from ppbench.base.version import __version__
+from ppbench.claims.board import PAPER_CLAIMS, claimed
 from ppbench.records.run_files import ORIGIN, SELFTEST, Origin, Soundness, origin_of, save_soundness, soundness_of
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.controls import failures
-from ppbench.report.page.board import claimed, write_board
+from ppbench.report.page.board import write_board
 from ppbench.report.verify import HISTORY, Accepted, Further, Moved, baseline_problems, history, records_digest, verify
 
 _OLD = ".old"
@@ -144,7 +145,7 @@ def _fill(
         save_soundness(folder, outcome)
     if origin != Origin():
         write_atomic(folder / ORIGIN, canonical_json(origin))
-    write_board(Store(folder))
+    write_board(Store(folder), PAPER_CLAIMS)
     for path in listing(folder):
         if path.name not in _OURS:
             shutil.rmtree(path) if kind_of(path) == "folder" else path.unlink()

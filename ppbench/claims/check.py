@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ppbench.base.errors import count_of
-from ppbench.base.registry import load_all
-from ppbench.federation.claim import Claim
-from ppbench.records.schema import Record
-from ppbench.report.cap import strays
-from ppbench.report.claims.case import (
+from ppbench.claims.attack_rules import own_measure
+from ppbench.claims.case import (
     ClaimCase,
     ClaimFinding,
     ClaimVerdict,
     closeness,
     collapse_clauses,
     differing_needs,
-    equations,
     meets_need,
     steps_of,
     stray_clauses,
     unmet_conditions,
     unmet_needs,
 )
-from ppbench.report.claims.costs import KEY_OF, Benchmark, time_is_kept
-from ppbench.report.claims.own import own_measure
-from ppbench.report.claims.rules import judge_with_ends, rule_of, unjudged_reason
+from ppbench.claims.claim import Claim, equations
+from ppbench.claims.costs import KEY_OF, Benchmark, time_is_kept
+from ppbench.claims.rules import judge_with_ends, rule_of, unjudged_reason
+from ppbench.records.schema import Record
+from ppbench.report.cap import strays
 from ppbench.report.controls import nothing_to_read
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
 from ppbench.report.page.evaluations import evaluation_words
@@ -49,6 +48,11 @@ class Checked:
     evaluations: int = 1
     gathered: str = "worst"
 
+    @property
+    def verdict(self) -> str:
+        """The verdict of the finding."""
+        return self.finding.verdict
+
 
 @dataclass(frozen=True)
 class Unchecked:
@@ -58,6 +62,7 @@ class Unchecked:
     claim: Claim
     reason: str
     unrun: bool = False
+    verdict: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,6 @@ class _Evaluation:
     def closeness(self) -> tuple[float, ...]:
         """How close the evaluation is to the paper's, larger being closer: by what it lacks first."""
         return -len(self.lacks), *closeness(self.case.claim, self.case.mine[0].config)
-
-
-def claimed_by_all() -> dict[str, tuple[Claim, ...]]:
-    """Return the claims of every installed defense, by its name."""
-    by_name = {name: tuple(getattr(factory, "claimed", ())) for name, factory in load_all("defenses").items()}
-    return {name: claims for name, claims in by_name.items() if claims}
 
 
 def check_claims(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.base.files import read_regular
-from ppbench.federation.claim import Claim, Rival
+from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, verdict_of
+from ppbench.claims.claim import Claim, Rival
 from ppbench.records.schema import Record
-from ppbench.report.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, verdict_of
 from ppbench.report.page.costs import cost_ratios
 
 HEADER_SLACK = 1.01  # factor on a ratio of bytes: messages have headers

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ppbench.base.errors import count_of
 from ppbench.base.fence import made
 from ppbench.base.registry import load
-from ppbench.federation.claim import Claim, Conditions, Need, ParameterValue, allowed
+from ppbench.claims.claim import Claim, Conditions, Need, allowed, equations, value_word
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.controls import check_controls
 from ppbench.report.frame import TRAINED, Frame, Key, network_words
@@ -136,7 +136,7 @@ def unmet_conditions(conditions: Conditions, config: CellConfig, control: bool) 
     own = config.defense.parameters
     required = [(name, value) for name, value in conditions if (name == axis) == control]
     return tuple(
-        f"{name}={_word(own.get(name))}, not {' or '.join(map(_word, allowed(value)))}"
+        f"{name}={value_word(own.get(name))}, not {' or '.join(map(value_word, allowed(value)))}"
         for name, value in required
         if own.get(name) not in allowed(value)
     )
@@ -223,15 +223,6 @@ def closeness(claim: Claim, config: CellConfig) -> tuple[int, float]:
     """Return how close a cell's setting is to the paper's, larger being closer: shared needs, length of training."""
     length = 1.0 if claim.epochs is None else min(1.0, epochs_of(config) / (LONG_ENOUGH * claim.epochs))
     return sum(2**i for i, need in enumerate(reversed(CLOSENESS)) if meets_need(claim, config, need)), length
-
-
-def equations(pairs: Conditions) -> list[str]:
-    """Return ["theta=0.3", "masks=ring32 or ring64"]."""
-    return [f"{name}={' or '.join(map(_word, allowed(value)))}" for name, value in pairs]
-
-
-def _word(value: ParameterValue | None) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def epochs_of(config: CellConfig) -> float:

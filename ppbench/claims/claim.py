@@ -1,4 +1,4 @@
-"""A paper's claims about its own defense, as data; the table of claims compares them with records.
+"""A paper's claims about its own defense, as data.
 
 A paper is a TOML file: its `citation`, and a `[[table]]` for each table or place in it, with fields of `Claim` and the
 `defense`. Fields that differ between claims are named in `columns`, with one list of values per claim in `rows`
@@ -58,6 +58,31 @@ COMPARISON_NEEDS: tuple[Need, ...] = ("dataset", "model", "batch")
 """The premise of a claim to be better than another defense: both are trained alike here, for the paper's epochs or
 not. Claims about a model's quality also need the paper's epochs: early in training the faster learner is ahead.
 """
+
+
+METRIC_NAMES = {
+    "asr": "ASR",
+    "psnr_median": "PSNR",
+    "mse": "MSE",
+    "accuracy_top5": "Top-5 accuracy",
+    "dice": "Dice",
+    "bytes_saving": "saved bytes",
+    "accuracy_gain": "accuracy more than undefended by",
+    "test_mse_mean": "Test-MSE",
+    "feat_mse_mean": "Feat-MSE",
+}
+RATIO_WORDS = {
+    "upload_ratio": "times the undefended upload",
+    "memory_ratio": "times an undefended client's peak memory",
+    "client_cost_ratio": "times an undefended client's time",
+    "training_cost_ratio": "times an undefended client's time, without drawing noise",
+    "client_backward_ratio": "times the time of its backward passes",
+    "client_forward_ratio": "times the time of its forward passes",
+    "server_cost_ratio": "times an undefended server's time",
+    "server_update_ratio": "times the time of its updates",
+    "epoch_cost_ratio": "times an undefended epoch's time",
+    "time_to_accuracy_ratio": "times the undefended time to the same accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,24 @@ class Claim:
             return NEEDS.get(self.metric, ())
         return (*COMPARISON_NEEDS, "epochs") if self.metric in QUALITY_METRICS else COMPARISON_NEEDS
 
+    @property
+    def text(self) -> str:
+        """The claim in words: "ASR 50.3% (72.0% undefended)"."""
+        if self.value is None:
+            return self.note
+        if self.metric in RATIO_WORDS:
+            text = f"{self.value:.3g} {RATIO_WORDS[self.metric]}"
+        elif self.metric.startswith("cap_"):
+            about = f"{self.metric.removeprefix('cap_')}, {self.dataset}, batch {self.batch}"
+            text = f"CAP {self.value:.2f} ({about})"
+        else:
+            text = f"{METRIC_NAMES.get(self.metric, self.metric)} {figure_of(self.metric, self.value)}"
+        if self.than is not None and self.than.value is not None:
+            other = " ".join([self.than.defense, *equations(self.than.when)])
+            return f"{text}, better than {other}: {figure_of(self.metric, self.than.value)}"
+        beside = "" if self.undefended is None else f" ({figure_of(self.metric, self.undefended)} undefended)"
+        return text + beside + (f" [{self.note}]" if self.note else "")
+
 
 @dataclass(frozen=True)
 class Paper:
@@ -192,6 +235,25 @@ def _compared(path: Path, table: Mapping[str, Any], claims: Sequence[tuple[str, 
         if other.value is not None and claim.value is not None and better(claim.metric, claim.value, other.value):
             than = Rival(rival.than, other.value, other.when)
             yield rival.defense, replace(claim, than=than, note=rival.note or claim.note)
+
+
+def figure_of(metric: str, value: float) -> str:
+    """Return a value of a metric with its unit."""
+    if metric in ("asr", "accuracy", "accuracy_top5", "accuracy_gain", "agreement", "dice", "bytes_saving"):
+        return f"{value:.2%}"
+    if metric.endswith("_seconds"):
+        return f"{value:g} s"
+    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:.4g}")
+
+
+def equations(pairs: Conditions) -> list[str]:
+    """Return ["theta=0.3", "masks=ring32 or ring64"]."""
+    return [f"{name}={' or '.join(map(value_word, allowed(value)))}" for name, value in pairs]
+
+
+def value_word(value: ParameterValue | None) -> str:
+    """Return a parameter's value as a condition shows it."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def better(metric: str, one: float, other: float) -> bool:

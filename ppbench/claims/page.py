@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppbench.base.errors import UsageError
-from ppbench.federation.contract import Claim
+from ppbench.claims.check import NO_RECORD, Checked, Unchecked, check_claims
+from ppbench.claims.claim import METRIC_NAMES, Claim, figure_of
+from ppbench.claims.costs import Benchmark, read_figures, time_is_kept
+from ppbench.claims.lookup import claimed_by_all
+from ppbench.claims.rules import RIVALS, RULES
 from ppbench.records.schema import Record
 from ppbench.records.store import open_results
-from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check_claims, claimed_by_all
-from ppbench.report.claims.case import equations
-from ppbench.report.claims.costs import Benchmark, read_figures, time_is_kept
-from ppbench.report.claims.rules import RIVALS, RULES
 
 NOTHING = "-"
 NAME_DIGITS = 8  # hex digits of a cell's name, as on the page and in `records/`
@@ -23,29 +23,6 @@ _HEADS = (
     *("Plain attack", "Worst case", "Could have been", "Verdict", "Records"),
 )
 FEW_CLAIMS = 3  # claims of one table up to which each is written out, where they cannot be checked
-_NAMES = {
-    "asr": "ASR",
-    "psnr_median": "PSNR",
-    "mse": "MSE",
-    "accuracy_top5": "Top-5 accuracy",
-    "dice": "Dice",
-    "bytes_saving": "saved bytes",
-    "accuracy_gain": "accuracy more than undefended by",
-    "test_mse_mean": "Test-MSE",
-    "feat_mse_mean": "Feat-MSE",
-}
-_RATIOS = {
-    "upload_ratio": "times the undefended upload",
-    "memory_ratio": "times an undefended client's peak memory",
-    "client_cost_ratio": "times an undefended client's time",
-    "training_cost_ratio": "times an undefended client's time, without drawing noise",
-    "client_backward_ratio": "times the time of its backward passes",
-    "client_forward_ratio": "times the time of its forward passes",
-    "server_cost_ratio": "times an undefended server's time",
-    "server_update_ratio": "times the time of its updates",
-    "epoch_cost_ratio": "times an undefended epoch's time",
-    "time_to_accuracy_ratio": "times the undefended time to the same accuracy",
-}
 
 
 def write_claims(folders: Sequence[Path], figures: Sequence[Path]) -> str:
@@ -162,7 +139,7 @@ def _row(c: Checked) -> list[str]:
     worst = f"the {c.gathered} of {c.evaluations} evaluations" if c.evaluations > 1 else ""
     reason = "; ".join(escape(word) for word in (finding.reason, other, worst) if word)
     names = " ".join(f"`{cell[:NAME_DIGITS]}`" for cell in finding.cells)
-    head = (c.defense, c.claim.source, c.claim.setting or "not given", claimed_text(c.claim), c.setting)
+    head = (c.defense, c.claim.source, c.claim.setting or "not given", c.claim.text, c.setting)
     ends = f"{finding.least} to {finding.most}" if finding.least else ""
     figures = [escape(figure) or NOTHING for figure in (finding.own, finding.plain, finding.worst, ends)]
     return [*map(escape, head), *figures, f"{verdict}: {reason}" if reason else verdict, names or NOTHING]
@@ -188,14 +165,14 @@ def _list(unchecked: Sequence[Unchecked]) -> str:
 
 def _several(claims: Sequence[Claim]) -> str:
     """Return up to `FEW_CLAIMS` claims in words, or their number and the range of each metric."""
-    words = list(dict.fromkeys(claimed_text(claim) for claim in claims))
+    words = list(dict.fromkeys(claim.text for claim in claims))
     if len(words) <= FEW_CLAIMS:
         return "; ".join(words)
     ranges = []
     for metric in dict.fromkeys(claim.metric for claim in claims):
         values = [claim.value for claim in claims if claim.metric == metric and claim.value is not None]
-        ends = dict.fromkeys(_unit(metric, end) for end in (min(values), max(values))) if values else ()
-        ranges.append(" ".join(word for word in (_NAMES.get(metric, metric), " to ".join(ends)) if word))
+        ends = dict.fromkeys(figure_of(metric, end) for end in (min(values), max(values))) if values else ()
+        ranges.append(" ".join(word for word in (METRIC_NAMES.get(metric, metric), " to ".join(ends)) if word))
     return f"{_counted(len(claims))} ({'; '.join(ranges)})"
 
 
@@ -208,32 +185,6 @@ def _rules() -> str:
     rules = dict.fromkeys([*(rule.judge for rule in (*RULES.values(), *RIVALS.values())), time_is_kept])
     texts = [" ".join((rule.__doc__ or "").split("\n\n")[0].split()) for rule in rules]
     return "\n".join(f"- {escape(text)}" for text in texts if not text.startswith("Return"))
-
-
-def claimed_text(claim: Claim) -> str:
-    """Return a claim in words: "ASR 50.3% (72.0% undefended)"."""
-    if claim.value is None:
-        return claim.note
-    if claim.metric in _RATIOS:
-        text = f"{claim.value:.3g} {_RATIOS[claim.metric]}"
-    elif claim.metric.startswith("cap_"):
-        about = f"{claim.metric.removeprefix('cap_')}, {claim.dataset}, batch {claim.batch}"
-        text = f"CAP {claim.value:.2f} ({about})"
-    else:
-        text = f"{_NAMES.get(claim.metric, claim.metric)} {_unit(claim.metric, claim.value)}"
-    if claim.than is not None and claim.than.value is not None:
-        other = " ".join([claim.than.defense, *equations(claim.than.when)])
-        return f"{text}, better than {other}: {_unit(claim.metric, claim.than.value)}"
-    beside = "" if claim.undefended is None else f" ({_unit(claim.metric, claim.undefended)} undefended)"
-    return text + beside + (f" [{claim.note}]" if claim.note else "")
-
-
-def _unit(metric: str, value: float) -> str:
-    if metric in ("asr", "accuracy", "accuracy_top5", "accuracy_gain", "agreement", "dice", "bytes_saving"):
-        return f"{value:.2%}"
-    if metric.endswith("_seconds"):
-        return f"{value:g} s"
-    return {"psnr_median": f"{value:.2f} dB", "mse": f"{value:.3f}"}.get(metric, f"{value:.4g}")
 
 
 def escape(text: str) -> str:

@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 
 from ppbench.base.errors import listed
 from ppbench.base.registry import load, plugins
-from ppbench.federation.claim import Claim
-from ppbench.federation.threats import HONEST_SERVER, recorded_threat
-from ppbench.metrics.modality import modality_of
-from ppbench.questions.base import question_for
-from ppbench.records.figure import best
-from ppbench.records.schema import Record
-from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.claims.case import (
+from ppbench.claims.case import (
     ClaimCase,
     ClaimFinding,
     ClaimVerdict,
@@ -23,6 +16,13 @@ from ppbench.report.claims.case import (
     unreliable,
     verdict_of,
 )
+from ppbench.claims.claim import Claim
+from ppbench.federation.threats import HONEST_SERVER, recorded_threat
+from ppbench.metrics.modality import modality_of
+from ppbench.questions.base import question_for
+from ppbench.records.figure import best
+from ppbench.records.schema import Record
+from ppbench.report.cap import Cap, worst_caps
 from ppbench.report.controls import above_chance, value
 from ppbench.report.frame import SERIES, SETTING, Key, frame_of
 from ppbench.report.leak import LEVEL_WORDS, leak_of
@@ -340,3 +340,42 @@ def _lowest(some: Sequence[tuple[Key, Cap, list[Measured]]]) -> tuple[str, Cap |
     ends = "" if cap.low is None else f" [{cap.low:.2f}, {cap.high:.2f}]"
     names = ", ".join(dict.fromkeys(attack_of(case) for case in cases))
     return f"{cap.value:.2f}{ends} ({names})", cap, cases
+
+
+# -- The figure by the paper's own attack and measure: reported beside the worst case, never judged --
+
+OWN_UNITS = {"psnr_median": (".1f", " dB"), "asr": (".1%", ""), "agreement": (".1%", "")}
+
+
+def own_measure(case: ClaimCase) -> str:
+    """Return our figure by the paper's attack and distance, with accuracy, start and budget, in words; or "".
+
+    A CAP's distance is the SPN paper's: of the reconstruction as the optimizer left it, not clipped to the data's
+    range; of labels as that attack optimized them; of tracing by its images.
+    """
+    claim = case.claim
+    if claim.metric.startswith("cap_"):
+        ours = _own_cap(case, case.mine)
+        beside = _own_cap(case, case.rival) if case.rival else ""
+        return f"{ours} beside {beside}" if ours and beside else ours
+    if claim.metric not in OWN_UNITS or not claim.attack:
+        return ""
+    cells = [r for r in case.mine if r.config.attack.id == claim.attack and value(r, claim.metric) is not None]
+    cells = [r for r in cells if r.config.stage in ("init", "iterate")] or cells
+    if not cells:
+        return f"{claim.attack} was not run"
+    form, unit = OWN_UNITS[claim.metric]
+    smallest = min(cells, key=lambda r: (r.config.batch_size, r.config.cell_id()))
+    use = smallest.utility.accuracy
+    return f"{figure(smallest, claim.metric, form, unit)} ({claim.attack}{search_words(smallest)}" + (
+        ")" if use is None else f"; accuracy {use:.1%})"
+    )
+
+
+def _own_cap(case: ClaimCase, cells: Sequence[Record]) -> str:
+    """Return "0.84 (dlg from grey, 1,800 evaluations, unclipped; accuracy 93.7%)"; "" where unknown."""
+    own = by_papers_attack(case, cells)
+    if own is None:
+        return ""
+    how = ", unclipped" if case.claim.metric == "cap_reconstruction" else ""
+    return f"{own.cap:.2f} ({own.attack}{how}; accuracy {own.accuracy:.1%})"

@@ -1,0 +1,1 @@
+"""Papers' claims about their defenses: data, and rules that set records beside them."""
