@@ -31,9 +31,9 @@ def main() -> None:
     if message := fault():
         print(f"ppbench: {message}", file=sys.stderr)
         sys.exit(2)
-    from ppbench import cli
+    from ppbench import commands
 
-    cli.main(checked=True)
+    commands.main(checked=True)
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -42,7 +42,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
         import pytest
 
         raise pytest.UsageError(f"ppbench: {message}")
-    pluginmanager.import_plugin("ppbench.pytest_plugin")
+    pluginmanager.import_plugin("ppbench.testing.pytest_plugin")
 
 
 if __name__ == "__main__":

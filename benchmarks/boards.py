@@ -25,14 +25,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ppbench.base.suite_files import tomllib
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate
 from ppbench.records.store import TIMES_FOLDER, Store
-from ppbench.report.verify import history
-from ppbench.run.baseline import accept
-from ppbench.run.recheck import recheck
+from ppbench.report.integrity import history
 from ppbench.run.suite import load_suite
-from ppbench.suites import tomllib
+from ppbench.verification.baseline import accept
+from ppbench.verification.recheck import recheck
 
 RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
 SECONDS = 3600

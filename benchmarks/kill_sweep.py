@@ -28,7 +28,7 @@ from ppbench.records.store import Store
 from ppbench.run.sweep import sweep
 
 PLANTED = Path(__file__).parents[1] / "tests" / "planted"
-COMMAND = "from ppbench.cli import main; main()"
+COMMAND = "from ppbench.commands import main; main()"
 DERIVED = ("leaderboard.csv", "worst_case.csv")
 SUITE = """\
 schema = "ppbench.run.suite/1"

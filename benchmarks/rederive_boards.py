@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ppbench.base.suite_files import tomllib
 from ppbench.claims.board import claimed
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate, soundness_of
@@ -22,8 +23,7 @@ from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.page.boards import boards_of, write_csv
 from ppbench.report.page.tables import worst_csv
-from ppbench.report.verify import verify
-from ppbench.suites import tomllib
+from ppbench.verification import verify
 
 RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"
 WORST = "worst_case.csv"

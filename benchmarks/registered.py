@@ -26,10 +26,10 @@ def run(name, out, engine="local"):
     from ppbench.base.bars import Bars
     from ppbench.claims.board import claimed
     from ppbench.report.controls import exit_of
-    from ppbench.report.verify import verify
-    from ppbench.run.recheck import recheck
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import sweep
+    from ppbench.verification import verify
+    from ppbench.verification.recheck import recheck
 
     suite, defense = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite, group == "defenses"
     configs = load_suite(suite, add=[name] if defense else [])

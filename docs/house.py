@@ -46,7 +46,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def room(module: str) -> str:
-    """Return the package below ppbench that a module lies in, or the module itself at the top (`ppbench.cli`)."""
+    """Return the package below ppbench that a module lies in, or the module itself at the top (`ppbench.plot`)."""
     return ".".join(module.split(".")[:2])
 
 

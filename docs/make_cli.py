@@ -13,7 +13,7 @@ HEAD = "<!-- Made by docs/make_cli.py from the program; change the program, not 
 
 def reference() -> str:
     """Return the reference of the command line as Markdown, by typer's own tool."""
-    command = [sys.executable, "-m", "typer", "ppbench.cli", "utils", "docs", "--name", "ppbench"]
+    command = [sys.executable, "-m", "typer", "ppbench.commands", "utils", "docs", "--name", "ppbench"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
     return HEAD + printed.stdout.rstrip() + "\n\n" + exits()
 

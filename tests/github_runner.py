@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from ppbench.cli import main
+from ppbench.commands import main
 
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
 WORD = re.compile(r"\b(inputs|steps|runner|github)((?:\.[\w-]+)+)")

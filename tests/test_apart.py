@@ -24,14 +24,14 @@ from ppbench.base.tree import save
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
 from ppbench.records.run_files import commitment, keep_salt, salt_of
-from ppbench.report.verify import examine
 from ppbench.run.cells import CellGroup
 from ppbench.run.config import configure
 from ppbench.run.experiment import make_attack, resolve
-from ppbench.run.recheck import recheck
 from ppbench.run.scene import group_victims
 from ppbench.run.suite import load_suite, salt_if_isolated
 from ppbench.run.train import federation
+from ppbench.verification import examine
+from ppbench.verification.recheck import recheck
 
 TINY = {
     **{"dataset": "digits", "model": "mlp", "train": 40, "clients": 2, "rounds": 1, "victims": 2, "candidates": 8},

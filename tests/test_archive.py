@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.records import archive as groups
 from ppbench.records import archive as module
 from ppbench.records.archive import MEMBER, Archive, pack_archive, unpack_archive
@@ -33,9 +33,9 @@ from ppbench.records.run_files import (
 )
 from ppbench.records.store import Store, marker_bytes
 from ppbench.report.compare.outcome import compare
-from ppbench.report.verify import history, records_digest, verify
-from ppbench.run import recheck
-from ppbench.run.baseline import accept
+from ppbench.report.integrity import history, records_digest
+from ppbench.verification import recheck, verify
+from ppbench.verification.baseline import accept
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 BOARDS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("*/manifest.toml"))

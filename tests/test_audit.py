@@ -15,13 +15,13 @@ from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
-from ppbench.report.verify import verify
 from ppbench.run.audit.population import AVERAGE, CANARY_FAMILIES, canaries, level_sizes, needs_level, populate
 from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import Point, resolve
 from ppbench.run.task import make_task
+from ppbench.verification import verify
 
 SMALL = dict(
     defense="none", model="mlp", model_options={"hidden": 8}, train=200, public=0.5, clients=4, rounds=2, canaries=10,

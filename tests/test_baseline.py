@@ -13,11 +13,11 @@ from ppbench.records.run_files import Origin, origin_of, save_origin
 from ppbench.records.store import Store
 from ppbench.report.compare.outcome import compare
 from ppbench.report.controls import UNREAD
+from ppbench.report.integrity import HISTORY, history
 from ppbench.report.page.board import write_board
-from ppbench.report.verify import HISTORY, history, verify
-from ppbench.run import baseline as module
-from ppbench.run import recheck
-from ppbench.run.baseline import accept
+from ppbench.verification import baseline as module
+from ppbench.verification import recheck, verify
+from ppbench.verification.baseline import accept
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ppbench
-from ppbench import cli
+from ppbench import commands as cli
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import summary
@@ -38,9 +38,9 @@ def test_what_is_quick_to_ask_imports_nothing_heavy():
     """The pytest plugin, the batteries, records, help and lists, in one process that begins with the lightest."""
     code = (
         "import sys\nheavy = {'torch', 'sklearn', 'pandas', 'matplotlib'}\n"
-        "import ppbench.pytest_plugin\nassert not {*heavy, 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "import ppbench.testing.pytest_plugin\nassert not {*heavy, 'numpy', 'pydantic'} & set(sys.modules)\n"
         "import ppbench.testing, ppbench.records.schema, ppbench.records.store\nassert 'torch' not in sys.modules\n"
-        "from ppbench import cli\n"
+        "from ppbench import commands as cli\n"
         "for words in (['--help'], ['list'], ['evaluate', '--help'], ['--version']):\n"
         "    sys.argv = ['ppbench', *words]\n"
         "    try: cli.main()\n"

@@ -25,7 +25,7 @@ from ppbench.report.page.curves import (
     rocs,
 )
 from ppbench.report.page.html import Page
-from ppbench.report.verify import verify
+from ppbench.verification import verify
 
 
 def image(probe, psnr, evaluations, path=()):

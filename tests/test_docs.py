@@ -16,7 +16,7 @@ import typer
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.registry import plugins
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.federation.contract import Defense
 from ppbench.federation.threats import THREATS
 from ppbench.run.suite import SECTIONS, DefensePart, PresetPart, SuiteFile, load_suite

@@ -14,12 +14,12 @@ from ppbench.base.errors import UsageError
 from ppbench.claims.board import claimed
 from ppbench.federation.plan import Data
 from ppbench.report.controls import check_controls
-from ppbench.report.verify import verify
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
 from ppbench.run.schedule import plan_cells
 from ppbench.run.train import mean_square
+from ppbench.verification import verify
 
 TINY = {
     **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12},

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ppbench.base import registry
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.run import evaluation
 from ppbench.run.suite import load_suite
 from ppbench.testing import check_attack, check_defense

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ppbench import cli
+from ppbench import commands as cli
 from ppbench.base.errors import MEANINGS, Exit, Stopped, held_back, stopping
 from ppbench.report.controls import defenses_without_result, exit_of
 

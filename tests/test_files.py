@@ -308,7 +308,7 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path, monkeypatch):
 
 
 def _accepts(new, base, number):
-    from ppbench.run.baseline import accept
+    from ppbench.verification.baseline import accept
 
     accept(Path(new), Path(base), f"reason {number}")
 
@@ -321,7 +321,7 @@ def test_baselines_that_are_accepted_at_once_keep_every_line(accepted, tmp_path)
         one.start()
     for one in made:
         one.join(60)
-    from ppbench.report.verify import history
+    from ppbench.report.integrity import history
 
     assert [one.exitcode for one in made] == [0] * 4
     assert sorted(line.reason for line in history(base)) == [f"reason {number}" for number in range(4)]
@@ -330,8 +330,8 @@ def test_baselines_that_are_accepted_at_once_keep_every_line(accepted, tmp_path)
 
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_a_move_that_is_killed_between_its_renames_loses_nothing(accepted, tmp_path, monkeypatch, killed_at):
-    from ppbench.report.verify import history
-    from ppbench.run.baseline import accept
+    from ppbench.report.integrity import history
+    from ppbench.verification.baseline import accept
 
     base = tmp_path / "base"
     accept(accepted, base, "first")
@@ -359,7 +359,7 @@ def test_a_move_that_is_killed_between_its_renames_loses_nothing(accepted, tmp_p
 @pytest.fixture
 def accepted(fabricate, pictured, tmp_path, monkeypatch):
     """Return a finished run that may be accepted; boards are an empty table, to be quick."""
-    from ppbench.run import baseline as module
+    from ppbench.verification import baseline as module
 
     def board(store, claims):
         with locks.locked(store.out, "writing its board"):

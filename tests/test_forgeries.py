@@ -27,9 +27,9 @@ from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
 from ppbench.report.page.boards import boards_of, no_claims, write_csv
 from ppbench.report.page.tables import worst_csv
-from ppbench.report.verify import examine
-from ppbench.run.recheck import recheck
 from ppbench.run.sweep import missing_cells
+from ppbench.verification import examine
+from ppbench.verification.recheck import recheck
 
 ASKED = dict(
     defense="dp_sgd", grid=(1.0, 2.0), rounds=1, clients=2, train=120, victims=4, attack_batch=(2,), candidates=10,

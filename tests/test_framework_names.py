@@ -21,7 +21,7 @@ from ppbench.adapters import flower, framework, nvflare, opacus
 from ppbench.adversary.attack import among
 from ppbench.base import registry
 from ppbench.base.errors import UsageError, closest
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.suite import DefensePart, PresetPart
 from ppbench.testing.sweeps import request_from

@@ -19,7 +19,7 @@ import pytest
 from bad_inputs import Case, cases, evaluated, numeric
 from faulty_files import EVERY, composed
 
-from ppbench import cli
+from ppbench import commands as cli
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, because, shown
 from ppbench.base.registry import load

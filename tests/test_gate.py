@@ -17,7 +17,7 @@ from ppbench.base import fence as blame
 from ppbench.base import registry
 from ppbench.base import registry as entries
 from ppbench.base.errors import PluginError, UsageError
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.records.store import Store
 from ppbench.run.config import configure
 from ppbench.run.evaluation import check_experiment

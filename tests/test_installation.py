@@ -26,7 +26,7 @@ UNINSTALL, AGAIN = f"pip uninstall {OTHER}", "pip install --force-reinstall --no
 HARMLESS = {"ppbench/__init__.py": '"""Puzzles."""\n', "ppbench/puzzle.py": "class Puzzle: ...\n"}
 RAISING = {**HARMLESS, "ppbench/__init__.py": "import no_such_module_of_puzzles\n"}
 COMMANDS = {
-    "ppbench/cli.py": "def main():\n    print('puzzles')\n",
+    "ppbench/commands/__init__.py": "def main():\n    print('puzzles')\n",
     "ppbench/__main__.py": "print('puzzles')\n",
 }
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -136,7 +136,7 @@ def test_the_command_says_that_another_distribution_has_overwritten_it_which_and
     assert done.err.endswith(f"Repair it: {UNINSTALL} && {AGAIN}\n")
 
 
-OURS = {"ppbench/__init__.py", "ppbench/cli.py", "ppbench/__main__.py", "ppbench/run/loop.py"}
+OURS = {"ppbench/__init__.py", "ppbench/commands/__init__.py", "ppbench/__main__.py", "ppbench/run/loop.py"}
 
 
 def test_so_does_the_module_where_it_is_still_ours(site: Site) -> None:
@@ -269,5 +269,5 @@ def test_metadata_of_another_version_than_the_codes_is_a_warning(site: Site) -> 
 )  # fmt: skip
 def test_ours_is_installed_again_from_where_it_came(site: Site, noted: dict[str, object], right: str) -> None:
     (site.folder / "ppbench_fl-0.1.0.dist-info" / "direct_url.json").write_text(json.dumps(noted))
-    (site.folder / "ppbench/cli.py").unlink()
+    (site.folder / "ppbench/commands/__init__.py").unlink()
     assert site.command("list").err.endswith(f"repair it: pip install --force-reinstall --no-deps {right}\n")

@@ -39,12 +39,12 @@ from ppbench.ledger.score import (
 from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
-from ppbench.report.verify import examine
 from ppbench.run.config_of_cell import find_cell
 from ppbench.run.experiment import resolve
-from ppbench.run.recheck import recheck
 from ppbench.run.scene import group_victims
 from ppbench.run.sweep import missing_cells
+from ppbench.verification import examine
+from ppbench.verification.recheck import recheck
 
 HARD, EASY = "dp", "spn"
 """A row whose worst case is below a blind guess, and one in which an attack rebuilds every image."""

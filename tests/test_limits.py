@@ -13,7 +13,7 @@ from ppbench.adversary.victims import choose_victims
 from ppbench.base import machine
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
-from ppbench.cli import LONGEST, check_words
+from ppbench.commands import LONGEST, check_words
 from ppbench.federation.plan import Data
 from ppbench.nets.net import _built, net_spec
 from ppbench.run.config import EvaluateConfig, numbers, scalar, sizes

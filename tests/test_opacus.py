@@ -24,7 +24,7 @@ from ppbench.base import registry
 from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.registry import load
 from ppbench.base.tree import Params, leaves
-from ppbench.cli import main
+from ppbench.commands import main
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Data, Layout, Local, Opt, Plan

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.records.archive import Archive
 from ppbench.records.run_files import ORIGIN, command_of, origin_of, restate, save_origin
 from ppbench.records.store import Store

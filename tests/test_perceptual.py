@@ -23,7 +23,7 @@ from ppbench.metrics.perceptual import (
     weights_file,
     weights_identity,
 )
-from ppbench.report.verify import verify
+from ppbench.verification import verify
 
 DATA = os.environ.get("PPBENCH_TEST_DATA")
 

@@ -60,7 +60,7 @@ def tried(pytester, home, monkeypatch):
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         # The session that runs this test may have loaded the plugin by itself: that it cannot be rewritten is no news.
         quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-        own = ("-p", "ppbench.pytest_plugin", "-p", "no:cacheprovider", "-rA")
+        own = ("-p", "ppbench.testing.pytest_plugin", "-p", "no:cacheprovider", "-rA")
         return pytester.runpytest_inprocess(*own, *quiet, *kept, *options)
 
     return start

@@ -19,7 +19,7 @@ from ppbench.base.files import publish_folder
 from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical_json
-from ppbench.report.verify import record_problems
+from ppbench.report.integrity import record_problems
 
 PAIR = {"guess": np.ones((2, 3)), "truth": np.zeros((2, 3))}
 

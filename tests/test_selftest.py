@@ -14,8 +14,8 @@ from ppbench.records.run_files import SELFTEST, SelftestTrial, Soundness, save_s
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.page.board import rebuild, up_to_date, write_board
-from ppbench.report.verify import verify
 from ppbench.run.evaluation import SUBJECTS, evaluate, selftest
+from ppbench.verification import verify
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import ppbench.run.task as task_module
+from ppbench.base.suite_files import shipped, titles, tomllib
 from ppbench.base.vision import torchvision
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
-from ppbench.suites import shipped, titles, tomllib
 from ppbench.task.dataset import Dataset, Split
 from ppbench.task.imagefolder import masked_dataset
 

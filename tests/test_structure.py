@@ -21,7 +21,7 @@ from ppbench.records.store import Store, canonical_json
 from ppbench.report.cap import record_distance
 from ppbench.report.page.board import write_board
 from ppbench.report.page.boards import boards_of, no_claims
-from ppbench.report.verify import verify
+from ppbench.verification import verify
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ppbench"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
 from ppbench.claims.board import claimed
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.ledger import examination as due
 from ppbench.ledger import examination as rerun
 from ppbench.ledger.examination import (
@@ -36,13 +36,13 @@ from ppbench.records.archive import SUBMISSION, pack_archive, unpack_archive
 from ppbench.records.figure import aggregate
 from ppbench.records.run_files import commit_of
 from ppbench.records.store import Store, canonical_json
-from ppbench.report.verify import verify
 from ppbench.run import suite
 from ppbench.run import sweep as complete
 from ppbench.run.cells import cells, groups
-from ppbench.run.recheck import recheck
 from ppbench.run.suite import load_suite, with_salt
 from ppbench.run.sweep import sweep
+from ppbench.verification import verify
+from ppbench.verification.recheck import recheck
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PACKAGES = (("my_defense", "sign_sgd", "defenses", "SignSGD"), ("my_attack", "row_ratio", "attacks", "RowRatio"))

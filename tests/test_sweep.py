@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
-from ppbench.cli import app
+from ppbench.commands import app
 from ppbench.federation.engine import Federation
 from ppbench.records import sources
 from ppbench.run import experiment, task

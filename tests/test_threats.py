@@ -28,8 +28,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import net_spec
 from ppbench.records.store import Store
-from ppbench.report.verify import verify
 from ppbench.run.evaluation import evaluate
+from ppbench.verification import verify
 
 SEES = "two curious clients without the server: the broadcasts, states and data of both"
 

@@ -15,9 +15,10 @@ from ppbench.questions.membership import MemberScore
 from ppbench.questions.reconstruction import blind_decibels
 from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
+from ppbench.report.integrity import implausible
 from ppbench.report.page.boards import boards_of, no_claims, write_csv
 from ppbench.report.page.tables import worst_csv
-from ppbench.report.verify import implausible, verify
+from ppbench.verification import verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 GUESS = (TRUTH + torch.linspace(-0.1, 0.3, 9)[:, None, None, None]).clamp(0, 1)

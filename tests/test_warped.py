@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from ppbench.claims.case import data_of
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
-from ppbench.report.verify import verify
-from ppbench.run import recheck as rechecking
 from ppbench.run import task
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
@@ -22,6 +20,8 @@ from ppbench.run.task import describe, make_task
 from ppbench.task import warped
 from ppbench.task.user_data import open_dataset, plugins_of
 from ppbench.task.warped import WARP_NUMBERS, Bend, bent
+from ppbench.verification import recheck as rechecking
+from ppbench.verification import verify
 
 SEEDS = st.integers(0, 2**63 - 1)
 SHARES = st.lists(st.floats(-1, 1), min_size=WARP_NUMBERS, max_size=WARP_NUMBERS)
@@ -161,7 +161,7 @@ def test_an_evaluation_of_them_is_checked_again(tmp_path, undrawn, monkeypatch):
     checked = rechecking.recheck(Store(evaluation.out), evaluation.records)
     assert not checked.problems and not [what for what in checked.unchecked if "at hand)" in what and "victims" in what]
     monkeypatch.setattr(warped, "TURN", warped.TURN / 2)  # other images than those of the records
-    for cache in (rechecking._deal_task, task.task_of, task._dataset):
+    for cache in (rechecking.task_of_cell, task.task_of, task._dataset):
         cache.cache_clear()
     assert any(
         "digest" in problem for problem in rechecking.recheck(Store(evaluation.out), evaluation.records).problems

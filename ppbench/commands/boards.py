@@ -76,12 +76,10 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder of results, or 
     the mechanism, victims and originals from the data set where it is at hand; docs/verify.md says what that
     shows. Exit code 0: nothing differs; 1: something does; 2: FOLDER holds no results.
     """
-    from ppbench.claims.board import claimed
     from ppbench.records.store import open_results
-    from ppbench.report.verify import examine
-    from ppbench.run.recheck import recheck
+    from ppbench.verification.recheck import full_findings
 
-    findings = examine(open_results(folder).out, claimed, recheck)
+    findings = full_findings(open_results(folder).out)
     for problem in findings.problems:
         typer.echo(problem)
     if not findings.problems:

@@ -93,8 +93,8 @@ def accept(
     Exit code 2: NEW has problems (see `ppbench verify`), failed cells, or controls that do not hold; or no reason was
     given.
     """
-    from ppbench.run.baseline import accept as run
-    from ppbench.run.recheck import recheck
+    from ppbench.verification.baseline import accept as run
+    from ppbench.verification.recheck import recheck
 
     line = run(new, folder, reason, recheck, keep=keep)
     moved = line.moved

@@ -16,7 +16,6 @@ from ppbench.base.bars import Bars
 from ppbench.base.errors import count_of
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.modality import CLOSE_ROW, IMAGE, modality_of
-from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.run_files import time_of
 from ppbench.records.schema import Record
@@ -415,6 +414,6 @@ def _most(records: Sequence[Record], name: str) -> str:
 
 def _rebuilt(records: Frame) -> str:
     """Return the highest median PSNR of a worst case."""
-    images = records.of([r for r in records if question_for(r).inputs])
+    images = records.about_inputs()
     top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
     return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"

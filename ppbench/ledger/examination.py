@@ -18,7 +18,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError, first_of, shown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import GROUP_NOUNS, find
-from ppbench.claims.board import claimed
+from ppbench.base.suite_files import shipped
 from ppbench.ledger.submission import (
     Submission,
     describe_submission,
@@ -38,15 +38,13 @@ from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.compare.paired import change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
 from ppbench.report.leak import undefended_stands
-from ppbench.report.verify import examine
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import compute
 from ppbench.run.executors import check_workers, default_workers, make_executor
-from ppbench.run.recheck import EPSILON_TOLERANCE, recheck
 from ppbench.run.schedule import PlannedCells, Progress
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import local_dataset, plan_sweep
-from ppbench.suites import shipped
+from ppbench.verification.recheck import EPSILON_TOLERANCE, full_findings
 
 # -- Recompute random cells of a submission, unpredictable for the submitter, and compare them record by record --
 # Only this detects forged answers and accuracies that are consistent with everything else. One seed gives one result
@@ -442,7 +440,7 @@ def run_checks(case: SubmissionCase) -> Iterator[CheckOutcome]:
 
 def _check_records(case: SubmissionCase) -> CheckOutcome:
     """Check all figures that can be recomputed without training."""
-    problems = examine(case.store.out, claimed, recheck).problems
+    problems = full_findings(case.store.out).problems
     sentence = f"{first_of(problems)}." if problems else "Every record, artifact and table row agrees with its scores."
     return CheckOutcome("verify", not problems, sentence)
 

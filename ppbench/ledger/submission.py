@@ -23,6 +23,7 @@ from ppbench.base.device import processor
 from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.machine import GIB, memory
 from ppbench.base.registry import ADDRESSED, DISTRIBUTION, GROUP_NOUNS, Plugin, PluginGroup, find
+from ppbench.base.suite_files import shipped
 from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.base.version import __version__
 from ppbench.ledger.form import ShownLine, ShownWord
@@ -31,7 +32,6 @@ from ppbench.records.run_files import commit_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.scores import AtLeastOne, Strict
 from ppbench.records.sources import code_of, source_digest
-from ppbench.suites import shipped
 
 SUBMISSION_SCHEMA: Literal["ppbench.submission/1"] = "ppbench.submission/1"
 MAX_SUBMISSION_BYTES = 1 << 20

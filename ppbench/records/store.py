@@ -9,8 +9,8 @@
     OUT/origin.json                     command, day and commit, see `origin.py`
 
 OUT may be a link to a folder; links, devices and pipes inside it are neither read nor written. Equal records give equal
-bytes. The marker of an accepted baseline (`ppbench.run.baseline`) says that reconstructions were left out: then they
-are not required, and only `ppbench baseline accept` writes there.
+bytes. The marker of an accepted baseline (`ppbench.verification.baseline`) says that reconstructions were left out:
+then they are not required, and only `ppbench baseline accept` writes there.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from ppbench.questions.base import question_of
+from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.report.worst import WorstCase, contenders, worst_case
 
@@ -205,6 +205,10 @@ class Frame(tuple[Record, ...]):
     def of(self, records: Iterable[Record]) -> Frame:
         """Return a frame of some records of this one."""
         return Frame(records, self)
+
+    def about_inputs(self) -> Frame:
+        """Return the cells that ask for inputs themselves."""
+        return self.of([record for record in self if question_for(record).inputs])
 
     def key(self, record: Record) -> Key:
         """Return a record's key."""

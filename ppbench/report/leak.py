@@ -257,7 +257,7 @@ def leak_of(row: Sequence[Record], *, vouched: bool, none: Leak | None = None) -
     vouched: whether an attack ran that is shown to know the defense (`Knowledge.vouches`); none: the undefended model's
     leak in the same scene.
     """
-    cells = frame_of(row).of([r for r in row if question_for(r).inputs])
+    cells = frame_of(row).about_inputs()
     if not cells:
         return None
     compared = cells[0].config.defense.id != "none"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, cast
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
+from ppbench.federation.plan import Local, Opt, Plan
+from ppbench.nets.net import net_spec
 from ppbench.records.run_files import commitment
-from ppbench.records.schema import CellConfig, Scalar
+from ppbench.records.schema import CellConfig, DataInfo, FederationInfo, Scalar
 from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment, resolve
+from ppbench.run.task import Task, make_task
 from ppbench.task.user_data import open_dataset
 
 
@@ -100,3 +104,27 @@ def _config_of(config: CellConfig, data: str, salt: str, weights: str | None) ->
         suite_digest=config.suite_digest,
         **options,
     )
+
+
+@lru_cache(maxsize=4)
+def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
+    """Return the task of a cell from the data set `text` and the JSON of its federation and data; or UsageError."""
+    fed, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
+    dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
+    if dataset.sha256() != about.sha256:
+        raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
+    config = EvaluateConfig(
+        defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
+        salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
+        clients=fed.clients, partition=fed.partition,
+    )  # fmt: skip
+    return make_task(config)
+
+
+def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
+    """Return a record's plan on `network`, a small one that stands in; classes: their number, 0 for the record's."""
+    fed, model = config.federation, config.model
+    opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
+    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
+    spec = net_spec(network, tuple(model.shape), classes or model.classes)
+    return Plan(spec, fed.clients, local, loss=cast(Any, model.loss), schedule=cast(Any, fed.schedule))

@@ -24,11 +24,11 @@ from ppbench.adversary.isolation import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.files import kind_of
 from ppbench.base.registry import plugins
+from ppbench.base.suite_files import shipped
 from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.config import MAX_LIST, DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve
-from ppbench.suites import shipped
 
 SUITE_SCHEMA = "ppbench.run.suite/1"
 Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)]

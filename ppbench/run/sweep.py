@@ -14,6 +14,7 @@ from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
 from ppbench.base.fence import guard
 from ppbench.base.registry import canonical
+from ppbench.base.suite_files import shipped
 from ppbench.claims.board import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
 from ppbench.records.schema import CellConfig, Record
@@ -30,7 +31,6 @@ from ppbench.run.experiment import Experiment
 from ppbench.run.schedule import PlannedCells, Progress, count_cells, ended_cells, plan_cells, strands, unfinished
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
-from ppbench.suites import shipped
 from ppbench.task.dataset import default_root
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})

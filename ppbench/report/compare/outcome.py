@@ -18,7 +18,7 @@ from ppbench.report.compare.join import join
 from ppbench.report.compare.judge import ComparedRow, judged_rows, printable, rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
-from ppbench.report.verify import baseline_problems, sound_records
+from ppbench.report.integrity import baseline_problems, sound_records
 
 UTILITY = ("accuracy", "dice", "mse", "cap")
 JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparable")

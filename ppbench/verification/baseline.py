@@ -21,8 +21,9 @@ from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.controls import failures
+from ppbench.report.integrity import HISTORY, Accepted, Moved, baseline_problems, history, records_digest
 from ppbench.report.page.board import write_board
-from ppbench.report.verify import HISTORY, Accepted, Further, Moved, baseline_problems, history, records_digest, verify
+from ppbench.verification import Further, verify
 
 _OLD = ".old"
 BOARD_FILES = ("leaderboard.csv", "worst_case.csv", "leaderboard.html")  # files of the board

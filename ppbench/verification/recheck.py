@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import isclose
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,26 +20,25 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import find
-from ppbench.base.seeds import Seeds
+from ppbench.claims.board import claimed
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
-from ppbench.federation.plan import Data, Local, Opt, Plan
+from ppbench.federation.plan import Data, Plan
 from ppbench.federation.threats import threat_model
 from ppbench.federation.view import Transcript
 from ppbench.metrics.modality import modality_of
-from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_for
 from ppbench.questions.inquiry import Inquiry, Probe, TargetModel
 from ppbench.records.run_files import commitment, salt_of, training_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
-from ppbench.report.verify import TRAINING_FIELDS, Findings, of_training
-from ppbench.run.config import EvaluateConfig
+from ppbench.report.integrity import TRAINING_FIELDS, of_training
+from ppbench.run.config_of_cell import plan_of_cell, task_of_cell
 from ppbench.run.experiment import make_defense
 from ppbench.run.sweep import local_dataset, missing_cells
-from ppbench.run.task import Task, make_task
+from ppbench.run.task import Task
 from ppbench.run.train import is_trained, load_trained
-from ppbench.task.user_data import open_dataset
+from ppbench.verification import Findings, examine
 
 MAX_BUILT = 1_000_000
 """Most values of an input, and a thousand times the classes, of a network that is built to check a guarantee."""
@@ -78,6 +78,11 @@ def recheck(store: Store, records: Sequence[Record]) -> Findings:
     return Findings(tuple(notes.problems), tuple(unchecked))
 
 
+def full_findings(out: Path) -> Findings:
+    """Return what `examine` finds with everything that can be checked here: claims, data, plugins and the cache."""
+    return examine(out, claimed, recheck)
+
+
 # -- what is at hand ---------------------------------------------------------------------------------------------------
 def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
     """Return the task of a record, None if its data are not available."""
@@ -91,7 +96,7 @@ def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
         return (
             None
             if text is None
-            else _deal_task(text, config.model.loss, config.seed, salt, *(p.model_dump_json() for p in about))
+            else task_of_cell(text, config.model.loss, config.seed, salt, *(p.model_dump_json() for p in about))
         )
     except (UsageError, ValueError, OSError) as cause:
         notes.problems += [f"{config.cell_id()}.json: {config.data.name} gives no such federation ({cause})"]
@@ -99,22 +104,6 @@ def _task_of(config: CellConfig, notes: _Notes) -> Task | None:
     finally:
         if local_dataset(config.data.name) is None:
             notes.unchecked[f"victims, originals and recognition ({config.data.name} is not at hand)"] += 1
-
-
-@lru_cache(maxsize=4)
-def _deal_task(text: str, loss: str, seed: int, salt: str, federation: str, data: str) -> Task:
-    from ppbench.records.schema import DataInfo, FederationInfo
-
-    fed, about = FederationInfo.model_validate_json(federation), DataInfo.model_validate_json(data)
-    dataset = open_dataset(text, seed=Seeds(seed, salt).seed("data"))
-    if dataset.sha256() != about.sha256:
-        raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
-    config = EvaluateConfig(
-        defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
-        salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
-        clients=fed.clients, partition=fed.partition,
-    )  # fmt: skip
-    return make_task(config)
 
 
 def _defense_of(record: Record, notes: _Notes) -> Defense | None:
@@ -140,12 +129,12 @@ def _guarantee(record: Record, defense: Defense, task: Task | None, notes: _Note
     fed = config.federation
     sizes = {len(shard.x) for shard in task.shards.values()} if task is not None else {config.data.train // fed.clients}
     try:
-        plan, other = _plan(config), _plan(config, classes=2)
+        plan, other = plan_of_cell(config), plan_of_cell(config, classes=2)
         if _epsilon(defense, plan, 1, fed.rounds) != _epsilon(defense, other, 1, fed.rounds):  # networks matter
             if not _small(config):
                 notes.unchecked["epsilon (it depends on the network, which is not built here)"] += 1
                 return
-            plan = _plan(config, config.model.id)
+            plan = plan_of_cell(config, config.model.id)
         whole = _weakest(defense, lambda size: plan, sizes, fed.rounds)
         kind, rounds = config.probe, config.probe_rounds
         one = _weakest(defense, lambda size: probe_plan(plan, defense, size, kind, rounds, whole=True), sizes, rounds)
@@ -193,15 +182,6 @@ def _small(config: CellConfig) -> bool:
     plugin, about = find("models", config.model.id), config.model
     ours = plugin is not None and plugin.ours and about.options == {}
     return ours and math.prod(about.shape) <= MAX_BUILT and about.classes <= MAX_BUILT // 1000
-
-
-def _plan(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
-    """Return a record's plan on `network`, a small one that stands in; classes: their number, 0 for the record's."""
-    fed, model = config.federation, config.model
-    opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
-    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
-    spec = net_spec(network, tuple(model.shape), classes or model.classes)
-    return Plan(spec, fed.clients, local, loss=cast(Any, model.loss), schedule=cast(Any, fed.schedule))
 
 
 # -- victims -----------------------------------------------------------------------------------------------------------
@@ -271,7 +251,7 @@ def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _
 
     try:
         images = store.images(record)
-    except UsageError:  # already a problem of `ppbench.report.verify`
+    except UsageError:  # already a problem of `ppbench.verification`
         return
     if images is None:
         return

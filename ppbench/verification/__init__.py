@@ -1,0 +1,182 @@
+"""`ppbench verify`: recompute whatever can be recomputed in a results folder, and report differences."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppbench.base.errors import UsageError
+from ppbench.metrics.modality import modality_of
+from ppbench.questions.base import question_for
+from ppbench.records.archive import Files
+from ppbench.records.run_files import soundness_of
+from ppbench.records.schema import Record
+from ppbench.records.store import MARKER, Store
+from ppbench.report.columns import CELLS, WORST, Column
+from ppbench.report.controls import check_harness
+from ppbench.report.frame import frame_of
+from ppbench.report.integrity import Originals, baseline_problems, sound_records
+from ppbench.report.page.boards import Claims, boards_of, csv_text, no_claims
+from ppbench.report.page.tables import worst_csv
+
+TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The problems of results, a sentence each, and what could not be checked and why, a clause each."""
+
+    problems: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+Further = Callable[[Store, Sequence[Record]], Findings]
+"""Further checks of sound records that need data and plugins (`ppbench.verification.recheck`)."""
+
+
+def verify(out: Path, claims: Claims | None = None, further: Further | None = None) -> list[str]:
+    """Return the problems of the results in `out`, a sentence each; see `examine`."""
+    return list(examine(out, claims, further).problems)
+
+
+def examine(out: Path, claims: Claims | None = None, further: Further | None = None) -> Findings:
+    """Return the problems of the results in `out`, a folder or an archive, and what was not checked.
+
+    Recomputed: names from configurations, metrics from per-victim scores (exactly), scores of images from the kept
+    reconstructions (see `questions.kept`), flags that scores raise, intervals of accuracy, what cells of one
+    training or question share, digests, and, where all records are sound, the tables and what `further` checks. claims:
+    for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
+    """
+    store = Store(out)
+    if not store.files.holds(MARKER):
+        raise UsageError(f"{out} holds no ppbench results (no {MARKER} in it); give a finished run's folder.")
+    records, problems = sound_records(store)
+    sound = not problems
+    problems += [] if store.bare else _image_problems(store, records)
+    problems += _strays(store)
+    problems += baseline_problems(store, records)
+    more = Findings() if further is None or not sound else further(store, records)
+    problems += more.problems
+    unchecked = (*more.unchecked, *_unchecked(store, records))
+    try:
+        harness = check_harness(soundness_of(store))
+    except UsageError as error:
+        return Findings((*problems, str(error)), unchecked)
+    problems += _table_problems(store.files, records, claims, harness.ok is not False) if sound else ()
+    return Findings(tuple(problems), unchecked)
+
+
+def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield what cannot be checked from these results, a clause each."""
+    scored = [record for record in records if record.victims]
+    images = sum(map(_pictured, scored))
+    if rows := sum(question_for(record).inputs for record in scored) - images:
+        yield f"scores of table rows in {rows} cells (the rows are not kept)"
+    if images and (store.bare or not any(record.artifacts for record in records)):
+        why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
+        yield f"scores of images in {images} cells ({why})"
+    kinds = sorted({record.config.attack.kind for record in scored if not question_for(record).inputs})
+    if kinds:
+        yield f"answers of attacks on {', '.join(kinds)} (they are not kept; only running them again shows it)"
+    yield "accuracy, bytes and times as measured (only training again shows it)"
+
+
+def _image_problems(store: Store, records: Sequence[Record]) -> Iterator[str]:
+    """Yield problems of reconstructions and other files of cells, and scores that these do not give."""
+    originals, kept = Originals(), any(record.artifacts for record in records)
+    for record in records:
+        problems = [*_artifact_problems(store, record)]
+        if len(record.artifacts) != (_pictured(record) and kept):
+            problems.append(
+                f"{len(record.artifacts)} files of reconstructions where other such cells have another number"
+            )
+        images = None
+        try:
+            images = None if problems else store.images(record)
+        except UsageError as error:
+            problems = [str(error)]
+        if images is not None:
+            problems = [*question_for(record).contradicted(record, images)]
+            originals.add(record, images)
+        yield from (f"{record.cell_id}.json: {problem}" for problem in problems)
+    yield from originals.disagreements()
+
+
+def _table_problems(files: Files, records: Sequence[Record], claims: Claims | None, sound: bool) -> Iterator[str]:
+    """Yield where the tables differ from those of `records`; sound: whether the self-test passed."""
+    frame = frame_of(records)
+    all_boards = boards_of(frame, no_claims, sound)
+    if files.holds(TABLE):
+        unchecked = () if claims is not None else ("claimed",)
+        yield from _differences(files, TABLE, csv_text(frame, claims or no_claims, all_boards), CELLS, unchecked)
+    if files.holds(WORST_CASE):
+        yield from _differences(files, WORST_CASE, worst_csv(all_boards), WORST)
+
+
+def _pictured(record: Record) -> bool:
+    """Return whether a cell has reconstructions of images, which are kept, unlike those of table rows."""
+    return bool(record.victims) and question_for(record).inputs and modality_of(record.config).drawn
+
+
+def _artifact_problems(store: Store, record: Record) -> Iterator[str]:
+    for artifact in record.artifacts:
+        if artifact.path != f"{record.cell_id}.safetensors":
+            yield f"artifact {artifact.path!r} is not the cell's own file"
+            continue
+        try:
+            data = store.files.read(f"records/{artifact.path}")
+        except FileNotFoundError:
+            yield f"artifact {artifact.path} is missing"
+            continue
+        except OSError as cause:
+            yield f"artifact {artifact.path} cannot be read ({cause.strerror})"
+            continue
+        if hashlib.sha256(data).hexdigest() != artifact.sha256:
+            yield f"artifact {artifact.path} is not the file that was scored (its SHA-256 differs)"
+        elif len(data) != artifact.bytes:
+            yield f"artifact {artifact.path} has {len(data)} bytes, not {artifact.bytes} as recorded"
+
+
+def _strays(store: Store) -> Iterator[str]:
+    """Yield JSON files that belong to no finished cell, and times that cannot be read."""
+    known = set(store.ids())
+    for name in store.files.names("records"):
+        if name.endswith(".json") and name.removesuffix(".json").removesuffix(".timing") not in known:
+            yield f"{name}: not a file of any finished cell"
+    timings = [f"records/{name}" for name in store.files.names("records") if name.endswith(".timing.json")]
+    for name in [*timings, *(f"times/{name}" for name in store.files.names("times"))]:
+        try:
+            store.files.read(name)
+        except OSError as cause:
+            yield f"{name} cannot be read ({cause.strerror})"
+
+
+def _differences(
+    files: Files, name: str, text: str, declared: Sequence[Column], unchecked: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield where the table `name` differs from `text`, except in `unchecked` columns; declared: its columns today."""
+    try:
+        stated = list(csv.DictReader(io.StringIO(files.read(name).decode(), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        yield f"{name} cannot be read as CSV ({cause})"
+        return
+    expected = list(csv.DictReader(io.StringIO(text, newline="")))
+    if len(stated) != len(expected):
+        yield f"{name} has {len(stated)} rows, the records give {len(expected)}; write it again"
+        return
+    head, columns = ([*rows[0]] if rows else [] for rows in (stated, expected))
+    # New columns go last, so a table that lacks the last of those declared was written before them.
+    own = [column.name for column in declared if column.name in columns]
+    absent = own[len([column for column in own if column in head]) :]
+    if head != [column for column in columns if column not in absent]:
+        odd = ", ".join(map(repr, sorted({*head} ^ {*columns}, key=str)[:3])) or "their order"
+        yield f"{name} has other columns than the records give ({odd}); write it again"
+        return
+    for number, (have, want) in enumerate(zip(stated, expected, strict=True), start=2):
+        for column in have:
+            if column not in unchecked and have[column] != want.get(column):
+                yield f"{name} line {number}: {column} is {have[column]!r}, the records give {want.get(column)!r}"
