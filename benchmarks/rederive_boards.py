@@ -20,8 +20,7 @@ from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.page.board import claimed
-from ppbench.report.page.boards import boards_of, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, worst_csv, write_csv
 from ppbench.report.verify import verify
 from ppbench.suites import tomllib
 

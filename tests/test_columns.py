@@ -22,9 +22,8 @@ from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, METRICS, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
-from ppbench.report.page.boards import boards_of, csv_text, no_claims
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv, worst_rows
 from ppbench.report.page.headline import answer_of
-from ppbench.report.page.tables import worst_csv, worst_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "leaderboards" / "results"

@@ -25,8 +25,7 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards_of, no_claims, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
 from ppbench.report.verify import examine
 from ppbench.run.recheck import recheck
 from ppbench.run.sweep import missing_cells

@@ -209,18 +209,18 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
 
 # -- nobody else asks for shapes --------------------------------------------------------------------------------------
 ALLOWED = {
-    "metrics/modalities.py": "the one place",
+    "metrics/modality.py": "the one place",
     "metrics/image.py": "SSIM's window slides over height and width",
     "metrics/perceptual.py": "a convolution takes batches of four axes",
     "federation/engine.py": "memory layout (channels-last)",
     "federation/drive.py": "memory layout (channels-last)",
     "federation/plan.py": "memory layout (channels-last)",
     "nets/": "what a network's layers take",
-    "task/given.py": "which axis of an array holds the channels",
-    "task/segmentation.py": "channels of a file's pixels",
+    "task/user_data.py": "which axis of an array holds the channels",
+    "task/imagefolder.py": "channels of a file's pixels",
     "attacks/reconstruction/fastpath/": "what a traced layer takes",
-    "attacks/reconstruction/peeling/": "what a traced layer takes",
-    "report/page/sprites.py": "a file of pictures may come from anyone",
+    "attacks/reconstruction/peeling.py": "what a traced layer takes",
+    "report/page/profiles.py": "a file of pictures may come from anyone",
 }
 """Where axes are counted, and why: a tensor's layout, not the kind of data."""
 

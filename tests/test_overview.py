@@ -17,6 +17,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards_of, no_claims, table_rows
+from ppbench.report.page.cell_table import PLAIN_ROWS
 from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.curves import ppcs
 from ppbench.report.page.drawings import write_figures
@@ -24,7 +25,6 @@ from ppbench.report.page.evaluations import defense_sentences, judged_evaluation
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.profiles import Album
-from ppbench.report.page.tables import PLAIN_ROWS
 
 BLIND = "no better than blind"
 

@@ -122,9 +122,9 @@ def add_defense(tree: Path) -> None:
     target = tree / file.replace("x.py", "sign_sgd.py")
     shutil.copy(EXAMPLES / "my_defense/src/sign_sgd/__init__.py", target)
     claimed = '    claimed: ClassVar[tuple[Claim, ...]] = paper("bernstein2018").claims("sign_sgd")\n'
-    imports = "from ppbench.defenses.claims import paper\nfrom ppbench.federation.contract import Claim\n"
+    imports = "from ppbench.defenses.claims import paper\n"
     replaced(target, "    paper: ClassVar", f"{claimed}    paper: ClassVar")
-    replaced(target, "from ppbench import Defense\n", f"from ppbench import Defense\n{imports}")
+    replaced(target, "from ppbench.api import Context,", f"{imports}from ppbench.api import Claim, Context,")
     entered(tree, more, 'sign_sgd = "ppbench.defenses.sign_sgd:SignSGD"')
     (tree / only(more, r".*claims/x\.toml").replace("x.toml", "bernstein2018.toml")).write_text(CLAIMS)
 
@@ -171,7 +171,7 @@ def add_column(tree: Path) -> None:
 
 def appended(path: Path, head: str, end: str, line: str) -> None:
     """Add a line at the end of a literal that begins with `head`."""
-    before, rest = path.read_text().split(head)
+    before, rest = re.split(rf"^{re.escape(head)}", path.read_text(), flags=re.MULTILINE)
     inner, after = rest.split(f"\n{end}\n", 1)
     path.write_text(f"{before}{head}{inner}\n{line}{end}\n{after}")
 

@@ -15,8 +15,7 @@ from ppbench.questions.membership import MemberScore
 from ppbench.questions.reconstruction import blind_decibels
 from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
-from ppbench.report.page.boards import boards_of, no_claims, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
 from ppbench.report.verify import implausible, verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))

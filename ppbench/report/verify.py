@@ -30,8 +30,7 @@ from ppbench.records.store import MARKER, CellImages, Store, canonical_json
 from ppbench.report.columns import CELLS, WORST, Column
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import Claims, boards_of, csv_text, no_claims
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import Claims, boards_of, csv_text, no_claims, worst_csv
 
 # -- Accepted baselines: BASELINE/accepted.jsonl says which records were accepted, when and why, one line per move --
 

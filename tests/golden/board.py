@@ -21,9 +21,8 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
 from ppbench.report.claims.page import page
 from ppbench.report.page.board import claimed, outcomes_of
-from ppbench.report.page.boards import boards_of, csv_text
+from ppbench.report.page.boards import boards_of, csv_text, worst_csv
 from ppbench.report.page.evaluations import checks_of, defense_sentences, judged_evaluations, standalone_sentences
-from ppbench.report.page.tables import worst_csv
 
 HERE = Path(__file__).parent
 BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick" / "records.zip"

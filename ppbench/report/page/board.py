@@ -24,9 +24,8 @@ from ppbench.report.claims.case import data_of
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards_of, csv_text, write_csv
+from ppbench.report.page.boards import boards_of, csv_text, worst_csv, write_csv
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
-from ppbench.report.page.tables import worst_csv
 
 WORST_CASE = "worst_case.csv"
 CLAIM_FORMS = {

@@ -36,6 +36,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak
 from ppbench.report.learning import USABLE
 from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
+from ppbench.report.page.cell_table import cell_table
 from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
@@ -47,7 +48,6 @@ from ppbench.report.page.overview import Overview
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
 from ppbench.report.page.sections import Section, board_target, section_metric
 from ppbench.report.page.standing import Standing
-from ppbench.report.page.tables import cell_table
 from ppbench.report.verdict.lines import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
