@@ -28,8 +28,8 @@ from ppbench.metrics.modality import (
 )
 from ppbench.questions.base import question_of
 from ppbench.questions.image_metrics import RECOGNITION_METRICS
+from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Yardstick
-from ppbench.questions.reconstruction import score_images
 from ppbench.records.store import Store
 from ppbench.report.controls import check_controls, rebuilding, rebuilt_share
 from ppbench.report.leak import leak_of

@@ -187,7 +187,7 @@ def add_chart(tree: Path) -> None:
     for path, function in zip((page, folder), (word for word in more if word.startswith("_")), strict=True):
         assert f"def {function}(" in path.read_text()
         replaced(path, import_, own)
-    drawn = "tuple(drawings.chart(curve) for curve in curves(board, about(board.setting)))"
+    drawn = "tuple(drawings.chart(curve) for curve in curves(board, board_target(board.setting)))"
     replaced(page, drawn, f'(*{drawn}, drawings.chart(Counts("planted", len(board.entries))))')
     named = "    for ppc in ppcs(board, known):\n        yield f"
     own = '    yield f"planted {board.setting.kind}", Counts("planted", len(board.entries))\n'

@@ -26,7 +26,7 @@ from ppbench.federation.engine import Federation
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.metrics.modality import BROKEN_DB
 from ppbench.metrics.perceptual import check_weights
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 from ppbench.records.run_files import (
     SelftestTrial,
     Soundness,

@@ -267,7 +267,8 @@ def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
 
 
 def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
-    from ppbench.questions.reconstruction import image_scores, recognized
+    from ppbench.questions.images import recognized
+    from ppbench.questions.reconstruction import image_scores
 
     try:
         images = store.images(record)

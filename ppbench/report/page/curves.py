@@ -20,7 +20,7 @@ from matplotlib.ticker import NullLocator
 from ppbench.metrics.membership import merged, roc
 from ppbench.metrics.modality import BROKEN_DB, modality_of
 from ppbench.questions.base import question_for, question_of, questions
-from ppbench.questions.image_metrics import reached
+from ppbench.questions.images import reached
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
