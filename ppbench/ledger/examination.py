@@ -408,7 +408,7 @@ def _is_required(case: SubmissionCase, cell: Cell) -> bool:
 
 
 def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
-    """Return whether cells are skipped because the undefended model withstands their gate (`run.looks`)."""
+    """Return whether cells are skipped because the undefended model withstands their gate (`run.schedule`)."""
     return bool(one.gate) and undefended_stands([record for record in case.records if record.cell_id in one.gate])
 
 

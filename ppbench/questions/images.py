@@ -179,7 +179,7 @@ def score_images(
 
     evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
     about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
-    yardstick, blind guesses and perceptual figures are measured and the flags of `questions.flags` raised. detected:
+    yardstick, blind guesses and perceptual figures are measured and the flags of `questions.images` raised. detected:
     see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
     data; None: by their shape.
     """

@@ -235,7 +235,7 @@ CELLS: Final = (
 
 Every file has all of them, so that files of two boards can be concatenated, and older tables differ from tables that
 lost a column. There are no times: they differ from run to run, and the table is a function of the records. Further
-columns follow for questions without a chapter (`foreign_metrics` in page/table.py).
+columns follow for questions without a chapter (`foreign_metrics` in page/boards.py).
 """
 _CELL: Final = {column.name: column for column in CELLS}
 _WORST: Final = (

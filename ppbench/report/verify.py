@@ -329,7 +329,7 @@ def examine(out: Path, claims: Claims | None = None, further: Further | None = N
     """Return the problems of the results in `out`, a folder or an archive, and what was not checked.
 
     Recomputed: names from configurations, metrics from per-victim scores (exactly), scores of images from the kept
-    reconstructions (see `questions.kept`), flags that scores raise, intervals of accuracy, what cells of one
+    reconstructions (see `questions.reconstruction`), flags that scores raise, intervals of accuracy, what cells of one
     training or question share, digests, and, where all records are sound, the tables and what `further` checks. claims:
     for the column `claimed`, None: unchecked. UsageError: `out` is no results folder of this ppbench.
     """
