@@ -13,6 +13,8 @@ from ppbench.report.claims import Checked, check_claims
 from ppbench.report.claims.case import NETWORK_FAMILIES
 from ppbench.report.claims.rules import RIVALS, RULES
 
+pytestmark = pytest.mark.nightly
+
 KINDS = {
     "asr": "membership", "agreement": "extraction", "psnr_median": "reconstruction", "test_mse_mean": "reconstruction",
     "cap_reconstruction": "reconstruction", "cap_label": "label", "cap_tracing": "tracing",

@@ -44,6 +44,8 @@ from ppbench.run.recheck import recheck
 from ppbench.run.suite import load_suite, with_salt
 from ppbench.run.sweep import sweep
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PACKAGES = (("my_defense", "sign_sgd", "defenses", "SignSGD"), ("my_attack", "row_ratio", "attacks", "RowRatio"))
 TINY = """\
