@@ -30,7 +30,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.metrics.image import match
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.reconstruction import row_accuracy
+from ppbench.questions.image_metrics import row_accuracy
 from ppbench.run.experiment import make_attack
 from ppbench.task.dataset import Dataset
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
+from ppbench.metrics.modality import modalities
 from ppbench.questions.base import question_for, questions
 from ppbench.records.archive import files_of, pack_archive, unpack_archive
 from ppbench.records.schema import AuditInfo, CellConfig
@@ -66,8 +67,11 @@ def test_every_figure_that_a_board_of_ours_shows_has_a_column_and_every_metric_i
     own = {"share_rebuilt", "tpr_at_0.1pct_fpr"}  # a share that the page counts; a rate of which few records have one
     names = {column.name for column in CELLS}
     for question in questions().values():
-        figures = {name for name, _ in question.figures}
+        headlines = [kind.headline for kind in modalities()] if question.inputs else [s.name for s in question.specs]
+        figures = {name for headline in headlines for name, _ in question.columns(headline)}
         assert figures - own <= (names if question.chapter else set(METRICS)), question.name
+        assert {spec.name for spec in question.specs} <= set(METRICS), question.name
+        assert all(spec.title and spec.meaning.endswith(".") for spec in question.specs), question.name
 
 
 @pytest.mark.skipif(not PARTS, reason="the committed boards are not here")

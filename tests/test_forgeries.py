@@ -19,8 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.metrics.image import PSNR_CAP, image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_of
-from ppbench.questions.image_metrics import flags_of
-from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, inexact
+from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, flags_of, inexact
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, canonical_json

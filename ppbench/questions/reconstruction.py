@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
+from ppbench.base.tree import finite
 from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
@@ -33,8 +34,9 @@ from ppbench.metrics.modality import (
 )
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import ImageScore, Recognition, flags_of, image_metrics
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import DistanceLaw, Question
+from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, Recognition, image_metrics, row_accuracy
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
@@ -44,27 +46,6 @@ from ppbench.records.store import CellImages
 if TYPE_CHECKING:
     from ppbench.adversary.attack import Challenge
     from ppbench.federation.plan import Plan
-
-
-# -- Accuracy of a reconstructed table row: its share of right columns (Vero et al., ICML 2023) --
-
-NUMBER_TOLERANCE = 0.319
-"""Largest error of a right number, in standard deviations of its column in the training data: a quarter of a normal
-column's values lie that near to the mean."""
-
-
-def row_accuracy(guess: Tensor, truth: Tensor, columns: Columns) -> float:
-    """Return the share of columns that `guess` [D] has right, both rows being encoded by `columns`: 0 to 1.
-
-    A category is right if the largest entry of its group is that of the truth, a number within `NUMBER_TOLERANCE`. What
-    is not finite is wrong, as is a category unknown in training, all zeros in the truth.
-    """
-    guess = guess.where(guess.isfinite().all(), guess.new_tensor(float("nan")))
-    (numbers, groups), (true_numbers, true_groups) = columns.split(guess), columns.split(truth.to(guess))
-    hits = int(((numbers - true_numbers).abs() <= NUMBER_TOLERANCE).sum())
-    for group, true_group in zip(groups, true_groups, strict=True):
-        hits += bool(group.isfinite().all()) and bool(true_group[group.argmax()] > 0.5)
-    return hits / (columns.numbers + len(columns.categories))
 
 
 # -- Scores of reconstructions: the figures of each image, of blind guesses, and along the budget --
@@ -266,6 +247,115 @@ def blind_decibels(mean: Tensor, original: Tensor, data_range: DataRange) -> flo
     return max(psnr(blind, original, data_range) or 0.0 for blind in (mean.to(original.dtype), grey))
 
 
+# -- Warnings about a reconstruction cell, after AutoAttack's flags --
+# Each warns that a result may be due to a weak attack, or void: Croce and Hein, "Reliable evaluation of adversarial
+# robustness with an ensemble of diverse parameter-free attacks", 2020.
+
+LARGEST_FALL = 0.5  # largest fall in dB of the median from an earlier mark to the end
+BLIND_MARGIN = 0.5  # dB by which the median must exceed that of a blind guess
+ORACLE_GAP = 3.0  # dB between the oracle's choice and the attacker's
+SUCCESS = 20.0  # dB from which a median counts as success
+CHECKED_UNITS = 4  # units whose gradient is computed: a flat simulation is flat for all
+
+
+def flags_of(
+    scores: Sequence[ImageScore],
+    evidence: Sequence[tuple[Evidence, Data]],
+    data_range: tuple[float, float],
+    decibels: bool = True,
+) -> tuple[Flag, ...]:
+    """Return the flags of a cell, each with its figures.
+
+    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
+    oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
+    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
+    they mean something, see `Modality` (those of table rows prove nothing).
+    """
+    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
+    return tuple(flag for flag in flags if flag is not None)
+
+
+def reached(score: ImageScore, evaluations: int) -> float:
+    """Return the PSNR of the attack's answer after `evaluations` gradient evaluations; 0 dB before the first answer."""
+    if evaluations >= score.evaluations:
+        return score.decibels
+    return next((value for mark, value in reversed(score.path) if mark <= evaluations), 0.0)
+
+
+def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
+    traced = [score for score in scores if score.path]
+    if 2 * len(traced) < len(scores) or not traced:
+        return None
+    start = max(score.path[0][0] for score in traced)
+    marks = sorted({mark for score in traced for mark, _ in score.path if mark >= start})
+    medians = {mark: median(reached(score, mark) for score in traced) for mark in marks}
+    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in traced)
+    if medians[best] - end <= LARGEST_FALL:
+        return None
+    detail = f"median {medians[best]:.1f} dB after {best} gradient evaluations, {end:.1f} dB at the end"
+    return Flag(code="budget_hurts", severity="warning", detail=detail)
+
+
+def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
+    blind = [score.blind for score in scores if score.blind is not None]
+    if not blind:
+        return None
+    achieved, blind_median = median(score.decibels for score in scores), median(blind)
+    if achieved > blind_median + BLIND_MARGIN:
+        return None
+    detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
+    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
+
+
+def _gap(scores: Sequence[ImageScore]) -> Flag | None:
+    oracle = [score.oracle for score in scores if score.oracle is not None]
+    if not oracle:
+        return None
+    achieved, oracle_median = median(score.decibels for score in scores), median(oracle)
+    if oracle_median - achieved <= ORACLE_GAP:
+        return None
+    detail = f"median {achieved:.1f} dB, an oracle's choice among the same reconstructions {oracle_median:.1f} dB"
+    return Flag(code="oracle_gap", severity="warning", detail=detail)
+
+
+def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, float]) -> Flag | None:
+    checked = evidence[:CHECKED_UNITS]
+    dead = sum(is_flat(one, truth, data_range) for one, truth in checked)
+    if not checked or 2 * dead < len(checked):
+        return None
+    detail = (
+        f"in {dead} of {len(checked)} units nothing was observed, or the simulation's gradient is zero or not finite"
+    )
+    return Flag(code="zero_gradient", severity="warning", detail=detail)
+
+
+def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
+    """Return whether gradient search on `evidence` is hopeless.
+
+    True if the observation, or the discrepancy's gradient at a grey image with some noise and uniform labels, is zero
+    or not finite; False if the evidence cannot be simulated. Of `truth` only the shapes are used.
+    """
+    parts = list(evidence.observed.values())
+    if not finite(parts) or not any(bool((part != 0).any()) for part in parts):
+        return True
+    generator, (low, high), units = torch.Generator().manual_seed(0), data_range, len(evidence.unit)
+    noise = torch.randn(truth.x.shape, generator=generator, dtype=torch.float64)
+    x = ((low + high) / 2 + 0.1 * (high - low) * noise).unflatten(0, (units, -1)).to(evidence.device).requires_grad_()
+    y = x.new_full(truth.y.shape, 1 / truth.y.shape[1]).unflatten(0, (units, -1))
+    try:
+        secrets = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).to(evidence.device)
+            for name, shape in evidence.nuisance.items()
+        }
+        value = evidence.discrepancy(evidence.simulate(x, y, **secrets))
+        if not value.requires_grad:
+            return True
+        (slope,) = torch.autograd.grad(value, x, allow_unused=True)
+    except Exception:  # noqa: BLE001 - evidence may be third-party code
+        return False
+    return slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any())
+
+
 # -- Checks of a cell's scores and flags against its stored reconstructions and one another, for `ppbench verify` --
 # Figures are recomputed as by the scorer, in float64 from the same float32 numbers, so on one machine the difference
 # is 0; sums in another order change the last digits (below 1e-9 dB and 1e-12 of SSIM). `FIGURE_TOLERANCE` is far
@@ -373,8 +463,6 @@ def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Fla
 
 
 def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
-    from ppbench.questions.image_metrics import flags_of
-
     measured = any(score.blind is not None for score in scores)
     raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, modality.decibels) if measured else ()))
     expected = {flag.code: flag for flag in raised}
@@ -404,16 +492,7 @@ class Reconstruction(Question):
         DistanceLaw("recon_raw/1", "rmse_raw_mean", lambda error: error, "relative RMSE, not clipped"),
         LABEL_DISTANCE,
     )
-    figures = (
-        ("rmse_mean", "Relative error"),
-        ("share_rebuilt", "Within 10%"),
-        ("reconstruction_accuracy", "Columns right"),
-    )
-    rules = (
-        Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, 1.0),
-        Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, 0.05),
-        Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, 0.05),
-    )
+    specs = tuple(metric.spec for metric in IMAGE_METRICS)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge per unit, without labels."""
@@ -472,8 +551,15 @@ class Reconstruction(Question):
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        if headline in (IMAGE.headline, TABLE_ROW.headline):
-            return self.figures if headline == TABLE_ROW.headline else ()
+        if headline == IMAGE.headline:
+            return ()
+        if headline == TABLE_ROW.headline:
+            accuracy = self.spec("reconstruction_accuracy")
+            return (
+                (headline, self.spec(headline).title),
+                ("share_rebuilt", "Within 10%"),
+                (accuracy.name, accuracy.title),
+            )
         title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
@@ -493,7 +579,7 @@ class Reconstruction(Question):
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""
         metrics = modality_of(config).rules
-        return tuple(rule for rule in self.rules if rule.metric in metrics)
+        return tuple(rule for rule in self.all_rules if rule.metric in metrics)
 
 
 def image_scores(record: Record) -> list[ImageScore]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppbench.base.files import write_atomic
+from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
@@ -38,11 +39,11 @@ def no_claims(record: Record) -> str:
     return ""
 
 
-def foreign_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return (name, title) of the metrics of other packages' questions in `records`."""
+def foreign_metrics(records: Sequence[Record]) -> list[MetricSpec]:
+    """Return the metrics with columns of the questions without a chapter in `records`."""
     foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
-    return [figure for question in foreign if question.name in kinds for figure in question.figures]
+    return [spec for question in foreign if question.name in kinds for spec in question.specs if spec.columns]
 
 
 def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
@@ -136,7 +137,7 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
 
     A function of the records, the claims and whether the self-test passed, so that it can be verified.
     """
-    buffer, more = io.StringIO(), [name for name, _ in foreign_metrics(records)]
+    buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
