@@ -118,9 +118,8 @@ def test_a_question_with_figures_and_rules_has_the_specs_of_one_that_declares_th
 
 def test_a_figure_is_recorded_by_its_spec_or_by_a_name_with_its_safer_side():
     share, error = api.proportion([np.array([True, False])]), BySpecs().spec("error")
-    assert (
-        api.record_metric(error, share).higher_is_safer and not api.record_metric("right", share, False).higher_is_safer
-    )
+    assert api.record_metric(error, share).higher_is_safer
+    assert not api.record_metric("right", share, False).higher_is_safer
     with pytest.raises(ValueError, match="give its MetricSpec"):
         api.record_metric("right", share)
 

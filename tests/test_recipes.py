@@ -199,8 +199,9 @@ def add_model_metric(tree: Path) -> None:
 def add_column(tree: Path) -> None:
     files, _ = recipe("a column")
     columns = tree / only(files, r".*\.py")
-    last = f"{only(files, '[A-Z]+')}: Final = (*_PLACED, "
-    replaced(columns, last, f'{last}_text("upload", "config.federation.upload", "What clients upload."), ')
+    assert f"{only(files, '[A-Z_]+')}: Final = (" in columns.read_text()
+    end = ')\n"""The columns of leaderboard.csv that have their place.'
+    replaced(columns, end, f'    _text("upload", "config.federation.upload", "What clients upload."),\n{end}')
 
 
 def add_chart(tree: Path) -> None:

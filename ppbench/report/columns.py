@@ -1,17 +1,17 @@
 """Every column of leaderboard.csv, worst_case.csv and the tables of `ppbench.load`: its type, unit and meaning, once.
 
-docs/columns.md is made from here. New columns go last in `CELLS`, so that older tables still agree with their records.
+Columns of metrics are made of their specs. docs/columns.md is made from here. New columns go last in `CELLS`, so that
+older tables still agree with their records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from ppbench.base.registry import plugins
 from ppbench.metrics.spec import MODEL_METRICS, Ending, MetricSpec, ModelMetric
-from ppbench.questions.base import Question, questions
+from ppbench.questions.base import Question, question_of
 
 ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
@@ -50,19 +50,18 @@ def _truth(name: str, path: str, meaning: str) -> Column:
     return Column(name, "boolean", "", meaning, path)
 
 
-def _ends(name: str, path: str, unit: str = "", of: str = "") -> tuple[Column, Column]:
-    """Return the columns of the interval of `name`, or of the figure `of`, read at `path` + "low" and + "high"."""
-    low, high = (f"{path}{end}" if path else "" for end in ("low", "high"))
+def _ends(name: str, of: str) -> tuple[Column, Column]:
+    """Return the columns of the interval of the figure `of`, read at `name`."""
     return (
-        _real(f"{name}_low", low, unit, f"Lower end of the 95 % interval of `{of or name}`."),
-        _real(f"{name}_high", high, unit, f"Upper end of the 95 % interval of `{of or name}`."),
+        _real(f"{name}_low", f"{name}.low", "", f"Lower end of the 95 % interval of `{of}`."),
+        _real(f"{name}_high", f"{name}.high", "", f"Upper end of the 95 % interval of `{of}`."),
     )
 
 
-def _ours() -> Iterator[Question]:
-    """Yield our own questions."""
-    installed = plugins("questions")
-    return (question for name, question in questions().items() if installed[name].ours)
+def _ours() -> list[Question]:
+    """Return our own questions, in the order of their boards; others are not loaded."""
+    own = [question_of(name) for name, plugin in plugins("questions").items() if plugin.ours]
+    return sorted(own, key=lambda question: (question.order, question.name))
 
 
 METRICS: Final[dict[str, MetricSpec]] = {spec.name: spec for question in _ours() for spec in question.specs}
@@ -175,8 +174,8 @@ _PLACED: Final = (
     *_intervals("label_accuracy", "asr", "auc", "tracing_accuracy"),
     _text("distance", "cap.distance", "Which distance from the truth CAP takes, with its version, as `recon/1`."),
     _real("distance_value", "distance.value", "", "That distance of the cell; larger is safer."),
-    *_ends("distance", "distance.", of="distance_value"),
-    *_ends("cap", "cap."),
+    *_ends("distance", "distance_value"),
+    *_ends("cap", "cap"),
     _real("cap_corrected", "cap.corrected", "", "CAP with accuracy between chance, 0, and the undefended one's, 1."),
     _real("cap_unit", "unit.value", "", "CAP by the question's second distance, `recon_unit/1`; empty without one."),
     _whole("cap_settings", "cap.n", "Control values that CAP is a mean over."),
@@ -218,7 +217,8 @@ _PLACED: Final = (
     _whole("cap_collapsed", "cap.collapsed", "Number of `cap_settings` of which no training learned."),
     _whole("cap_strays", "cap.strays", "Number of `cap_settings` whose accuracy is far from that of every other seed."),
 )
-"""The columns of leaderboard.csv that have their place there; those of further metrics follow."""
+"""The columns of leaderboard.csv that have their place. Those of further metrics follow by themselves; before another
+column is added, they get theirs here."""
 CELLS: Final = (*_PLACED, *(column for name, column in _DECLARED.items() if name not in {c.name for c in _PLACED}))
 """The columns of leaderboard.csv, in order; new ones go last.
 
