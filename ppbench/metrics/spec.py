@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
-Form = Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
+RuleForm = Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
 Subset = Literal["all", "average", "canaries"]
 Ending = Literal["", "_low", "_high", "_chance"]
 VALUE: Final[tuple[Ending, ...]] = ("",)
@@ -34,7 +34,7 @@ class Rule:
     metric: str
     name: str
     subset: Subset
-    form: Form
+    form: RuleForm
     tolerance: float
     safer: bool
     luck: float
@@ -46,7 +46,7 @@ class Rule:
 class Judgment:
     """How a metric is compared: the fields of `Rule` that are not the metric's own; name: "" for the metric's."""
 
-    form: Form
+    form: RuleForm
     tolerance: float
     luck: float
     _: KW_ONLY
