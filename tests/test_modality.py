@@ -113,7 +113,7 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
-    assert {rule.metric for rule in question_of("reconstruction").rules} == {*IMAGE.rules, *TABLE_ROW.rules}
+    assert {rule.metric for rule in question_of("reconstruction").all_rules} == {*IMAGE.rules, *TABLE_ROW.rules}
 
 
 def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypatch, sequences):

@@ -47,7 +47,8 @@ from ppbench.ledger.form import (
 from ppbench.ledger.transcript import FrozenView
 from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.base import Rule, question_for, question_of
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import question_for, question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import AttackInfo, CellConfig, Record

@@ -19,8 +19,9 @@ from ppbench.metrics.modality import (
     modality_from,
     modality_of,
 )
-from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import ImageScore, image_metrics
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import DistanceLaw, Question
+from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
@@ -171,16 +172,7 @@ class Reconstruction(Question):
         DistanceLaw("recon_raw/1", "rmse_raw_mean", lambda error: error, "relative RMSE, not clipped"),
         LABEL_DISTANCE,
     )
-    figures = (
-        ("rmse_mean", "Relative error"),
-        ("share_rebuilt", "Within 10%"),
-        ("reconstruction_accuracy", "Columns right"),
-    )
-    rules = (
-        Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, 1.0),
-        Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, 0.05),
-        Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, 0.05),
-    )
+    specs = tuple(metric.spec for metric in IMAGE_METRICS)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge per unit, without labels."""
@@ -240,8 +232,15 @@ class Reconstruction(Question):
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        if headline in (IMAGE.headline, TABLE_ROW.headline):
-            return self.figures if headline == TABLE_ROW.headline else ()
+        if headline == IMAGE.headline:
+            return ()
+        if headline == TABLE_ROW.headline:
+            accuracy = self.spec("reconstruction_accuracy")
+            return (
+                (headline, self.spec(headline).title),
+                ("share_rebuilt", "Within 10%"),
+                (accuracy.name, accuracy.title),
+            )
         title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
@@ -261,7 +260,7 @@ class Reconstruction(Question):
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""
         metrics = modality_of(config).rules
-        return tuple(rule for rule in self.rules if rule.metric in metrics)
+        return tuple(rule for rule in self.all_rules if rule.metric in metrics)
 
 
 def image_scores(record: Record) -> list[ImageScore]:

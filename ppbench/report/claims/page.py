@@ -9,6 +9,9 @@ from pathlib import Path
 
 from ppbench.base.errors import UsageError
 from ppbench.federation.contract import Claim
+from ppbench.metrics.spec import ACCURACY, MODEL_METRICS, SHARE
+from ppbench.questions.extraction import AGREEMENT
+from ppbench.questions.membership import ASR
 from ppbench.records.schema import Record
 from ppbench.records.store import open_results
 from ppbench.report.claims import NO_RECORD, Checked, Unchecked, check_claims, claimed_by_all
@@ -24,11 +27,8 @@ _HEADS = (
 )
 FEW_CLAIMS = 3  # claims of one table up to which each is written out, where they cannot be checked
 _NAMES = {
-    "asr": "ASR",
+    **{spec.name: spec.title for spec in (ASR, *MODEL_METRICS.values()) if spec is not ACCURACY},
     "psnr_median": "PSNR",
-    "mse": "MSE",
-    "accuracy_top5": "Top-5 accuracy",
-    "dice": "Dice",
     "bytes_saving": "saved bytes",
     "accuracy_gain": "accuracy more than undefended by",
     "test_mse_mean": "Test-MSE",
@@ -229,7 +229,8 @@ def claimed_text(claim: Claim) -> str:
 
 
 def _unit(metric: str, value: float) -> str:
-    if metric in ("asr", "accuracy", "accuracy_top5", "accuracy_gain", "agreement", "dice", "bytes_saving"):
+    shares = [spec.name for spec in (ASR, AGREEMENT, *MODEL_METRICS.values()) if spec.unit == SHARE]
+    if metric in (*shares, "accuracy_gain", "bytes_saving"):
         return f"{value:.2%}"
     if metric.endswith("_seconds"):
         return f"{value:g} s"

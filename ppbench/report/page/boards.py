@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppbench.base.files import write_atomic
+from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
-from ppbench.report.columns import CELLS, ENDS, KEY, WORST, ColumnValue, Row
+from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, ColumnValue, Row
 from ppbench.report.controls import Check, check_controls, value
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
@@ -38,11 +39,11 @@ def no_claims(record: Record) -> str:
     return ""
 
 
-def foreign_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return (name, title) of the metrics of other packages' questions in `records`."""
+def foreign_metrics(records: Sequence[Record]) -> list[MetricSpec]:
+    """Return the metrics with columns of the questions without a chapter in `records`."""
     foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
-    return [figure for question in foreign if question.name in kinds for figure in question.figures]
+    return [spec for question in foreign if question.name in kinds for spec in question.specs if spec.columns]
 
 
 def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
@@ -136,7 +137,7 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
 
     A function of the records, the claims and whether the self-test passed, so that it can be verified.
     """
-    buffer, more = io.StringIO(), [name for name, _ in foreign_metrics(records)]
+    buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
@@ -322,12 +323,6 @@ def _none_falls(question: Question, entries: Sequence[Entry], general: Check) ->
 
 # -- The worst case as a table: one row per defense, control value, stage and batch size, over all attacks --
 
-WORST_FIGURES = (
-    *("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean"),
-    *("gain_median", "reidentified", "recognized"),
-)
-"""Metrics of the worst case; those of the plain one are the first two."""
-
 
 def worst_rows(boards: Sequence[Board]) -> list[Row]:
     """Return the rows of the reconstruction boards by the columns of worst_case.csv."""
@@ -362,8 +357,8 @@ def _worst_row(board: Board, entry: Entry) -> Row:
         "worst": None if worst is None else worst.name,
         "worst_psnr_median_low": None if median is None else median.low,
         "worst_psnr_median_high": None if median is None else median.high,
-        **{f"plain_{name}": value(plain, name) for name in WORST_FIGURES[:2]},
-        **{f"worst_{name}": value(worst, name) for name in WORST_FIGURES},
+        **{f"plain_{name}": value(plain, name) for name in PLAIN_METRICS},
+        **{f"worst_{name}": value(worst, name) for name in WORST_METRICS},
     }
 
 

@@ -9,7 +9,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from ppbench.records.schema import Record
-from ppbench.report.columns import Row
+from ppbench.report.columns import COLUMN_METRICS, Row
 from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import foreign_metrics, tuned_text
@@ -17,17 +17,13 @@ from ppbench.report.page.boards import foreign_metrics, tuned_text
 PLAIN_ROWS = 200
 """Rows of the plain table, for print and pages without scripts; leaderboard.csv has them all."""
 Field = str | float | None
-CELL_FIGURES: tuple[tuple[str, str, int], ...] = (
-    *(("accuracy", "Accuracy", 3), ("mse", "MSE", 4), ("psnr_median", "PSNR median", 1), ("psnr_p95", "p95", 1)),
-    *(("psnr_worst_decile", "Worst tenth", 1), ("rmse_mean", "rMSE", 3), ("ssim_mean", "SSIM", 3)),
-    *(("test_mse_mean", "Test-MSE", 4), ("lpips_mean", "LPIPS", 3), ("feat_mse_mean", "Feat-MSE", 3)),
-    *(("evaluations_per_broken", "Evaluations per broken", 0), ("label_accuracy", "Labels", 3), ("asr", "ASR", 3)),
-    *(("auc", "AUC", 3), ("canary_auc", "Canary AUC", 3), ("canary_tpr_at_1pct_fpr", "Canary TPR at 1 %", 3)),
-    *(("epsilon_lower", "ε at least", 2), ("agreement", "Agreement", 3), ("output_error", "Output error", 3)),
-    *(("tracing_accuracy", "Tracing", 3), ("tracing_accuracy_chance", "by chance", 3), ("cap", "CAP", 3)),
-    *(("reconstruction_accuracy", "Columns right", 3), ("reconstruction_accuracy_chance", "by chance", 3)),
+CELL_ORDER = (
+    *("accuracy", "mse", "psnr_median", "psnr_p95", "psnr_worst_decile", "rmse_mean", "ssim_mean", "test_mse_mean"),
+    *("lpips_mean", "feat_mse_mean", "evaluations_per_broken", "label_accuracy", "asr", "auc", "canary_auc"),
+    *("canary_tpr_at_1pct_fpr", "epsilon_lower", "agreement", "output_error", "tracing_accuracy"),
+    *("cap", "reconstruction_accuracy"),
 )
-"""Figures of the CSV: name, title and decimals; those that no cell has are left out."""
+"""Order of the figures; those of further metrics follow."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,8 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
     def several(column: PageColumn, name: str) -> list[PageColumn]:
         return [column] if len({row[name] for row in table}) > 1 else []
 
-    figures = [f for f in CELL_FIGURES if any(row[f[0]] is not None for row in table)]
-    figures += [(name, title, 3) for name, title in foreign_metrics(records)]
+    figures = [f for f in cell_figures() if any(row[f[0]] is not None for row in table)]
+    figures += [(spec.name, spec.head, spec.digits) for spec in foreign_metrics(records) if spec.head]
     return (
         *several(field("Suite", "suite"), "suite"),
         field("Defense", "defense"),
@@ -94,6 +90,17 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
         PageColumn("Remarks", "text", lambda _, record: _remarks(record)),
         field("Cell", "cell_id", "cell"),
     )
+
+
+def cell_figures() -> list[tuple[str, str, int]]:
+    """Return name, title and decimals of the figures of the CSV that the page shows, where some cell has them."""
+    shown = [("cap", "CAP", 3)]
+    for spec in COLUMN_METRICS.values():
+        if spec.head and "" in spec.columns:
+            shown.append((spec.name, spec.head, spec.digits))
+            shown += [(f"{spec.name}_chance", "by chance", spec.digits)] if "_chance" in spec.columns else []
+    place = {name: number for number, name in enumerate(CELL_ORDER)}
+    return sorted(shown, key=lambda figure: place.get(figure[0].removesuffix("_chance"), len(place)))
 
 
 def _attack(record: Record) -> str:
