@@ -68,7 +68,7 @@ def _cpu() -> float:
 def run(folder: Path, engine: str, workers: int, cells: int, seconds: float) -> Run:
     """Sweep `cells` cells that sleep so long, in a new folder whose trainings are there."""
     from ppbench.base.bars import Bars
-    from ppbench.claims.board import PAPER_CLAIMS
+    from ppbench.claims.check import PAPER_CLAIMS
     from ppbench.records.store import Store, Timing
     from ppbench.report.controls import check_controls
     from ppbench.report.page.board import write_board

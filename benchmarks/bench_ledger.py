@@ -54,7 +54,7 @@ from ppbench.ledger.score import (
 )
 from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.metrics.image import psnr
-from ppbench.questions.base import Rule
+from ppbench.metrics.spec import Rule
 from ppbench.records.schema import Record
 from ppbench.report.compare import paired
 from ppbench.report.compare.paired import change, rules_for

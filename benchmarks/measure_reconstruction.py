@@ -43,7 +43,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import NetSpec, initial, net_spec
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 
 CONVNET = net_spec("cnn", (3, 32, 32), 10, {"widths": "32,64,128", "pool": "avg"})
 TUNING = 1000

@@ -7,7 +7,7 @@
 
 MLPs of one hidden layer of 64 at random weights. Each seed has its own weights and batch, the same for all attacks,
 drawn from the training part; the upload is the plain gradient in float32, labels are not granted. ATTACKS may have
-parameters: ig:budget=6000. median: of the accuracy of rows (`questions.rows`); blind: the same of the most frequent
+parameters: ig:budget=6000. median: of the accuracy of rows (`questions.images`); blind: the same of the most frequent
 categories and means; rows: those with all columns right; seconds: of the CPU, median of batches.
 """
 
@@ -30,7 +30,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.metrics.image import match
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.reconstruction import row_accuracy
+from ppbench.questions.images import row_accuracy
 from ppbench.run.experiment import make_attack
 from ppbench.task.dataset import Dataset
 

@@ -15,14 +15,13 @@ import tempfile
 from pathlib import Path
 
 from ppbench.base.suite_files import tomllib
-from ppbench.claims.board import claimed
+from ppbench.claims.check import claimed
 from ppbench.records.archive import pack_archive, unpack_archive
 from ppbench.records.run_files import restate, soundness_of
 from ppbench.records.store import Store
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import boards_of, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, worst_csv, write_csv
 from ppbench.verification import verify
 
 RESULTS = Path(__file__).parents[1] / "leaderboards" / "results"

@@ -24,7 +24,7 @@ def run(name, out, engine="local"):
         print(*values, sep="\n")
         return 1
     from ppbench.base.bars import Bars
-    from ppbench.claims.board import claimed
+    from ppbench.claims.check import claimed
     from ppbench.report.controls import exit_of
     from ppbench.run.suite import load_suite
     from ppbench.run.sweep import sweep

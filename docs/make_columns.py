@@ -104,10 +104,10 @@ def metrics() -> list[tuple[str, ...]]:
     """Return one line per metric, with the columns of leaderboard.csv that are its."""
     columns = {column.name for column in CELLS}
     lines = []
-    for name, (unit, meaning) in METRICS.items():
+    for name, spec in METRICS.items():
         own = [one for one in (f"{name}{end}" for end in (*ENDS, "_chance")) if one in columns]
         names_shown = ", ".join(f"`{one}`" for one in (name, *own))
-        lines.append((names_shown, "L" if name in columns else "", "number", unit, meaning))
+        lines.append((names_shown, "L" if name in columns else "", "number", spec.unit, spec.meaning))
     return lines
 
 
@@ -116,16 +116,16 @@ def others() -> list[tuple[str, ...]]:
     own = [
         q for name, q in questions().items() if not q.chapter and plugins("questions")[name].distribution == "ppbench"
     ]
-    figures = [(question, *figure) for question in own for figure in question.figures]
     return [
         (
-            ", ".join(f"`{name}{end}`" for end in ("", *ENDS)),
+            ", ".join(f"`{spec.name}{end}`" for end in ("", *ENDS)),
             "L",
             "number",
-            METRICS[name][0],
-            f"{title} ({question.title})",
+            spec.unit,
+            f"{spec.title} ({question.title})",
         )
-        for question, name, title in figures
+        for question in own
+        for spec in question.specs
     ]
 
 

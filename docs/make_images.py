@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.archive import unpack_archive
 from ppbench.records.store import Store
 from ppbench.report.page.board import rebuild

@@ -122,7 +122,7 @@ def named(names: Iterable[str]) -> str:
 
 def defenses() -> str:
     """Return the page of defenses."""
-    from ppbench.claims.lookup import claims_of
+    from ppbench.claims.claim import claims_of
 
     known = [(name, attack) for name, _, attack in ours("attacks") if attack.adaptive]
     rows = []

@@ -25,9 +25,10 @@ from ppbench.federation.view import Exchange, StateRecord, View
 from ppbench.federation.wire import SERVER, Envelope, Hello, Join, Model, Slot, Update
 from ppbench.metrics.intervals import Estimate, Interval, bootstrap, proportion
 from ppbench.metrics.modality import Modality
+from ppbench.metrics.spec import Judgment, MetricSpec, Rule
 from ppbench.nets.classifier import Classifier
 from ppbench.nets.net import NetSpec, initial
-from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.questions.base import DistanceLaw, Question, one_minus
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored, TargetModel
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Record
@@ -63,11 +64,13 @@ __all__ = [
     "Interval",
     "Job",
     "Join",
+    "Judgment",
     "KeyedDefense",
     "Kind",
     "Layout",
     "Local",
     "Metric",
+    "MetricSpec",
     "Modality",
     "Model",
     "NetSpec",

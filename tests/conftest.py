@@ -15,6 +15,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "battery(*values): a case of a battery, known by these values, one of each axis")
+    config.addinivalue_line("markers", "nightly: long and rarely fails; runs by --battery=whole, or where it is named")
     if config.getoption("dist", "no") == "no":  # else this process hands tests out and runs none
         config.pluginmanager.import_plugin("shared_fixtures")
 
@@ -45,7 +46,13 @@ def pytest_collection_finish(session):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what a battery need not ask, unless the whole is wanted or cases are chosen by name."""
-    if config.getoption("--battery") == "whole" or config.option.keyword or any("[" in arg for arg in config.args):
+    if config.getoption("--battery") == "whole" or config.option.keyword:
+        return
+    if not any(".py" in arg for arg in config.args):
+        late = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    if any("[" in arg for arg in config.args):
         return
     batteries = defaultdict(list)
     for item in items:

@@ -20,7 +20,7 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Model, Slot, Update
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 
 Seen = tuple[View, Victims]
 CHANCE = float(stats.norm.isf(5e-4))

@@ -22,8 +22,9 @@ from ppbench.metrics.image import image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.metrics.modality import modality_of
 from ppbench.nets.net import initial, net_spec
-from ppbench.questions.image_metrics import ImageScore, flags_of
-from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, inexact
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import blind_decibels, flags_of, inexact
+from ppbench.questions.reconstruction import RECOMPUTED
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost

@@ -16,6 +16,8 @@ from ppbench.base.version import __version__
 from ppbench.records.sources import source_digest
 from ppbench.records.store import Store
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = {step.get("id", step["name"]): step for step in ACTION["runs"]["steps"]}

@@ -33,7 +33,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 
 PLAN = Plan(net_spec("dlnet", (1, 8, 8), 10), 4)
 PARAMS = initial(PLAN.spec, 0)

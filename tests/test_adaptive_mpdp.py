@@ -171,6 +171,7 @@ def test_every_image_and_label_of_one_example_is_read(defense, threat):
         assert sorted(psnr for psnr, _ in plain)[2] < 20
 
 
+@pytest.mark.nightly
 def test_batches_are_matched_with_what_carries_no_noise():
     """Over ten seeds half of the images come to 21 dB and more; of noise none comes to 9."""
     view, victims = probed(MPDP(epsilon=1.0), batch=2, count=6)

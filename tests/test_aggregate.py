@@ -15,11 +15,11 @@ from ppbench.federation.wire import Slot
 from ppbench.metrics.epsilon import epsilon_lower
 from ppbench.metrics.image import psnr
 from ppbench.metrics.perceptual import Network, PerceptualFigures
-from ppbench.questions.image_metrics import ImageScore, flags_of, is_flat, reached
+from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import flags_of, is_flat, reached, score_images
 from ppbench.questions.inquiry import Yardstick
 from ppbench.questions.labels import LabelScore
 from ppbench.questions.membership import MemberScore, score_members
-from ppbench.questions.reconstruction import score_images
 from ppbench.questions.tracing import TraceScore
 from ppbench.records.figure import aggregate
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import ClassVar
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from ppbench import api
 from ppbench.base import declarations, registry
 from ppbench.base.registry import load_all
 from ppbench.federation.contract import faults as defense_faults
+from ppbench.questions.base import faults as question_faults
+from ppbench.questions.labels import Labels
 
 ROOT = Path(__file__).parent.parent
 BASES = {"defenses": api.Defense, "attacks": api.Attack, "questions": api.Question}
@@ -66,6 +69,59 @@ def test_a_plugin_of_a_newer_contract_is_refused_and_one_that_lacks_an_argument_
         Older.contract = 1
         (fault,) = declarations.contract_faults(Older, api.Defense)
         assert fault.endswith("it is written for contract 1, this is 2 (since 2: decoded gets a context)")
+
+
+class ByFigures(Labels):
+    """A question in the older form."""
+
+    name: ClassVar[str] = "by_figures"
+    figures = (("right", "Right"), ("error", "Error"), ("more", "More"))
+    rules = (
+        api.Rule("right", "right", "all", "decision", 0.02, False, 0.05),
+        api.Rule("error", "error", "canaries", "mean", 0.1, True, 0.2),
+    )
+
+
+class BySpecs(Labels):
+    """The same question with specs."""
+
+    name: ClassVar[str] = "by_specs"
+    specs = (
+        api.MetricSpec("right", "Right", judgment=api.Judgment("decision", 0.02, 0.05)),
+        api.MetricSpec(
+            "error", "Error", higher_is_safer=True, judgment=api.Judgment("mean", 0.1, 0.2, subset="canaries")
+        ),
+        api.MetricSpec("more", "More"),
+    )
+
+
+def test_a_question_with_figures_and_rules_has_the_specs_of_one_that_declares_them():
+    old, new = ByFigures(), BySpecs()
+    assert old.all_rules == new.all_rules == ByFigures.rules
+    assert old.columns("error") == new.columns("error") == (("error", "Error"), ("right", "Right"), ("more", "More"))
+    assert [(s.name, s.title, s.higher_is_safer, s.columns) for s in old.specs] == [
+        (s.name, s.title, s.higher_is_safer, s.columns) for s in new.specs
+    ]
+    assert list(question_faults(ByFigures, "by_figures")) == list(question_faults(BySpecs, "by_specs")) == []
+
+    class Twice(BySpecs):
+        name = "twice"
+        specs = BySpecs.specs[:1] * 2
+
+    class Unnamed(Labels):
+        name = "unnamed"
+        figures = 3
+
+    assert any("several specs of one name" in fault for fault in question_faults(Twice, "twice"))
+    assert Unnamed.specs == Labels.specs
+
+
+def test_a_figure_is_recorded_by_its_spec_or_by_a_name_with_its_safer_side():
+    share, error = api.proportion([np.array([True, False])]), BySpecs().spec("error")
+    assert api.record_metric(error, share).higher_is_safer
+    assert not api.record_metric("right", share, False).higher_is_safer
+    with pytest.raises(ValueError, match="give its MetricSpec"):
+        api.record_metric("right", share)
 
 
 def test_a_plugin_that_imports_a_module_that_moved_is_told_where_names_stay(tmp_path, monkeypatch):

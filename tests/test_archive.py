@@ -207,7 +207,7 @@ def test_a_flipped_byte_costs_its_group_or_its_images_alone(store, apart, tmp_pa
 
 
 def test_a_file_that_would_fill_a_group_is_a_member_of_its_own(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "GROUP_BYTES", (store.folder / f"{store.ids()[0]}.json").stat().st_size)
+    monkeypatch.setattr(module, "UNGROUPED_BYTES", (store.folder / f"{store.ids()[0]}.json").stat().st_size)
     pack_archive(store.out, tmp_path / "some.zip")
     with zipfile.ZipFile(tmp_path / "some.zip") as opened:
         own = [name for name in opened.namelist() if name.startswith("records/") and name.endswith(".json")]

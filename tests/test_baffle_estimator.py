@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.claims.lookup import claims_of
+from ppbench.claims.claim import claims_of
 from ppbench.defenses.baffle import (
     SLICE_EXAMPLES,
     STACK,

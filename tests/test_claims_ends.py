@@ -10,9 +10,10 @@ from reseeding import reseeded
 from ppbench.base.registry import load_all
 from ppbench.claims.case import NETWORK_FAMILIES
 from ppbench.claims.check import Checked, check_claims
-from ppbench.claims.claim import Claim, Rival
-from ppbench.claims.lookup import claims_of
+from ppbench.claims.claim import Claim, Rival, claims_of
 from ppbench.claims.rules import RIVALS, RULES
+
+pytestmark = pytest.mark.nightly
 
 KINDS = {
     "asr": "membership", "agreement": "extraction", "psnr_median": "reconstruction", "test_mse_mean": "reconstruction",

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from ppbench.claims.check import Checked, check_claims
-from ppbench.claims.claim import Claim, Rival
+from ppbench.claims.claim import Claim, Rival, claims_of
 from ppbench.claims.costs import Benchmark
-from ppbench.claims.lookup import claims_of
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
 from ppbench.report.compare.paired import change, rules_for, sample_of
@@ -164,7 +163,7 @@ def test_who_was_searched_more_often_is_not_therefore_told_to_leak_more(fabricat
         one, other = (
             worst_case([r for r in records if r.config.defense.id == d], "psnr_median") for d in ("dp", "pbpfl")
         )
-        rule = next(rule for rule in question_for(one).rules if rule.metric == "psnr_median")
+        rule = next(rule for rule in question_for(one).all_rules if rule.metric == "psnr_median")
         plain = change([one], [other], rule, "")
         assert plain.low > 0 or plain.high < 0
 

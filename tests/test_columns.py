@@ -14,17 +14,18 @@ import pytest
 from hypothesis import strategies as st
 
 from ppbench.commands.terminal import as_json
+from ppbench.metrics.modality import modalities
+from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for, questions
 from ppbench.records.archive import files_of, pack_archive, unpack_archive
-from ppbench.records.schema import AuditInfo, CellConfig
+from ppbench.records.schema import AuditInfo, CellConfig, Utility
 from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, METRICS, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
-from ppbench.report.page.boards import boards_of, csv_text, no_claims
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv, worst_rows
 from ppbench.report.page.headline import answer_of
-from ppbench.report.page.tables import worst_csv, worst_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "leaderboards" / "results"
@@ -66,8 +67,21 @@ def test_every_figure_that_a_board_of_ours_shows_has_a_column_and_every_metric_i
     own = {"share_rebuilt", "tpr_at_0.1pct_fpr"}  # a share that the page counts; a rate of which few records have one
     names = {column.name for column in CELLS}
     for question in questions().values():
-        figures = {name for name, _ in question.figures}
+        headlines = [kind.headline for kind in modalities()] if question.inputs else [s.name for s in question.specs]
+        figures = {name for headline in headlines for name, _ in question.columns(headline)}
         assert figures - own <= (names if question.chapter else set(METRICS)), question.name
+        assert {spec.name for spec in question.specs} <= set(METRICS), question.name
+        assert all(spec.title and spec.meaning.endswith(".") for spec in question.specs), question.name
+
+
+def test_a_metric_of_the_model_names_fields_of_its_record_and_every_declared_column_is_there_once():
+    fields = set(Utility.model_fields)
+    for name, spec in MODEL_METRICS.items():
+        assert {spec.name, spec.low, spec.high, *spec.constant} <= fields and name == spec.name
+        assert not spec.unless or spec.unless in MODEL_METRICS
+    names = [column.name for column in CELLS]
+    for spec in columns.COLUMN_METRICS.values():
+        assert all(names.count(f"{spec.name}{ending}") == 1 for ending in spec.columns), spec.name
 
 
 @pytest.mark.skipif(not PARTS, reason="the committed boards are not here")

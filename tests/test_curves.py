@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.membership import MemberScore
 from ppbench.records.schema import Flag, Tuned

@@ -11,7 +11,7 @@ import torch
 
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.errors import UsageError
-from ppbench.claims.board import claimed
+from ppbench.claims.check import claimed
 from ppbench.federation.plan import Data
 from ppbench.report.controls import check_controls
 from ppbench.run.config import configure

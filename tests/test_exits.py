@@ -201,6 +201,7 @@ def until(true, seconds):
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="who is whose child is read from /proc")
 @pytest.mark.parametrize(
     ("number", "workers", "program"),

@@ -14,6 +14,8 @@ from ppbench.base.device import check_device, device_name
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all, plugins
 
+pytestmark = pytest.mark.nightly
+
 HERE = Path(__file__).parent
 DEFENSES, ATTACKS = (
     sorted(name for name, plugin in plugins(group).items() if plugin.ours) for group in ("defenses", "attacks")

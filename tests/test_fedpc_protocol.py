@@ -13,7 +13,7 @@ from protocols import UNEQUAL, answers, flat, trained, unequal
 from torch import Tensor
 
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.claims.lookup import claims_of
+from ppbench.claims.claim import claims_of
 from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,

@@ -27,6 +27,8 @@ from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import all_digits
 
+pytestmark = pytest.mark.nightly
+
 BUDGET, IMAGES, CLIENTS = 900, 6, 2
 CNN = net_spec("cnn", (1, 8, 8), 10, {"widths": "16,32", "bias": False})
 

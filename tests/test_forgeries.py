@@ -19,14 +19,13 @@ from ppbench.base.errors import UsageError
 from ppbench.metrics.image import PSNR_CAP, image_figures
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.questions.base import question_of
-from ppbench.questions.image_metrics import flags_of
-from ppbench.questions.reconstruction import RECOMPUTED, blind_decibels, inexact
+from ppbench.questions.images import blind_decibels, flags_of, inexact
+from ppbench.questions.reconstruction import RECOMPUTED
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Record
 from ppbench.records.store import Store, canonical_json
 from ppbench.report.compare.outcome import compare
-from ppbench.report.page.boards import boards_of, no_claims, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
 from ppbench.run.sweep import missing_cells
 from ppbench.verification import examine
 from ppbench.verification.recheck import recheck

@@ -11,11 +11,10 @@ from ppbench.records.schema import CellConfig, Record
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.leak import SEVERITY, leak_of
-from ppbench.report.page.boards import boards_of, no_claims
+from ppbench.report.page.boards import boards_of, no_claims, worst_rows
 from ppbench.report.page.costs import costs
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.overview import overviews
-from ppbench.report.page.tables import worst_rows
 from ppbench.report.verdict import sentences, verdicts
 from ppbench.report.verdict.lines import upload_rows
 from ppbench.report.verdict.verdict import fate_of, joint_fate

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from ppbench.claims.board import PAPER_CLAIMS, claimed
+from ppbench.claims.check import PAPER_CLAIMS, claimed
 from ppbench.claims.claim import Claim
 from ppbench.records.store import Store
 from ppbench.report.frame import EVALUATION, frame_of
@@ -193,7 +193,7 @@ def test_a_claim_stands_beside_the_cells_that_it_is_about(fabricate, monkeypatch
     asr = Claim("asr", 0.503, "digits", "mlp", None, "Table 4", when=(("kappa", 3.0),))
     cap = Claim("cap_extraction", 0.7, "digits", "mlp", 1, "Table 5")
     bare = Claim("agreement", None, "digits", "mlp", None, "Lemma 3")
-    monkeypatch.setattr("ppbench.claims.board.claims_of", lambda name: (bare, asr, cap))
+    monkeypatch.setattr("ppbench.claims.check.claims_of", lambda name: (bare, asr, cap))
     members = partial(fabricate, "pbpfl", 3.0, "mia_loss", "membership", 0.5)
     assert claimed(members(stage="iterate")) == "ASR 50.3% (Table 4)"
     assert claimed(members(stage="final")) == claimed(members(stage="iterate", dataset="mnist")) == ""

@@ -12,6 +12,8 @@ from ppbench.report.leak import leak_of
 from ppbench.report.verdict import sentences
 from ppbench.run.evaluation import evaluate
 
+pytestmark = pytest.mark.nightly
+
 DATA = Path(os.environ.get("PPBENCH_TEST_DATA", "")) / "mnist"
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial-defense.md"
 SMALL = {

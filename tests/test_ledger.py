@@ -18,7 +18,7 @@ from test_fuzz import ended
 
 from ppbench.adversary.attack import Guess
 from ppbench.base.errors import UsageError
-from ppbench.claims.board import claimed
+from ppbench.claims.check import claimed
 from ppbench.federation.plan import Data
 from ppbench.ledger import publish as freeze
 from ppbench.ledger.form import counting_records, read_book

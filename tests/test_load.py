@@ -20,8 +20,7 @@ from ppbench.records.archive import pack_archive
 from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST
-from ppbench.report.page.boards import boards_of, csv_text, no_claims
-from ppbench.report.page.tables import worst_rows
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_rows
 
 BOARD = Path(__file__).parents[1] / "leaderboards" / "results" / "digits-quick" / "records.zip"
 LEVELS = {"cells": LOADED_CELLS, "victims": LOADED_VICTIMS, "worst": LOADED_WORST}

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.commands.terminal import glance
 from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
@@ -29,8 +29,8 @@ from ppbench.metrics.modality import (
 )
 from ppbench.questions.base import question_of
 from ppbench.questions.image_metrics import RECOGNITION_METRICS
+from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Yardstick
-from ppbench.questions.reconstruction import score_images
 from ppbench.records.store import Store
 from ppbench.report.controls import check_controls, rebuilding, rebuilt_share
 from ppbench.report.leak import leak_of
@@ -114,7 +114,7 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
-    assert {rule.metric for rule in question_of("reconstruction").rules} == {*IMAGE.rules, *TABLE_ROW.rules}
+    assert {rule.metric for rule in question_of("reconstruction").all_rules} == {*IMAGE.rules, *TABLE_ROW.rules}
 
 
 def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypatch, sequences):
@@ -210,18 +210,18 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
 
 # -- nobody else asks for shapes --------------------------------------------------------------------------------------
 ALLOWED = {
-    "metrics/modalities.py": "the one place",
+    "metrics/modality.py": "the one place",
     "metrics/image.py": "SSIM's window slides over height and width",
     "metrics/perceptual.py": "a convolution takes batches of four axes",
     "federation/engine.py": "memory layout (channels-last)",
     "federation/drive.py": "memory layout (channels-last)",
     "federation/plan.py": "memory layout (channels-last)",
     "nets/": "what a network's layers take",
-    "task/given.py": "which axis of an array holds the channels",
-    "task/segmentation.py": "channels of a file's pixels",
+    "task/user_data.py": "which axis of an array holds the channels",
+    "task/imagefolder.py": "channels of a file's pixels",
     "attacks/reconstruction/fastpath/": "what a traced layer takes",
-    "attacks/reconstruction/peeling/": "what a traced layer takes",
-    "report/page/sprites.py": "a file of pictures may come from anyone",
+    "attacks/reconstruction/peeling.py": "what a traced layer takes",
+    "report/page/profiles.py": "a file of pictures may come from anyone",
 }
 """Where axes are counted, and why: a tensor's layout, not the kind of data."""
 

@@ -12,8 +12,8 @@ from torch.func import grad, vmap
 
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.nets.models.mlp import mlp
 from ppbench.nets.models.resnet import FixupBlock, PaddedShortcut, ResidualBlock, resnet20, resnet56
+from ppbench.nets.models.small import mlp
 from ppbench.nets.net import Net, Option, build, initial, net_spec
 
 BACKBONE = {"backbone": "shufflenet_v2_x0_5"}

@@ -8,7 +8,10 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
-pytestmark = pytest.mark.skipif(not (ROOT / "leaderboards" / "results").is_dir(), reason="no board to look at is here")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not (ROOT / "leaderboards" / "results").is_dir(), reason="no board is here"),
+]
 
 
 def run(notebook, folder):

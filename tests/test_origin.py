@@ -13,6 +13,8 @@ from ppbench.records.archive import Archive
 from ppbench.records.run_files import ORIGIN, command_of, origin_of, restate, save_origin
 from ppbench.records.store import Store
 
+pytestmark = pytest.mark.nightly
+
 RESULTS = sorted((Path(__file__).parents[1] / "leaderboards" / "results").glob("*/records.zip"))
 
 

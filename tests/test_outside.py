@@ -17,6 +17,8 @@ from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
 
+pytestmark = pytest.mark.nightly
+
 EXAMPLES = Path(__file__).parent.parent / "examples" / "outside"
 PAGE = Path(__file__).parent.parent / "docs" / "ledger.md"
 SUITE = """

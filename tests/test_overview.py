@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppbench.base.errors import UsageError
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.schema import Metric
 from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
@@ -18,6 +18,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards_of, no_claims, table_rows
+from ppbench.report.page.cell_table import PLAIN_ROWS
 from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.curves import ppcs
 from ppbench.report.page.drawings import write_figures
@@ -25,7 +26,6 @@ from ppbench.report.page.evaluations import defense_sentences, judged_evaluation
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.profiles import Album
-from ppbench.report.page.tables import PLAIN_ROWS
 
 BLIND = "no better than blind"
 

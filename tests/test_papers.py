@@ -9,8 +9,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import Plugin, load
-from ppbench.claims.claim import Claim, Rival, better, read_paper
-from ppbench.claims.lookup import PAPERS, claims_of
+from ppbench.claims.claim import PAPERS, Claim, Rival, better, claims_of, read_paper
 
 TABLE = """
 citation = "Doe et al., Rounded Uploads, 2026"
@@ -237,7 +236,7 @@ def installed(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, "rounding_module", raising=False)
         entry = metadata.EntryPoint("rounding", "rounding_module:Rounding", "ppbench.defenses")
         plugin = Plugin("defenses", "rounding", entry.value, "another", entry)
-        monkeypatch.setattr("ppbench.claims.lookup.find", lambda group, name: plugin if name == "rounding" else None)
+        monkeypatch.setattr("ppbench.claims.claim.find", lambda group, name: plugin if name == "rounding" else None)
         return claims_of.__wrapped__("rounding")
 
     return install

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from ppbench.base.registry import load
-from ppbench.claims.lookup import claimed_by_all
+from ppbench.claims.claim import claimed_by_all
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
 from ppbench.task.dataset import default_root

@@ -18,21 +18,37 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-METRIC = '''"""A metric of a stranger."""
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ppbench.metrics.intervals import Estimate, proportion
-
-
-def missed(units: list[NDArray[np.bool_]]) -> Estimate:
-    """Return the share of wrong labels."""
-    return proportion([~unit for unit in units])
-'''
+METRIC = """LABELS_MISSED = MetricSpec(
+    "labels_missed",
+    "Missed",
+    SHARE,
+    "Share of labels that are wrong.",
+    higher_is_safer=True,
+    judgment=Judgment("decision", 0.02, 0.05),
+)
+"""
 REPORTED = """
-        misses = record_metric("labels_missed", missed(units), True)
-        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False), misses]
+        missed = proportion([~unit for unit in units])
+        found = record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))
+        return [found, record_metric(LABELS_MISSED, missed)]
+"""
+MODEL_METRIC = """CLASS_ERROR = ModelMetric(
+    "class_error",
+    "Class error",
+    SHARE,
+    "Share of test examples whose class is wrong.",
+    judgment=_JUDGED,
+    low="class_error_low",
+    high="class_error_high",
+)
+"""
+MODEL_FIELDS = """    class_error: Share | None = None
+    class_error_low: Share | None = None
+    class_error_high: Share | None = None
+"""
+MODEL_VALUES = """        class_error=None if accuracy is None else 1 - accuracy,
+        class_error_low=interval and 1 - interval.high,
+        class_error_high=interval and 1 - interval.low,
 """
 CHART = '''"""A chart of a stranger."""
 
@@ -70,10 +86,13 @@ model = "mlp"
 value = 0.5
 """
 RUN = """
-import json, sys
+import json, runpy, sys
+from pathlib import Path
 import ppbench, ppbench.run.cost as cost
 cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
 from ppbench.base.registry import PLUGIN_GROUPS, plugins
+from ppbench.report.compare.outcome import compare
+out = Path(sys.argv[2])
 found = ppbench.evaluate(
     defense="sign_sgd", grid=(5,), dataset=f"csv:{sys.argv[1]}?target=ill", model="mlp", out=sys.argv[2], workers=1,
     attacks=("row_ratio", "value_search", "label_recovery"), clients=2, rounds=1, victims=4, attack_batch=(1,),
@@ -85,6 +104,8 @@ print(json.dumps({
     "cells": [[r.config.defense.id, r.config.attack.id, r.config.attack.kind, r.status] for r in found.records],
     "metrics": sorted({m.name for r in found.records for m in r.metrics}),
     "sentences": list(found.verdict),
+    "columns": runpy.run_path("docs/make_columns.py")["page"](),
+    "compared": [[row.metric, row.tolerance, row.change.worse] for row in compare(out, out).rows],
 }))
 """
 
@@ -142,34 +163,41 @@ def add_question(tree: Path) -> None:
 
 
 def add_metric(tree: Path) -> None:
-    files, more = recipe("a metric")
-    (tree / only(files, r".*/x\.py").replace("x.py", "missed.py")).write_text(METRIC)
-    question = tree / only(more, r".*\.py")
-    assert f"def {only(more, 'metrics')}(" in question.read_text()
-    head = "from ppbench.questions.base import"
-    replaced(question, head, f"from ppbench.metrics.missed import missed\n{head}")
-    alone = '\n        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False)]\n'
-    replaced(question, alone, REPORTED)
+    """Add a metric of victims, in one file."""
+    files, _ = recipe("a metric of victims")
+    question = tree / only(files, r".*\.py")
+    assert f"def {only(files, 'metrics')}(" in question.read_text()
+    replaced(question, "LABEL_DISTANCE = DistanceLaw(", f"{METRIC}LABEL_DISTANCE = DistanceLaw(")
+    specs = only(files, "specs")
+    replaced(question, f"    {specs} = (LABEL_ACCURACY,)\n", f"    {specs} = (LABEL_ACCURACY, LABELS_MISSED)\n")
+    replaced(
+        question, "\n        return [record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))]\n", REPORTED
+    )
+    judged = "        return float(score.label)\n"
+    replaced(question, judged, "        return float(score.label == (metric == LABEL_ACCURACY.name))\n")
+
+
+def add_model_metric(tree: Path) -> None:
+    """Add a metric of the delivered model, in three files."""
+    files, more = recipe("a metric of the model")
+    spec, declared = tree / only(files, r".*\.py"), only(files, "[A-Z_]+")
+    schema, training = (tree / word for word in more if word.startswith("ppbench/"))
+    replaced(spec, f"{declared}: Final", f"{MODEL_METRIC}{declared}: Final")
+    replaced(spec, "DICE, MSE)}", "DICE, MSE, CLASS_ERROR)}")
+    constant = "    constant_mse: Amount | None = None\n"
+    replaced(schema, constant, constant + MODEL_FIELDS)
+    later = '        **dict.fromkeys(("constant", "constant_mse")),\n'
+    fields = re.findall(r"\w+(?=: )", MODEL_FIELDS)
+    replaced(schema, later, f"{later}        **dict.fromkeys({fields}),\n")
+    replaced(training, "        mse_high=high,\n", f"        mse_high=high,\n{MODEL_VALUES}")
 
 
 def add_column(tree: Path) -> None:
-    files, more = recipe("a column")
-    meaning = '    "labels_missed": (SHARE, "Share of labels that are wrong."),\n'
-    appended(
-        tree / only(files, r".*\.py"),
-        f"{only(files, '[A-Z]+')}: Final[dict[str, tuple[str, str]]] = {{\n",
-        "}",
-        meaning,
-    )
-    values = only(more, r"\*_values\(.*\)").replace("x", "labels_missed")
-    appended(tree / only(more, r"ppbench.*\.py"), f"{only(more, '[A-Z]+')}: Final = (\n", ")", f"    {values},\n")
-
-
-def appended(path: Path, head: str, end: str, line: str) -> None:
-    """Add a line at the end of a literal that begins with `head`."""
-    before, rest = path.read_text().split(head)
-    inner, after = rest.split(f"\n{end}\n", 1)
-    path.write_text(f"{before}{head}{inner}\n{line}{end}\n{after}")
+    files, _ = recipe("a column")
+    columns = tree / only(files, r".*\.py")
+    assert f"{only(files, '[A-Z_]+')}: Final = (" in columns.read_text()
+    end = ')\n"""The columns of leaderboard.csv that have their place.'
+    replaced(columns, end, f'    _text("upload", "config.federation.upload", "What clients upload."),\n{end}')
 
 
 def add_chart(tree: Path) -> None:
@@ -183,14 +211,14 @@ def add_chart(tree: Path) -> None:
     for path, function in zip((page, folder), (word for word in more if word.startswith("_")), strict=True):
         assert f"def {function}(" in path.read_text()
         replaced(path, import_, own)
-    drawn = "tuple(drawings.chart(curve) for curve in curves(board, about(board.setting)))"
+    drawn = "tuple(drawings.chart(curve) for curve in curves(board, board_target(board.setting)))"
     replaced(page, drawn, f'(*{drawn}, drawings.chart(Counts("planted", len(board.entries))))')
     named = "    for ppc in ppcs(board, known):\n        yield f"
     own = '    yield f"planted {board.setting.kind}", Counts("planted", len(board.entries))\n'
     replaced(folder, named, own + named)
 
 
-ADDED = (add_defense, add_attack, add_question, add_metric, add_column, add_chart)
+ADDED = (add_defense, add_attack, add_question, add_metric, add_model_metric, add_column, add_chart)
 
 
 def described(tree: Path) -> None:
@@ -210,6 +238,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out") / "results"
     shutil.copytree(ROOT / "ppbench", tree / "ppbench", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tree)
+    (tree / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "make_columns.py", tree / "docs")
     for add in ADDED:
         add(tree)
     described(tree)
@@ -232,7 +262,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_every_file_and_group_that_the_table_names_is_there() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    for what in ("a defense", "an attack", "a question", "a metric", "a column", "a chart"):
+    rows = ("a metric of victims", "a metric of the model", "a column", "a chart")
+    for what in ("a defense", "an attack", "a question", *rows):
         for word in (word for cell in recipe(what) for word in cell if "/" in word or word.startswith("ppbench.")):
             place = ROOT / word
             known = place.parent.is_dir() if place.name.startswith("x.") else place.exists()
@@ -259,13 +290,37 @@ def test_a_question_has_cells_columns_a_board_and_a_sentence(outputs: dict) -> N
     assert all(row["attribute_accuracy"] for row in outputs["table"] if row["attack"] == "value_search")
 
 
-def test_a_metric_is_in_the_records_and_a_column_in_the_table(outputs: dict) -> None:
+def test_a_metric_of_victims_takes_one_file_and_is_in_records_columns_documents_page_and_comparisons(
+    outputs: dict,
+) -> None:
     assert "labels_missed" in outputs["metrics"]
-    columns = list(outputs["table"][0])
-    assert columns[-4:] == ["labels_missed", "attribute_accuracy", "attribute_accuracy_low", "attribute_accuracy_high"]
+    own = ["labels_missed", "labels_missed_low", "labels_missed_high"]
+    foreign = ["attribute_accuracy", "attribute_accuracy_low", "attribute_accuracy_high"]
+    assert list(outputs["table"][0])[-6:] == own + foreign
     for row in outputs["table"]:
         if row["attack"] == "label_recovery":
             assert float(row["labels_missed"]) == pytest.approx(1 - float(row["label_accuracy"]))
+    line = "| `labels_missed`, `labels_missed_low`, `labels_missed_high` | L | number | share | "
+    assert f"{line}Share of labels that are wrong. |" in outputs["columns"]
+    assert '"title":"Missed"' in outputs["page"]
+    assert ["labels_missed", 0.02, 0.0] in outputs["compared"]
+
+
+def test_a_metric_of_the_model_takes_three_files_and_is_in_columns_documents_page_and_comparisons(
+    outputs: dict,
+) -> None:
+    for row in outputs["table"]:
+        assert float(row["class_error"]) == pytest.approx(1 - float(row["accuracy"]))
+        assert float(row["class_error_low"]) == pytest.approx(1 - float(row["accuracy_high"]))
+    line = "| `class_error`, `class_error_low`, `class_error_high` | L c | number | share | "
+    assert f"{line}Share of test examples whose class is wrong. |" in outputs["columns"]
+    assert '"title":"Class error"' in outputs["page"]
+    assert ["class_error", 0.01, 0.0] in outputs["compared"]
+
+
+def test_a_column_is_in_the_table(outputs: dict) -> None:
+    assert {row["upload"] for row in outputs["table"]} == {"delta"}
+    assert "| `upload` |" in outputs["columns"]
 
 
 def test_a_chart_is_on_the_page_and_among_the_files(outputs: dict) -> None:

@@ -16,6 +16,8 @@ from ppbench.ledger.submission import RegisteredFigure, load_register, moved_fig
 from ppbench.records import sources
 from ppbench.run.suite import load_suite
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "leaderboards" / "register.toml"
 WORKFLOW = ROOT / ".github" / "workflows" / "register.yml"

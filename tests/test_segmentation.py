@@ -20,7 +20,7 @@ from ppbench.attacks.tracing import NearestReconstruction
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Plan
-from ppbench.metrics.image import mask_overlap, over_images
+from ppbench.metrics.segmentation import mask_overlap, over_images
 from ppbench.nets.channels import channels_of
 from ppbench.nets.models.unet import unet
 from ppbench.nets.net import Classifier, bce, build, initial, net_spec

@@ -8,7 +8,7 @@ import torch
 import ppbench.run.evaluation as module
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import tree_map
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.view import Transcript
 from ppbench.records.run_files import SELFTEST, SelftestTrial, Soundness, save_soundness, soundness_of
 from ppbench.records.store import Store
@@ -81,7 +81,7 @@ def test_a_page_is_drawn_without_training(store, share, monkeypatch):
     page = store.html_path.read_text()
     assert ("HARNESS FAULT" in page, "Controls hold." in page) == (share == 0.0, share != 0.0)
     assert ("Not known: no outcome of the harness&#39;s self-test" in page) == (share is None)
-    assert ("are rebuilt by an attacker who knows" in page) == (share != 0.0), "what is not known withholds no rank"
+    assert ("are rebuilt by an aware attacker" in page) == (share != 0.0), "what is not known withholds no rank"
     assert up_to_date(store, PAPER_CLAIMS) and verify(store.out) == []
 
 

@@ -85,9 +85,9 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     alone = replace(suite, places=dict(kept))
     planned = plan_sweep(alone, tmp_path / "out")
     task_module.task_of.cache_clear()
-    results = {c.config.defense.id for one in planned.asked for c in one.cells}
+    results = {c.config.defense.id for one in planned.cells for c in one.cells}
     assert results >= {experiment.config.defense for experiment, _ in kept}
-    assert planned.todo == planned.asked and not (tmp_path / "out").exists()
+    assert planned.todo == planned.cells and not (tmp_path / "out").exists()
 
 
 SMALL = {"active", "cost", "digits-quick"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation import threats
 from ppbench.federation.threats import THREATS
 from ppbench.questions.base import MissingQuestion, missing_sentences, question_for, question_of, questions

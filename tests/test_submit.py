@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.claims.board import claimed
+from ppbench.claims.check import claimed
 from ppbench.commands import app
 from ppbench.ledger import examination as due
 from ppbench.ledger import examination as rerun
@@ -43,6 +43,8 @@ from ppbench.run.suite import load_suite, with_salt
 from ppbench.run.sweep import sweep
 from ppbench.verification import verify
 from ppbench.verification.recheck import recheck
+
+pytestmark = pytest.mark.nightly
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PACKAGES = (("my_defense", "sign_sgd", "defenses", "SignSGD"), ("my_attack", "row_ratio", "attacks", "RowRatio"))

@@ -22,7 +22,7 @@ from ppbench.federation.plan import Columns, Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.image_metrics import ImageScore, image_metrics
-from ppbench.questions.reconstruction import NUMBER_TOLERANCE, row_accuracy
+from ppbench.questions.images import NUMBER_TOLERANCE, row_accuracy
 from ppbench.records.run_files import origin_of
 from ppbench.records.store import Store
 from ppbench.task.user_data import open_dataset

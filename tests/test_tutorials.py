@@ -9,7 +9,7 @@ import pytest
 from tutorials import DOCS, blocks, follow, lacking
 
 PAGES = sorted(page.name for page in DOCS.glob("tutorial-*.md") if page.name != "tutorial-flower.md")  # its own test
-pytestmark = pytest.mark.skipif(not PAGES, reason="the documents are not here")
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not PAGES, reason="the documents are not here")]
 
 
 def differences(followed):

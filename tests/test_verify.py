@@ -11,13 +11,12 @@ import torch
 from ppbench.base.errors import UsageError
 from ppbench.metrics.image import image_figures
 from ppbench.questions.image_metrics import ImageScore
+from ppbench.questions.images import blind_decibels
 from ppbench.questions.membership import MemberScore
-from ppbench.questions.reconstruction import blind_decibels
 from ppbench.records.run_files import SelftestTrial, Soundness, save_soundness
 from ppbench.records.store import Store
 from ppbench.report.integrity import implausible
-from ppbench.report.page.boards import boards_of, no_claims, write_csv
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import boards_of, no_claims, worst_csv, write_csv
 from ppbench.verification import verify
 
 TRUTH = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -24,6 +24,8 @@ from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing.scene import POISONS, all_digits, with_changed_mail
 
+pytestmark = pytest.mark.nightly
+
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 RECORDS = 160
 FEDSGD = Plan(SPEC, 2, Local("gradient", batch=RECORDS))

@@ -45,7 +45,7 @@ from ppbench.base.vision import torchvision
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 
 NETWORKS = {
     "conv": net_spec("cnn", (3, 32, 32), 10),

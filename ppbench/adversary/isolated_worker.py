@@ -183,7 +183,7 @@ def _before(home: Path, device: str) -> Before:
 
 
 def _facts(attack: Attack) -> AttackFacts:
-    # Not inherited, as in `run.choice`: a subclass of an attack that is not quick may be quick.
+    # Not inherited, as in `run.experiment`: a subclass of an attack that is not quick may be quick.
     quick = type(attack).__dict__.get("quick", True)
     refuse("attacks", attack.name, static_answer_faults(attack, plugins("defenses")))
     return AttackFacts(

@@ -14,6 +14,7 @@ from ppbench.claims.case import (
     ClaimVerdict,
     closeness,
     collapse_clauses,
+    data_of,
     differing_needs,
     meets_need,
     steps_of,
@@ -21,7 +22,7 @@ from ppbench.claims.case import (
     unmet_conditions,
     unmet_needs,
 )
-from ppbench.claims.claim import Claim, equations
+from ppbench.claims.claim import Claim, allowed, claims_of, equations
 from ppbench.claims.costs import KEY_OF, Benchmark, time_is_kept
 from ppbench.claims.rules import judge_with_ends, rule_of, unjudged_reason
 from ppbench.records.schema import Record
@@ -29,6 +30,7 @@ from ppbench.report.cap import strays
 from ppbench.report.controls import nothing_to_read
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
 from ppbench.report.page.evaluations import evaluation_words
+from ppbench.report.page.profiles import PaperClaims
 from ppbench.report.verdict.lines import listed_values, setting_labels
 
 NO_RECORD = "no record of "
@@ -208,3 +210,40 @@ def setting_of(case: ClaimCase) -> str:
         f"{config.data.name}, {config.data.train} examples, {model}, {count_of(fed.clients, 'client')}, "
         f"{count_of(fed.rounds, 'round')}, {fed.optimizer} at {fed.lr:g}, seed {config.seed}{long}{at}{more}"
     )
+
+
+# -- What a board shows of papers' claims: the claim beside a record, and what became of each --
+
+CLAIM_FORMS = {
+    ("membership", "iterate"): {"asr": "ASR {:.1%}"},
+    ("reconstruction", "init"): {"psnr_median": "PSNR {:.2f} dB"},
+}
+"""By kind and stage of a cell: the metric that a comparable claim has, except CAP, and its form."""
+
+
+def claimed(record: Record) -> str:
+    """Return the claim of the defense's paper for this very setting, as "CAP 0.69 (Table 8)", or ""."""
+    config = record.config
+    forms = CLAIM_FORMS.get((config.attack.kind, config.stage), {}) | {f"cap_{config.attack.kind}": "CAP {:.2f}"}
+    for claim in claims_of(config.defense.id):
+        fits = (
+            claim.metric in forms
+            and claim.dataset == data_of(config)
+            and claim.model == config.model.id
+            and claim.batch in (None, config.batch_size)
+            and all(config.defense.parameters.get(name) in allowed(value) for name, value in claim.when)
+            and claim.than is None
+        )
+        if fits and claim.value is not None:
+            return f"{forms[claim.metric].format(claim.value)} ({claim.source})"
+    return ""
+
+
+def outcomes_of(records: Sequence[Record]) -> list[Checked | Unchecked]:
+    """Return the outcomes of the claims of all defenses in `records`."""
+    names = sorted({record.config.defense.id for record in records})
+    return check_claims({name: claims for name in names if (claims := claims_of(name))}, records, ())
+
+
+PAPER_CLAIMS = PaperClaims(claimed, outcomes_of)
+"""What every board of ppbench shows."""

@@ -12,7 +12,8 @@ from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, pa
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, unreliable
 from ppbench.claims.claim import Claim
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
-from ppbench.questions.base import Rule as Judged
+from ppbench.metrics.spec import MODEL_METRICS, SHARE
+from ppbench.metrics.spec import Rule as Judged
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record, Utility
 from ppbench.report.compare.paired import Change, bootstrapped, change, model_figure, sample_of, unpaired
@@ -284,7 +285,7 @@ def stays_farther(case: ClaimCase) -> ClaimFinding | str:
     if not mine or not theirs:
         who = "it" if not mine else _name(case)
         return f"no {kind} attack was run on {who} at batch {batch} from the server's view of random weights"
-    rule = next(rule for rule in question.rules if rule.metric == law.metric)
+    rule = next(rule for rule in question.all_rules if rule.metric == law.metric)
     ours = list(_points(paper_grid(mine, case.claim), law.metric))
     others = list(_points(paper_grid(theirs, case.claim, own=False), law.metric))
     pairs = _pairs(ours, others, rule)
@@ -389,7 +390,7 @@ def leaks_less(case: ClaimCase) -> ClaimFinding | str:
         return f"no {kind} attack came to a figure on {'it' if mine is None else _name(case)}"
     if bad := unreliable(case, mine.config.threat_model.id):
         return ClaimFinding("inconclusive", "", bad)
-    rule = next(rule for rule in question_for(mine).rules if rule.metric == metric and rule.subset != "canaries")
+    rule = next(rule for rule in question_for(mine).all_rules if rule.metric == metric and rule.subset != "canaries")
     about = f"victim by victim{', seen by ' + seen[0] if seen else ''}"
     if mine.places != theirs.places:  # probing takes whole cohorts until each role has enough
         mine, theirs = on_shared_victims(mine, theirs)
@@ -438,10 +439,11 @@ def learns_more(case: ClaimCase) -> ClaimFinding | str:
     other = None if theirs is None else model_figure(theirs.utility, name)
     if mine is None or theirs is None or ours is None or other is None:
         return f"{'it' if ours is None else _name(case)} has no {name} here"
-    difference = unpaired([other], [ours], safer=name != "mse")
+    metric = MODEL_METRICS[name]
+    difference = unpaired([other], [ours], safer=metric.higher_is_safer)
     verdict: ClaimVerdict = "falls" if difference.low > 0 else "holds" if difference.high < 0 else "inconclusive"
-    form, scale = (".4f", 1.0) if name == "mse" else (".1%", 100.0)
-    sign = 1.0 if name == "mse" else -1.0
+    form, scale = (".1%", 100.0) if metric.unit == SHARE else (".4f", 1.0)
+    sign = -1.0 if metric.higher_is_safer else 1.0
     ends = sorted((sign * difference.low * scale, sign * difference.high * scale))
     figures = f"{ours.value:{form}} beside {other.value:{form}}"
     reason = f"difference {sign * difference.worse * scale:+.3g} [{ends[0]:+.3g}, {ends[1]:+.3g}]"

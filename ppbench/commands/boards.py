@@ -25,7 +25,7 @@ def leaderboard(
     Exit code 0: all records are on the board; 1: some could not be read (named on the page and stderr); 2: none could.
     """
     from ppbench.base.files import kind_of
-    from ppbench.claims.board import PAPER_CLAIMS
+    from ppbench.claims.check import PAPER_CLAIMS
     from ppbench.records.archive import unpack_archive
     from ppbench.records.store import open_results
     from ppbench.report.page.board import rebuild

@@ -27,7 +27,7 @@ from ppbench.federation.plan import Context as Context
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Hello, Join, Model, Slot, Update, checked_count
 
-# -- The encryption of a round, in counts that a defense states; `run/ciphers.py` times one of each operation --
+# -- The encryption of a round, in counts that a defense states; `run/cost.py` times one of each operation --
 
 CipherScheme = Literal["paillier", "mife", "mcfe"]
 

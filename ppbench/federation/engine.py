@@ -55,7 +55,7 @@ class Federation:
     device: of all tensors; draws are made on the CPU. round: the last finished one; 0 after set-up. wire: byte counts
     of the real run (`setup_up`, `setup_down` of set-up alone); with `wire.keep` it also has the mail of rounds, and
     `states` the parties' states of each step. seconds: in rounds, never part of a result. session: see `session_of`.
-    canaries: see `Drive`. tf32: see `base.precision`; None: the caller's setting.
+    canaries: see `Drive`. tf32: see `base.device`; None: the caller's setting.
     """
 
     defense: Defense

@@ -28,6 +28,7 @@ from ppbench.ledger.submission import (
     suite_of,
     this_machine,
 )
+from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for
 from ppbench.records.archive import unpack_archive
 from ppbench.records.run_files import SALT_FILE, commitment, keep_salt, salt_of, soundness_of
@@ -148,7 +149,7 @@ def _untolerated(record: Record, again: Record, level: float) -> Iterator[str]:
         one is not None and not math.isclose(one, two or 0.0, rel_tol=EPSILON_TOLERANCE)
     ):
         yield _words("epsilon", one, two)
-    for name in ("accuracy", "mse", "dice"):
+    for name in (metric.name for metric in MODEL_METRICS.values() if metric.judgment is not None):
         (stated, *_), (value, low, high) = record.utility.figure(name), again.utility.figure(name)
         if (stated is None) != (value is None):
             yield _words(name, stated, value)
@@ -406,7 +407,7 @@ def _is_required(case: SubmissionCase, cell: Cell) -> bool:
 
 
 def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
-    """Return whether cells are skipped because the undefended model withstands their gate (`run.looks`)."""
+    """Return whether cells are skipped because the undefended model withstands their gate (`run.schedule`)."""
     return bool(one.gate) and undefended_stands([record for record in case.records if record.cell_id in one.gate])
 
 

@@ -311,7 +311,7 @@ def compute_views(
 def publish(results: Path, out: Path, dataset: str | None = None, weights: str | None = None) -> Published:
     """Publish the views of the cells in `results` into the folder `out`; the truth goes to results/truth.
 
-    dataset: the argument that opens the data here, if `run.complete.local_dataset` does not know it. The same results
+    dataset: the argument that opens the data here, if `run.sweep.local_dataset` does not know it. The same results
     give the same files. Raises UsageError: the results have no secret, or nothing in them can be published.
     """
     store, salt = Store(results), salt_of(results, fresh=False)

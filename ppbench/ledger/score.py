@@ -47,7 +47,8 @@ from ppbench.ledger.form import (
 from ppbench.ledger.transcript import FrozenView
 from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.base import Rule, question_for, question_of
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import question_for, question_of
 from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import AttackInfo, CellConfig, Record
@@ -207,7 +208,7 @@ def _guess(tensors: dict[str, Tensor], place: int) -> Guess:
 # guesses --
 # Victims are compared pairwise, by the rules of `ppbench compare`: the figure must gain, and more victims must leak
 # more than less, by an exact sign test, since no bootstrap of a few victims supports a p of a millionth. A blind
-# attacker may beat the blind guesses, so its answers must also tell victims apart (`ledger.dealt`). Many tries
+# attacker may beat the blind guesses, so its answers must also tell victims apart (`ledger.score`). Many tries
 # succeed by chance; so the K-th submission to a transcript is judged at level LEDGER_ALPHA / (zeta(3/2) K^(3/2)):
 # over all tries, however many, a row moves without reason with probability LEDGER_ALPHA at most (a union bound, so
 # tries may depend on one another). The few victims of a row are therefore spent at some point, and this is reported:
@@ -254,7 +255,7 @@ def decide(
 
     now: the worst case so far, None for none. blind: records of blind guesses on the same victims; () if the question
     knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
-    (`ledger.dealt`), called if all else would move the row; None: not tested.
+    (`ledger.score`), called if all else would move the row; None: not tested.
     """
     rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
     level = try_level(tries)
@@ -450,7 +451,7 @@ def score_answers(
 
 
 def exchange_p(frozen: FrozenView, known: OpenedTruth, kind: str, answers: Sequence[Guess]) -> float:
-    """Return the p of answers that do not tell victims apart, see `ledger.dealt`."""
+    """Return the p of answers that do not tell victims apart, see `ledger.score`."""
     inquiry, question = inquiry_of(frozen, replace(known, yardstick=None), kind), question_of(kind)
     rule = question.rules_of(known.record.config)[0]
     places = {unit: place for place, unit in enumerate(known.victims.units)}

@@ -1,7 +1,7 @@
 """The description of a submission: the package, code and machine behind results of another package's plugin.
 
 A submission is an archive of results (`ppbench pack`) with one more member, submission.json. Its content is only
-claimed: the receiver recomputes code digests and cells (`ledger.examine`).
+claimed: the receiver recomputes code digests and cells (`ledger.examination`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The contract of a modality: what kind of data an evaluation is about, and all that follows from it.
 
-Images, masks and table rows stand in `modalities.py`, which also finds the modality of a configuration. Code that needs
+Images, masks and table rows stand here, and what finds the modality of a configuration. Code that needs
 to know the kind of data asks a modality; nobody else looks at the number of axes. Reading records loads this file, so
 torch is imported only inside of methods.
 """

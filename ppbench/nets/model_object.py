@@ -1,6 +1,6 @@
 """Networks given as objects: an `nn.Module` with its weights, each layer in its current mode.
 
-`nets.given` converts a copy to a `Classifier`, each layer in its mode; the module itself is unchanged.
+`nets.user_model` converts a copy to a `Classifier`, each layer in its mode; the module itself is unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def held_network(
     """Return a copy of a user's network, float32 and on the CPU, for inputs of `shape` (without a batch).
 
     data_range: least and greatest value of an input. when: for errors, when to switch to eval mode.
-    UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.given` refuses it.
+    UsageError: it is no `nn.Module`, cannot be copied or run on such inputs, draws, or `nets.user_model` refuses it.
     """
     if not isinstance(module, nn.Module):
         right = "a torch.nn.Module that answers a batch of inputs by logits"

@@ -278,7 +278,7 @@ def parameters_of(spec: NetSpec) -> int | None:
 
 @dataclass(frozen=True)
 class HeldSpec(NetSpec):
-    """A network given as an object (`nets.held`), known only in this process.
+    """A network given as an object (`nets.model_object`), known only in this process.
 
     net: the network, by which two such specs compare. start: its original trainable weights.
     """

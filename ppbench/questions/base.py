@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,6 +17,7 @@ from ppbench.base.declarations import class_faults, contract_faults, word_faults
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import guard
 from ppbench.base.registry import load, load_all, plugins
+from ppbench.metrics.spec import MetricSpec, Rule, specs_of_figures
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, TargetModel
 from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score
@@ -41,24 +43,6 @@ class DistanceLaw:
     words: str
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One metric that `ppbench compare` judges.
-
-    metric, name: its names in records and in rows; subset: the victims that count; form: the statistic ("decision": a
-    mean of yes or no); tolerance: the change for the worse that counts, in the metric's unit; safer: whether a higher
-    value leaks less; luck: standard deviation between trainings with other draws, beyond what the victims explain.
-    """
-
-    metric: str
-    name: str
-    subset: Literal["all", "average", "canaries"]
-    form: Literal["mean", "decision", "median", "auc", "tpr", "epsilon"]
-    tolerance: float
-    safer: bool
-    luck: float
-
-
 def one_minus(value: Any) -> Any:
     """Return 1 - value, the distance of a share of right answers."""
     return 1 - value
@@ -78,13 +62,13 @@ class Question:
         inputs: whether answers are inputs, which are measured as such (decibels, perceptual distances) and stored.
         board: the question on whose board its cells are listed, "" for its own.  order: of its board among others.
         distances: the distances for a CAP, the main one first.
-        figures: its metrics with their titles, the headline first, unless methods override this.
-        rules: what `ppbench compare` judges.
+        specs: its metrics, each declared once; the headline is the first, unless `headline` overrides this. A question
+            may declare `figures`, (name, title) pairs, and `rules` instead, from which the specs are made.
         chart: the chart of a board beside accuracy over distance: success over the budget, or ROC curves.
         intended: stages at which the delivered model is meant to answer the question; these are not ranked.
         noise: whether uploads of pure noise must defeat its attacks, so that `full_noise` is a control.
         chapter: the part of the report for its cells: "uploads" and "models" are tables and sentences of the harness;
-            "" for columns and sentences made of `figures`.
+            "" for columns and sentences made of `specs`.
     """
 
     name: ClassVar[str]
@@ -100,12 +84,22 @@ class Question:
     board: ClassVar[str] = ""
     order: ClassVar[int] = 100
     distances: ClassVar[tuple[DistanceLaw, ...]]
-    figures: ClassVar[tuple[tuple[str, str], ...]]
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    specs: ClassVar[tuple[MetricSpec, ...]]
     chart: ClassVar[Literal["budget", "roc", ""]] = ""
     intended: ClassVar[tuple[str, ...]] = ()
     noise: ClassVar[bool] = True
     chapter: ClassVar[Literal["uploads", "models", ""]] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls)
+        if "specs" in own or not {"figures", "rules"} & own.keys():
+            return
+        inherited: tuple[MetricSpec, ...] = getattr(cls, "specs", ())
+        titles = own.get("figures", [(spec.name, spec.title) for spec in inherited])
+        rules = own.get("rules", [spec.rule for spec in inherited if spec.rule is not None])
+        with suppress(TypeError, ValueError, AttributeError):  # `faults` says what is wrong
+            cls.specs = specs_of_figures(titles, rules)
 
     # -- challenges and scores -----------------------------------------------------------------------------------------
     def of_probe(self, probe: Probe) -> Inquiry:
@@ -146,16 +140,21 @@ class Question:
 
     # -- reports -------------------------------------------------------------------------------------------------------
     def headline(self, config: CellConfig) -> str:
-        """Return the metric by which a board of such cells is ranked. Default: the first of `figures`."""
-        return self.figures[0][0]
+        """Return the metric by which a board of such cells is ranked. Default: the first of `specs`."""
+        return self.specs[0].name
+
+    def spec(self, name: str) -> MetricSpec:
+        """Return the spec of a metric; KeyError if the question declares none of this name."""
+        return {spec.name: spec for spec in self.specs}[name]
 
     def distance(self, name: str | None = None) -> DistanceLaw | None:
         """Return the distance `name`, by default the main one; None if there is none."""
         return next((law for law in self.distances if name in (None, law.name)), None)
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
-        """Return the metrics in a row of a board with their titles. Default: `figures`."""
-        return self.figures
+        """Return the metrics in a row of a board with their titles. Default: all with a title, the headline first."""
+        titled = [(spec.name, spec.title) for spec in self.specs if spec.title]
+        return tuple(sorted(titled, key=lambda column: column[0] != headline))
 
     def judged(self, score: Any, metric: str) -> float:
         """Return a victim's value of a rule's metric; a failed answer has the worst value. KeyError: no such rule."""
@@ -166,9 +165,14 @@ class Question:
         unit: tuple[int, ...] = score.unit
         return unit
 
+    @property
+    def all_rules(self) -> tuple[Rule, ...]:
+        """The rules of all its metrics."""
+        return tuple(rule for spec in self.specs if (rule := spec.rule) is not None)
+
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
-        """Return the rules by which such a cell is judged. Default: all."""
-        return self.rules
+        """Return the rules by which such a cell is judged. Default: those of all its metrics."""
+        return self.all_rules
 
     def blind(self, scores: Sequence[Any], config: CellConfig) -> tuple[float, int, float] | None:
         """Return (share of successes, number of units, chance of a success), or None. Default: of the first metric."""
@@ -198,7 +202,7 @@ class Question:
         undefended = "" if other is None else f", undefended {other.value:.3g}"
         chance = "" if metric.chance is None else f", chance {metric.chance:.3g}"
         bound = "at least" if metric.higher_is_safer else "at most"
-        title = dict(self.figures).get(name, name)
+        title = {spec.name: spec.title for spec in self.specs}.get(name) or name
         return f"{self.title} [{place}]: {title} {bound} {metric.value:.3g}{ends} ({at}{undefended}{chance})."
 
 
@@ -213,7 +217,7 @@ class MissingQuestion(Question):
 
     score = OtherScore
     distances = ()
-    figures = ()
+    specs = ()
 
     def __init__(self, name: str) -> None:
         self.name = name  # type: ignore[misc]  # of an installed question a class variable
@@ -246,6 +250,15 @@ def questions() -> Mapping[str, Question]:
     return {q.name: q for q in sorted(instances, key=lambda q: (q.order, q.name))}
 
 
+def metric_specs() -> dict[str, MetricSpec]:
+    """Return every metric of the installed questions by name; of a name that several declare, the first counts."""
+    specs: dict[str, MetricSpec] = {}
+    for question in questions().values():
+        for spec in question.specs:
+            specs.setdefault(spec.name, spec)
+    return specs
+
+
 def missing_sentences(records: Sequence[Record]) -> list[str]:
     """Return a sentence for each question in `records` that is not installed here."""
     names = Counter(r.config.attack.kind for r in records if isinstance(question_for(r), MissingQuestion))
@@ -270,8 +283,11 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
     for attribute in ("follows", "board"):
         if (other := getattr(plugin, attribute)) and other not in plugins("questions"):
             yield f"declares {attribute} = {other!r}, which is not an installed question"
-    if not plugin.figures and plugin.headline is Question.headline:
-        yield "declares no figures; name its metrics with their titles, the headline first"
+    if not plugin.specs and plugin.headline is Question.headline:
+        yield "declares no specs; give a MetricSpec for each of its metrics, the headline first"
+    names = [spec.name for spec in plugin.specs]
+    if len(set(names)) < len(names):
+        yield f"declares several specs of one name: {', '.join(names)}"
     if plugin.metrics is Question.metrics:
         yield "has no metrics(scores, terms); define it"
     if all(getattr(plugin, ask) is getattr(Question, ask) for ask in ("of_probe", "of_model", "of_audit")):

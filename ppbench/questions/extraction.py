@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ppbench.metrics.intervals import bootstrap, proportion
-from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.metrics.spec import SHARE, Judgment, MetricSpec, Rule
+from ppbench.questions.base import DistanceLaw, Question, one_minus
 from ppbench.questions.inquiry import Inquiry, Scored, TargetModel
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
     from ppbench.adversary.attack import Guess
 
 SMALLEST_NORM = 1e-300
+AGREEMENT = MetricSpec(
+    "agreement",
+    "Decisions read",
+    SHARE,
+    "Share of inputs for which the true model's decision was read.",
+    short="Agreement",
+    judgment=Judgment("decision", 0.02, 0.05),
+)
+OUTPUT_ERROR = MetricSpec(
+    "output_error",
+    "Relative error",
+    "share of the outputs' norm",
+    "Mean error of the extracted outputs.",
+    short="Output error",
+    higher_is_safer=True,
+    judgment=Judgment("mean", 0.02, 0.05),
+)
 
 
 class OutputScore(Score):
@@ -47,12 +65,8 @@ class Extraction(Question):
     intended = ("final",)  # the delivered model is meant to answer as the true one
     noise = False  # noise in uploads hides no model from its receiver
     chapter = "models"
-    distances = (DistanceLaw("output/1", "agreement", one_minus, "1 - agreement"),)
-    figures = (("agreement", "Decisions read"), ("output_error", "Relative error"))
-    rules = (
-        Rule("agreement", "agreement", "all", "decision", 0.02, False, 0.05),
-        Rule("output_error", "output_error", "all", "mean", 0.02, True, 0.05),
-    )
+    distances = (DistanceLaw("output/1", AGREEMENT.name, one_minus, "1 - agreement"),)
+    specs = (AGREEMENT, OUTPUT_ERROR)
 
     def of_model(self, model: TargetModel) -> Inquiry:
         """Return one challenge about the first test inputs."""
@@ -72,26 +86,25 @@ class Extraction(Question):
         chance = 1 / terms.classes if None in decisions else max(decisions.values()) / len(scores)
         agreement = proportion([np.array([score.agree]) for score in scores], chance)
         units = [np.array([score.error]) for score in scores]
-        return [
-            record_metric("agreement", agreement, False),
-            record_metric("output_error", bootstrap(units, "mean", bootstrap_seed(terms.seed, "output_error")), True),
-        ]
+        error = bootstrap(units, "mean", bootstrap_seed(terms.seed, OUTPUT_ERROR.name))
+        return [record_metric(AGREEMENT, agreement), record_metric(OUTPUT_ERROR, error)]
 
     def headline(self, config: CellConfig) -> str:
         """Return the agreement of decisions, or without classes the relative error."""
-        return "agreement" if config.model.classes > 1 else "output_error"
+        return AGREEMENT.name if config.model.classes > 1 else OUTPUT_ERROR.name
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return both figures; without classes the error alone."""
-        return self.figures if headline == "agreement" else self.figures[1:]
+        columns = super().columns(headline)
+        return columns if headline == AGREEMENT.name else columns[:1]
 
     def judged(self, score: OutputScore, metric: str) -> float:
         """Return 1 for a right decision, or the error."""
-        return float(score.agree) if metric == "agreement" else score.error
+        return float(score.agree) if metric == AGREEMENT.name else score.error
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rule of the headline."""
-        return tuple(rule for rule in self.rules if rule.metric == self.headline(config))
+        return tuple(rule for rule in self.all_rules if rule.metric == self.headline(config))
 
 
 def score_outputs(true: Tensor, guess: Guess) -> Scored:

@@ -7,26 +7,22 @@ and feature errors, which have no upper end, as mid-grey), and a missing label a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ppbench.base.tree import finite
-from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Data
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import BROKEN_DB
-from ppbench.questions.labels import label_accuracy
+from ppbench.metrics.spec import CHANCE, DB, INTERVAL, SHARE, VALUE, Ending, Judgment, MetricSpec
+from ppbench.questions.labels import LABEL_ACCURACY, label_accuracy
 from ppbench.records.figure import bootstrap_seed, record_metric
-from ppbench.records.schema import Flag, Metric, Strict
+from ppbench.records.schema import Metric, Strict
 from ppbench.records.scores import Amount, AtLeastOne, Count, ProbedScore, Share, without_defaults
 
 # -- Recognition in records, and the shares of victims that are re-identified or whose class is read --
@@ -67,13 +63,14 @@ REIDENTIFIED = "reidentified"
 """Prefix of the metrics that count re-identified originals, not classes that are read."""
 
 
-def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) -> Metric:
+def _share_of_readers(spec: MetricSpec, scores: Sequence[Any], classes: int, seed: int) -> Estimate:
     """Return the share of victims that are re-identified, or whose class is read; one without a figure is neither.
 
     Chance is the most that blind guesses reach if each is matched to the most similar image of its batch: among B
     images and a gallery of G others the most similar one is of the batch with probability B / (G + B), and the best
     matching of B classes gets `multiset_chance` right, or the commonest class.
     """
+    name = spec.name
     units = successes_of(name, scores)
     reidentifies, sizes = name.startswith(REIDENTIFIED), {unit: len(victims) for unit, victims in units.items()}
     measured = [(s.recognition, sizes[s.unit]) for s in scores if s.recognition is not None]
@@ -83,8 +80,7 @@ def share_of_readers(name: str, scores: Sequence[Any], classes: int, seed: int) 
         else max(recognition.common or 0.0, multiset_chance(classes, size))
         for recognition, size in measured
     ]
-    share = proportion(list(units.values()), sum(blind) / len(blind))
-    return record_metric(name, share, False)
+    return proportion(list(units.values()), sum(blind) / len(blind))
 
 
 def successes_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_]]:
@@ -110,12 +106,11 @@ def gallery_size(scores: Sequence[Any]) -> int:
     return next((recognition.gallery for recognition in recognitions if recognition is not None), 0)
 
 
+# -- The score of one input, and the metrics of a cell --
+
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD_REASON = "scores of before it was measured"
-DETECTION = "detection_auc"
-GAIN = "gain_median"
-ACCURACY = "reconstruction_accuracy"
 _LAST = 1e-6  # how far rounding may exceed a range
 Decibels = Annotated[float, Field(ge=-1000, le=PSNR_CAP)]
 """PSNR in dB; below 0 for table rows outside the range of the training part."""
@@ -191,28 +186,35 @@ class ImageScore(ProbedScore):
 
 
 Pick = Callable[[ImageScore], float | None]
-Make = Callable[[Sequence[ImageScore], int, int], Metric]
-"""Computes a metric from scores, the number of classes and a seed."""
+Compute = Callable[[MetricSpec, Sequence[ImageScore], int, int], Estimate]
+"""Computes a metric from its spec, scores, the number of classes and a seed of its own."""
+
+
+@dataclass(frozen=True)
+class ImageMetric:
+    """A metric of images. needs: whether a score supports it; the cell has it where any score does.
+
+    diagnostic: whether it describes evidence, not success; without a value its record says that higher is safer.
+    """
+
+    spec: MetricSpec
+    compute: Compute
+    needs: Callable[[ImageScore], bool] = lambda _: True
+    diagnostic: bool = False
+
+    def __call__(self, scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+        """Return the metric of a cell with master seed `seed`."""
+        figure = self.compute(self.spec, scores, classes, bootstrap_seed(seed, self.spec.name))
+        return record_metric(self.spec, figure, True if self.diagnostic and figure.value is None else None)
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:
-    """Return functions that compute the `IMAGE_METRICS` which `scores` support, by name.
-
-    `LATER_METRICS` need `ImageScore.blind`, `detection_auc` needs `ImageScore.detected`, `reconstruction_accuracy`
-    needs `ImageScore.accuracy`, and `RECOGNITION_METRICS` need their figure of `ImageScore.recognition`.
-    """
-    absent = {
-        *(() if any(score.blind is not None for score in scores) else LATER_METRICS),
-        *(() if any(score.detected is not None for score in scores) else (DETECTION,)),
-        *(() if any(score.accuracy is not None for score in scores) else (ACCURACY,)),
-        *(
-            n
-            for n, of in RECOGNITION_METRICS.items()
-            if all(s.recognition is None or of(s.recognition) is None for s in scores)
-        ),
+    """Return functions that compute the `IMAGE_METRICS` which `scores` support, by name."""
+    return {
+        metric.spec.name: partial(metric, scores, classes, seed)
+        for metric in IMAGE_METRICS
+        if any(metric.needs(score) for score in scores)
     }
-    absent |= set() if any(score.recognition is not None and score.blind is not None for score in scores) else {GAIN}
-    return {name: partial(IMAGE_METRICS[name], scores, classes, seed) for name in IMAGE_METRICS if name not in absent}
 
 
 def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
@@ -223,229 +225,329 @@ def _units(scores: Sequence[ImageScore], pick: Pick) -> list[Floats]:
     return [np.array(groups[key], dtype=np.float64) for key in groups]
 
 
-def _over_all(name: str, pick: Pick, statistic: Statistic, safer: bool, reason: str = "") -> tuple[str, Make]:
+def _over_all(pick: Pick, statistic: Statistic, reason: str = "") -> Compute:
     """Return a statistic over all victims; with a `reason`, no value if a victim has no figure."""
 
-    def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    def compute(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
         if reason and any(pick(score) is None for score in scores):
-            return record_metric(name, unsupported(len(scores), reason), safer)
-        return record_metric(name, bootstrap(_units(scores, pick), statistic, bootstrap_seed(seed, name)), safer)
+            return unsupported(len(scores), reason)
+        return bootstrap(_units(scores, pick), statistic, seed)
 
-    return name, make
+    return compute
 
 
-def _over_known(name: str, pick: Pick, reason: str, safer: bool = False) -> tuple[str, Make]:
-    """Return the median of a diagnostic over the victims that have it; it describes evidence, not success."""
-    _, over_all = _over_all(name, pick, "median", safer)
+def _over_known(pick: Pick, reason: str) -> Compute:
+    """Return the median of a diagnostic over the victims that have it."""
+    over_all = _over_all(pick, "median")
 
-    def make(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+    def compute(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
         known = [score for score in scores if pick(score) is not None]
-        return over_all(known, classes, seed) if known else record_metric(name, unsupported(len(scores), reason), True)
+        return over_all(spec, known, classes, seed) if known else unsupported(len(scores), reason)
 
-    return name, make
+    return compute
 
 
 def median_gain(scores: Sequence[Any], seed: int) -> Metric | None:
     """Return the median of decibels beyond the best blind guess; None unless it was measured for every victim."""
     if any(score.gain is None for score in scores):
         return None
-    return IMAGE_METRICS[GAIN](scores, 0, seed)
+    return GAIN_MEDIAN(scores, 0, seed)
 
 
-def _largest(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _largest(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     none = Interval(None, None, "largest of the sample; no interval bounds the worst image not yet drawn")
-    return record_metric("psnr_max", Estimate(max(s.decibels for s in scores), none, len(scores)), False)
+    return Estimate(max(s.decibels for s in scores), none, len(scores))
 
 
-def _ssim(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _ssim(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     """Return the mean SSIM; a failed reconstruction counts as 0, images too small for SSIM give no value."""
     if any(s.ssim is None and s.psnr is not None for s in scores) or all(s.ssim is None for s in scores):
-        return record_metric("ssim_mean", unsupported(len(scores), SSIM_REASON), False)
-    return _over_all("ssim_mean", lambda s: s.ssim, "mean", False)[1](scores, classes, seed)
+        return unsupported(len(scores), SSIM_REASON)
+    return _over_all(lambda s: s.ssim, "mean")(spec, scores, classes, seed)
 
 
-def _above(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
-    share = proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
-    return record_metric("share_above_20db", share, False)
+def _above(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
+    return proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
 
 
-def _labels(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _labels(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     """Return the accuracy of labels that came with images; if the attack gave any, a missing one is wrong."""
     if all(score.label is None for score in scores):
-        figure = unsupported(len(scores), "the attack returned no labels", 1 / classes)
-    else:
-        figure = label_accuracy([unit > 0 for unit in _units(scores, lambda s: s.label)], classes)
-    return record_metric("label_accuracy", figure, False)
+        return unsupported(len(scores), "the attack returned no labels", 1 / classes)
+    return label_accuracy([unit > 0 for unit in _units(scores, lambda s: s.label)], classes)
 
 
-def _price(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _price(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     """Return the total of gradient evaluations over the number of victims above 20 dB."""
     spent = sum({score.unit: score.evaluations for score in scores}.values())
     broken = sum(score.decibels > BROKEN_DB for score in scores)
-    figure = unsupported(len(scores), "no victim came out above 20 dB")
-    if broken:
-        figure = Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
-    return record_metric("evaluations_per_broken", figure, True)
+    if not broken:
+        return unsupported(len(scores), "no victim came out above 20 dB")
+    return Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
 
 
-def _detection(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _detection(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     """Return the AUC of the test by which clients distinguish an active server from an honest one.
 
     Over clients, whose images share one message; the interval is over the attacked ones, the honest ones being many.
     """
     clients: dict[tuple[int, int], float] = {(s.probe, s.client): s.detected for s in scores if s.detected is not None}
     placed = [np.array([value], dtype=np.float64) for value in clients.values()]
-    return record_metric(
-        DETECTION, replace(bootstrap(placed, "mean", bootstrap_seed(seed, DETECTION)), chance=0.5), True
-    )
+    return replace(bootstrap(placed, "mean", seed), chance=0.5)
 
 
-def _accuracy(scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
+def _accuracy(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
     """Return the mean share of right columns; chance is that of a blind guess, if measured."""
     blind = [score.blind_accuracy for score in scores if score.blind_accuracy is not None]
-    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", bootstrap_seed(seed, ACCURACY))
-    chance = sum(blind) / len(blind) if blind else None
-    return record_metric(ACCURACY, replace(figure, chance=chance), False)
+    figure = bootstrap(_units(scores, lambda s: s.accuracy), "mean", seed)
+    return replace(figure, chance=sum(blind) / len(blind) if blind else None)
 
 
-LATER_METRICS: dict[str, Make] = dict(
-    [
-        _over_all("psnr_worst_decile", lambda s: s.decibels, "worst_decile", False),
-        _over_all("test_mse_mean", lambda s: 1.0 if s.psnr is None else s.mse, "mean", True, OLD_REASON),
-        _over_all("lpips_mean", lambda s: s.lpips, "mean", True, PERCEPTUAL_REASON),
-        _over_all("feat_mse_mean", lambda s: s.feat_mse, "mean", True, PERCEPTUAL_REASON),
-        _over_known("blind_median", lambda s: s.blind, OLD_REASON),
-        _over_known("oracle_median", lambda s: s.oracle, OLD_REASON),
-        ("evaluations_per_broken", _price),
-    ]
+def _is_measured(score: ImageScore) -> bool:
+    """Return whether blind guesses were measured, and all that came to records with them."""
+    return score.blind is not None
+
+
+def _reads(name: str) -> Callable[[ImageScore], bool]:
+    """Return whether a score has the figure behind a metric of `RECOGNITION_METRICS`."""
+    of = RECOGNITION_METRICS[name]
+    return lambda score: score.recognition is not None and of(score.recognition) is not None
+
+
+def _readers(name: str, meaning: str, columns: tuple[Ending, ...]) -> ImageMetric:
+    spec = MetricSpec(name, name.replace("_", " ").capitalize(), SHARE, meaning, short="", columns=columns)
+    return ImageMetric(spec, _share_of_readers, _reads(name))
+
+
+NORM = "share of the victim's norm"
+GAIN_MEDIAN = ImageMetric(
+    MetricSpec("gain_median", "Gain", DB, "Median PSNR beyond the better of two blind guesses.", short=""),
+    _over_known(lambda s: s.gain, OLD_REASON),
+    lambda score: score.recognition is not None and score.blind is not None,
+    diagnostic=True,
 )
-IMAGE_METRICS: dict[str, Make] = dict(
-    [
-        _over_all("psnr_median", lambda s: s.decibels, "median", False),
-        _over_all("psnr_p95", lambda s: s.decibels, "p95", False),
-        ("psnr_max", _largest),
-        _over_all("rmse_mean", lambda s: s.error, "mean", True),
-        _over_all("rmse_raw_mean", lambda s: 1.0 if s.rmse_raw is None else s.rmse_raw, "mean", True),
-        _over_all("rmse_unit_mean", lambda s: min(s.error, 1.0), "mean", True),
-        ("ssim_mean", _ssim),
-        ("share_above_20db", _above),
-        ("label_accuracy", _labels),
-        _over_known("at_truth_median", lambda s: s.at_truth, "the evidence has nuisance unknowns", True),
-        _over_known("ratio_median", lambda s: s.ratio, "no perturbation, or its size is not known"),
-        (DETECTION, _detection),
-        (ACCURACY, _accuracy),
-        *LATER_METRICS.items(),
-        *((name, partial(share_of_readers, name)) for name in RECOGNITION_METRICS),
-        _over_known(GAIN, lambda s: s.gain, OLD_REASON),
-    ]
+IMAGE_METRICS: tuple[ImageMetric, ...] = (
+    ImageMetric(
+        MetricSpec(
+            "psnr_median",
+            "PSNR median",
+            DB,
+            "Median PSNR of the reconstructions; a failed one counts as 0 dB, an exact one as 100 dB.",
+            digits=1,
+            judgment=Judgment("median", 0.5, 1.0, digits=2),
+        ),
+        _over_all(lambda s: s.decibels, "median"),
+    ),
+    ImageMetric(
+        MetricSpec("psnr_p95", "p95", DB, "95th percentile of the PSNR over the victims.", digits=1, columns=VALUE),
+        _over_all(lambda s: s.decibels, "p95"),
+    ),
+    ImageMetric(
+        MetricSpec(
+            "psnr_max", "Best PSNR", DB, "PSNR of the best rebuilt victim, without an interval.", short="", columns=()
+        ),
+        _largest,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "rmse_mean",
+            "Relative error",
+            NORM,
+            "Mean of ||guess - x|| / ||x||, the guess clipped to the data range.",
+            higher_is_safer=True,
+            short="rMSE",
+            columns=VALUE,
+            judgment=Judgment("mean", 0.02, 0.05),
+        ),
+        _over_all(lambda s: s.error, "mean"),
+    ),
+    ImageMetric(
+        MetricSpec(
+            "rmse_raw_mean",
+            "Relative error, not clipped",
+            NORM,
+            "The same, not clipped.",
+            higher_is_safer=True,
+            short="",
+            columns=(),
+        ),
+        _over_all(lambda s: 1.0 if s.rmse_raw is None else s.rmse_raw, "mean"),
+    ),
+    ImageMetric(
+        MetricSpec(
+            "rmse_unit_mean",
+            "Relative error, at most 1",
+            NORM,
+            "`rmse_mean` with every victim's error counted as 1 at most.",
+            higher_is_safer=True,
+            short="",
+            columns=(),
+        ),
+        _over_all(lambda s: min(s.error, 1.0), "mean"),
+    ),
+    ImageMetric(
+        MetricSpec(
+            "ssim_mean",
+            "SSIM",
+            "",
+            "Mean structural similarity (uniform windows of 7 x 7), 1 for an exact image.",
+            columns=VALUE,
+        ),
+        _ssim,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "share_above_20db",
+            "Above 20 dB",
+            SHARE,
+            "Share of victims rebuilt above 20 dB.",
+            short="",
+            judgment=Judgment("decision", 0.02, 0.05),
+        ),
+        _above,
+    ),
+    ImageMetric(replace(LABEL_ACCURACY, judgment=None), _labels),
+    ImageMetric(
+        MetricSpec(
+            "at_truth_median",
+            "Discrepancy at the truth",
+            "",
+            "Median discrepancy of the attack's evidence at the truth; about 0 where it is exact.",
+            higher_is_safer=True,
+            short="",
+            columns=(),
+        ),
+        _over_known(lambda s: s.at_truth, "the evidence has nuisance unknowns"),
+        diagnostic=True,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "ratio_median",
+            "Gradient over perturbation",
+            "",
+            "Median of the undefended gradient's magnitude over that of the defense's perturbation.",
+            short="",
+            columns=(),
+        ),
+        _over_known(lambda s: s.ratio, "no perturbation, or its size is not known"),
+        diagnostic=True,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "detection_auc",
+            "Detection, AUC",
+            "",
+            "How well clients distinguish an active server from an honest one; 0.5: not at all.",
+            higher_is_safer=True,
+            short="",
+        ),
+        _detection,
+        lambda score: score.detected is not None,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "reconstruction_accuracy",
+            "Columns right",
+            SHARE,
+            "Share of a table row's columns that are right.",
+            columns=CHANCE,
+        ),
+        _accuracy,
+        lambda score: score.accuracy is not None,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "psnr_worst_decile",
+            "Worst tenth",
+            DB,
+            "Mean PSNR of the best rebuilt tenth of the victims.",
+            digits=1,
+            columns=VALUE,
+        ),
+        _over_all(lambda s: s.decibels, "worst_decile"),
+        _is_measured,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "test_mse_mean",
+            "Test-MSE",
+            "squared data range",
+            "Mean squared error of the clipped reconstructions.",
+            higher_is_safer=True,
+            digits=4,
+        ),
+        _over_all(lambda s: 1.0 if s.psnr is None else s.mse, "mean", OLD_REASON),
+        _is_measured,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "lpips_mean",
+            "LPIPS",
+            "",
+            "Mean perceptual distance (LPIPS) by the network that `perceptual` names.",
+            higher_is_safer=True,
+        ),
+        _over_all(lambda s: s.lpips, "mean", PERCEPTUAL_REASON),
+        _is_measured,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "feat_mse_mean",
+            "Feat-MSE",
+            "",
+            "Mean squared error of the last features of that network.",
+            higher_is_safer=True,
+        ),
+        _over_all(lambda s: s.feat_mse, "mean", PERCEPTUAL_REASON),
+        _is_measured,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "blind_median",
+            "Blind guess",
+            DB,
+            "Median PSNR of the better of two blind guesses: the public mean image, and grey.",
+            short="",
+            columns=VALUE,
+        ),
+        _over_known(lambda s: s.blind, OLD_REASON),
+        _is_measured,
+        diagnostic=True,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "oracle_median",
+            "Oracle",
+            DB,
+            "Median PSNR of the best among the answer and what the attack rejected; never a result.",
+            short="",
+            columns=VALUE,
+        ),
+        _over_known(lambda s: s.oracle, OLD_REASON),
+        _is_measured,
+        diagnostic=True,
+    ),
+    ImageMetric(
+        MetricSpec(
+            "evaluations_per_broken",
+            "Evaluations per broken",
+            "gradient evaluations",
+            "Total evaluations divided by the number of victims above 20 dB.",
+            higher_is_safer=True,
+            digits=0,
+            columns=VALUE,
+        ),
+        _price,
+        _is_measured,
+    ),
+    _readers(
+        "reidentified", "Originals that their reconstruction is nearest to among held-out images, by pixels.", CHANCE
+    ),
+    _readers("recognized", "Classes that the five nearest held-out images vote for rightly, by pixels.", CHANCE),
+    _readers(
+        "reidentified_features", "`reidentified` by the features of the network that `perceptual` names.", INTERVAL
+    ),
+    _readers("recognized_features", "`recognized` by the features of that network.", INTERVAL),
+    GAIN_MEDIAN,
 )
-"""The metrics of a cell of images, by name; psnr in dB, rmse relative to the victim's norm."""
-
-
-# -- Warnings about a reconstruction cell, after AutoAttack's flags --
-# Each warns that a result may be due to a weak attack, or void: Croce and Hein, "Reliable evaluation of adversarial
-# robustness with an ensemble of diverse parameter-free attacks", 2020.
-
-LARGEST_FALL = 0.5  # largest fall in dB of the median from an earlier mark to the end
-BLIND_MARGIN = 0.5  # dB by which the median must exceed that of a blind guess
-ORACLE_GAP = 3.0  # dB between the oracle's choice and the attacker's
-SUCCESS = 20.0  # dB from which a median counts as success
-CHECKED_UNITS = 4  # units whose gradient is computed: a flat simulation is flat for all
-
-
-def flags_of(
-    scores: Sequence[ImageScore],
-    evidence: Sequence[tuple[Evidence, Data]],
-    data_range: tuple[float, float],
-    decibels: bool = True,
-) -> tuple[Flag, ...]:
-    """Return the flags of a cell, each with its figures.
-
-    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
-    oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
-    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
-    they mean something, see `Modality` (those of table rows prove nothing).
-    """
-    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
-    return tuple(flag for flag in flags if flag is not None)
-
-
-def reached(score: ImageScore, evaluations: int) -> float:
-    """Return the PSNR of the attack's answer after `evaluations` gradient evaluations; 0 dB before the first answer."""
-    if evaluations >= score.evaluations:
-        return score.decibels
-    return next((value for mark, value in reversed(score.path) if mark <= evaluations), 0.0)
-
-
-def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
-    traced = [score for score in scores if score.path]
-    if 2 * len(traced) < len(scores) or not traced:
-        return None
-    start = max(score.path[0][0] for score in traced)
-    marks = sorted({mark for score in traced for mark, _ in score.path if mark >= start})
-    medians = {mark: median(reached(score, mark) for score in traced) for mark in marks}
-    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in traced)
-    if medians[best] - end <= LARGEST_FALL:
-        return None
-    detail = f"median {medians[best]:.1f} dB after {best} gradient evaluations, {end:.1f} dB at the end"
-    return Flag(code="budget_hurts", severity="warning", detail=detail)
-
-
-def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
-    blind = [score.blind for score in scores if score.blind is not None]
-    if not blind:
-        return None
-    achieved, blind_median = median(score.decibels for score in scores), median(blind)
-    if achieved > blind_median + BLIND_MARGIN:
-        return None
-    detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
-    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
-
-
-def _gap(scores: Sequence[ImageScore]) -> Flag | None:
-    oracle = [score.oracle for score in scores if score.oracle is not None]
-    if not oracle:
-        return None
-    achieved, oracle_median = median(score.decibels for score in scores), median(oracle)
-    if oracle_median - achieved <= ORACLE_GAP:
-        return None
-    detail = f"median {achieved:.1f} dB, an oracle's choice among the same reconstructions {oracle_median:.1f} dB"
-    return Flag(code="oracle_gap", severity="warning", detail=detail)
-
-
-def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, float]) -> Flag | None:
-    checked = evidence[:CHECKED_UNITS]
-    dead = sum(is_flat(one, truth, data_range) for one, truth in checked)
-    if not checked or 2 * dead < len(checked):
-        return None
-    detail = (
-        f"in {dead} of {len(checked)} units nothing was observed, or the simulation's gradient is zero or not finite"
-    )
-    return Flag(code="zero_gradient", severity="warning", detail=detail)
-
-
-def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
-    """Return whether gradient search on `evidence` is hopeless.
-
-    True if the observation, or the discrepancy's gradient at a grey image with some noise and uniform labels, is zero
-    or not finite; False if the evidence cannot be simulated. Of `truth` only the shapes are used.
-    """
-    parts = list(evidence.observed.values())
-    if not finite(parts) or not any(bool((part != 0).any()) for part in parts):
-        return True
-    generator, (low, high), units = torch.Generator().manual_seed(0), data_range, len(evidence.unit)
-    noise = torch.randn(truth.x.shape, generator=generator, dtype=torch.float64)
-    x = ((low + high) / 2 + 0.1 * (high - low) * noise).unflatten(0, (units, -1)).to(evidence.device).requires_grad_()
-    y = x.new_full(truth.y.shape, 1 / truth.y.shape[1]).unflatten(0, (units, -1))
-    try:
-        secrets = {
-            name: torch.randn(shape, generator=generator, dtype=torch.float64).to(evidence.device)
-            for name, shape in evidence.nuisance.items()
-        }
-        value = evidence.discrepancy(evidence.simulate(x, y, **secrets))
-        if not value.requires_grad:
-            return True
-        (slope,) = torch.autograd.grad(value, x, allow_unused=True)
-    except Exception:  # noqa: BLE001 - evidence may be third-party code
-        return False
-    return slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any())
+"""The metrics of a cell of images, in the order of its record."""

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ppbench.metrics.intervals import Estimate, proportion
 from ppbench.metrics.labels import multiset_chance, multiset_hits
-from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.metrics.spec import SHARE, Judgment, MetricSpec
+from ppbench.questions.base import DistanceLaw, Question, one_minus
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import Metric
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
 
 
-LABEL_DISTANCE = DistanceLaw("label/1", "label_accuracy", one_minus, "1 - label accuracy")
+LABEL_ACCURACY = MetricSpec(
+    "label_accuracy",
+    "Labels",
+    SHARE,
+    "Share of labels recovered, compared as multisets.",
+    judgment=Judgment("decision", 0.02, 0.05),
+)
+LABEL_DISTANCE = DistanceLaw("label/1", LABEL_ACCURACY.name, one_minus, "1 - label accuracy")
 """The distance of labels, also of labels that come with images."""
 
 
@@ -42,8 +50,7 @@ class Labels(Question):
     board = "reconstruction"
     chapter = "uploads"
     distances = (LABEL_DISTANCE,)
-    figures = (("label_accuracy", "Labels"),)
-    rules = (Rule("label_accuracy", "label_accuracy", "all", "decision", 0.02, False, 0.05),)
+    specs = (LABEL_ACCURACY,)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge per unit."""
@@ -60,7 +67,7 @@ class Labels(Question):
         for score in scores:
             groups.setdefault(score.unit, []).append(score.label)
         units = [np.array(unit, dtype=bool) for unit in groups.values()]
-        return [record_metric("label_accuracy", label_accuracy(units, terms.classes), False)]
+        return [record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))]
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,8 @@ from pydantic import Field
 from ppbench.metrics.epsilon import DELTA, client_epsilon, epsilon_bound
 from ppbench.metrics.intervals import Estimate, unsupported
 from ppbench.metrics.membership import Half, asr, auc, tpr_at
-from ppbench.questions.base import DistanceLaw, Question, Rule
+from ppbench.metrics.spec import SHARE, VALUE, Judgment, MetricSpec
+from ppbench.questions.base import DistanceLaw, Question
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored, TargetModel
 from ppbench.records.figure import Terms, bootstrap_seed, record_metric
 from ppbench.records.schema import CellConfig, Metric, Record, Score
@@ -27,7 +29,107 @@ if TYPE_CHECKING:
 
 AVERAGE = "average"
 """The family of candidates that are ordinary records; all others are canaries."""
-FPR_METRICS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
+ASR = MetricSpec(
+    "asr",
+    "ASR",
+    SHARE,
+    "Attack success rate: share of right decisions on who is a member; 0.5 is chance.",
+    judgment=Judgment("decision", 0.02, 0.02, subset="average"),
+)
+AUC = MetricSpec(
+    "auc",
+    "AUC",
+    "",
+    "Area under the ROC curve of members against others; 0.5 is chance.",
+    judgment=Judgment("auc", 0.02, 0.02, subset="average"),
+)
+TPR_1 = MetricSpec(
+    "tpr_at_1pct_fpr",
+    "TPR at 1 % FPR",
+    SHARE,
+    "True-positive rate at a false-positive rate of 1 %.",
+    short="",
+    judgment=Judgment("tpr", 0.02, 0.02, subset="average"),
+)
+TPR_01 = MetricSpec(
+    "tpr_at_0.1pct_fpr",
+    "TPR at 0.1 % FPR",
+    SHARE,
+    "True-positive rate at a false-positive rate of 0.1 %.",
+    short="",
+    columns=(),
+)
+CANARY_AUC = MetricSpec(
+    "canary_auc",
+    "Canaries, AUC",
+    "",
+    "`auc` of an audit's canaries.",
+    short="Canary AUC",
+    judgment=Judgment("auc", 0.02, 0.02, subset="canaries", name=AUC.name),
+)
+CANARY_TPR_1 = MetricSpec(
+    "canary_tpr_at_1pct_fpr",
+    "Canaries, TPR at 1 % FPR",
+    SHARE,
+    "`tpr_at_1pct_fpr` of an audit's canaries.",
+    short="Canary TPR at 1 %",
+    judgment=Judgment("tpr", 0.02, 0.05, subset="canaries", name=TPR_1.name),
+)
+CANARY_TPR_01 = MetricSpec(
+    "canary_tpr_at_0.1pct_fpr",
+    "Canaries, TPR at 0.1 % FPR",
+    SHARE,
+    "`tpr_at_0.1pct_fpr` of an audit's canaries.",
+    short="",
+    columns=(),
+)
+EPSILON_LOWER = MetricSpec(
+    "epsilon_lower",
+    "ε at least",
+    "",
+    "Lower bound of epsilon at 95 % by an audit.",
+    digits=2,
+    columns=VALUE,
+    judgment=Judgment("epsilon", 0.25, 0.25, subset="canaries", digits=2, first=True),
+)
+EPSILON_GAUSSIAN = MetricSpec(
+    "epsilon_gaussian",
+    "ε at least, of a Gaussian mechanism",
+    "",
+    "The same bound under the assumption of a Gaussian mechanism.",
+    short="",
+    columns=(),
+)
+RATES = ((TPR_1, CANARY_TPR_1, 0.01), (TPR_01, CANARY_TPR_01, 0.001))
+"""Metrics at a false-positive rate: of average records, of canaries, the rate."""
+BATCH_ASR = MetricSpec(
+    "batch_asr",
+    "ASR",
+    SHARE,
+    "`asr` of the question who was in a victim's batch.",
+    short="",
+    judgment=Judgment("decision", 0.02, 0.05),
+)
+BATCH_AUC = MetricSpec(
+    "batch_auc",
+    "AUC",
+    "",
+    "`auc` of the question who was in a victim's batch.",
+    short="",
+    judgment=Judgment("auc", 0.02, 0.05),
+)
+CLIENT_EPSILON = MetricSpec(
+    "client_epsilon",
+    "Estimate of a client's ε",
+    "",
+    "Estimate (no bound) of a client's epsilon from canary clients.",
+)
+CLIENT_EPSILON_NULL = MetricSpec(
+    "client_epsilon_null",
+    "The same of absent canaries",
+    "",
+    "The same for canary clients that took no part: the noise of the estimate.",
+)
 
 
 class MemberScore(Score):
@@ -77,19 +179,12 @@ class Membership(Question):
     order = 2
     chart = "roc"
     chapter = "models"
-    distances = (DistanceLaw("mia/1", "asr", decision_distance, "2 (1 - ASR)"),)
-    figures = (
-        *(("auc", "AUC"), ("asr", "ASR")),
-        *(("tpr_at_1pct_fpr", "TPR at 1 % FPR"), ("tpr_at_0.1pct_fpr", "TPR at 0.1 % FPR")),
-    )
-    canaries = (("canary_auc", "Canaries, AUC"), ("canary_tpr_at_1pct_fpr", "Canaries, TPR at 1 % FPR"))
-    rules = (
-        Rule("asr", "asr", "average", "decision", 0.02, False, 0.02),
-        Rule("auc", "auc", "average", "auc", 0.02, False, 0.02),
-        Rule("tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "average", "tpr", 0.02, False, 0.02),
-        Rule("canary_auc", "auc", "canaries", "auc", 0.02, False, 0.02),
-        Rule("canary_tpr_at_1pct_fpr", "tpr_at_1pct_fpr", "canaries", "tpr", 0.02, False, 0.05),
-        Rule("epsilon_lower", "epsilon_lower", "canaries", "epsilon", 0.25, False, 0.25),
+    distances = (DistanceLaw("mia/1", ASR.name, decision_distance, "2 (1 - ASR)"),)
+    average = (AUC, ASR, TPR_1, TPR_01)
+    canaries = (CANARY_AUC, CANARY_TPR_1)
+    specs = (
+        *(ASR, AUC, TPR_1, TPR_01, CANARY_AUC, CANARY_TPR_1, CANARY_TPR_01),
+        *(EPSILON_LOWER, EPSILON_GAUSSIAN),
     )
 
     def of_model(self, model: TargetModel) -> Inquiry:
@@ -114,25 +209,29 @@ class Membership(Question):
         """
         average = [score for score in scores if not score.canary]
         canaries = [score for score in scores if score.canary]
-        metrics = _figures(average or canaries, terms.seed, "", pooled=bool(canaries))
+        metrics = _figures(average or canaries, terms.seed, pooled=bool(canaries))
         if canaries:
-            metrics += _figures(canaries, terms.seed, "canary_", pooled=True)
+            both = halves(canaries)
+            metrics.append(_auc(CANARY_AUC, both, terms.seed))
+            metrics += [record_metric(spec, tpr_at(both, rate, pooled=True)) for _, spec, rate in RATES]
             for family in sorted({score.family for score in canaries}):
                 family_halves = halves([s for s in canaries if s.family == family])
-                metrics.append(_auc(f"auc_{family}", family_halves, terms.seed))
+                metrics.append(_auc(replace(AUC, name=f"auc_{family}"), family_halves, terms.seed))
         if any(score.decision is None for score in scores):
-            for name, gaussian in (("epsilon_lower", False), ("epsilon_gaussian", True)):
+            for spec, gaussian in ((EPSILON_LOWER, False), (EPSILON_GAUSSIAN, True)):
                 bound = _bound(canaries, DELTA if terms.delta is None else terms.delta, gaussian)
-                metrics.append(record_metric(name, bound, False))
+                metrics.append(record_metric(spec, bound))
         return metrics
 
     def headline(self, config: CellConfig) -> str:
         """Return the AUC, in audits that of the canaries."""
-        return "canary_auc" if config.audit is not None and config.audit.canaries else "auc"
+        return (CANARY_AUC if config.audit is not None and config.audit.canaries else AUC).name
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of average records, or of canaries."""
-        return self.canaries if headline == "canary_auc" else self.figures
+        return tuple(
+            (spec.name, spec.title) for spec in (self.canaries if headline == CANARY_AUC.name else self.average)
+        )
 
     def blind(self, scores: Sequence[MemberScore], config: CellConfig) -> tuple[float, int, float] | None:
         """Return the share of right decisions; chance is 0.5. None without decisions."""
@@ -180,21 +279,20 @@ def halves(scores: Sequence[Any]) -> list[Half]:
     ]
 
 
-def _figures(scores: Sequence[MemberScore], seed: int, prefix: str, pooled: bool) -> list[Metric]:
-    """Return the metrics of one kind of candidates. pooled: use one threshold for both halves if each is too small."""
-    by_half, metrics = halves(scores), []
-    if not prefix:
-        silent = any(score.decision is None for score in scores)
-        no_asr = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
-        metrics.append(record_metric("asr", no_asr or asr(by_half, bootstrap_seed(seed, "asr")), False))
-    metrics.append(_auc(f"{prefix}auc", by_half, seed))
-    return metrics + [
-        record_metric(f"{prefix}{name}", tpr_at(by_half, rate, pooled), False) for name, rate in FPR_METRICS.items()
+def _figures(scores: Sequence[MemberScore], seed: int, pooled: bool) -> list[Metric]:
+    """Return the metrics of average candidates. pooled: use one threshold for both halves if each is too small."""
+    by_half = halves(scores)
+    silent = any(score.decision is None for score in scores)
+    no_asr = unsupported(len(scores), "the attack abstains on some candidates", 0.5) if silent else None
+    return [
+        record_metric(ASR, no_asr or asr(by_half, bootstrap_seed(seed, ASR.name))),
+        _auc(AUC, by_half, seed),
+        *(record_metric(spec, tpr_at(by_half, rate, pooled)) for spec, _, rate in RATES),
     ]
 
 
-def _auc(name: str, both: Sequence[Half], seed: int) -> Metric:
-    return record_metric(name, auc(both, bootstrap_seed(seed, name)), False)
+def _auc(spec: MetricSpec, both: Sequence[Half], seed: int) -> Metric:
+    return record_metric(spec, auc(both, bootstrap_seed(seed, spec.name)))
 
 
 def _bound(canaries: Sequence[MemberScore], delta: float, gaussian: bool) -> Estimate:
@@ -233,12 +331,8 @@ class BatchMembers(Question):
     score = BatchScore
     order = 3
     chapter = "uploads"
-    distances = (DistanceLaw("batch/1", "batch_asr", decision_distance, "2 (1 - ASR)"),)
-    figures = (("batch_auc", "AUC"), ("batch_asr", "ASR"))
-    rules = (
-        Rule("batch_asr", "batch_asr", "all", "decision", 0.02, False, 0.05),
-        Rule("batch_auc", "batch_auc", "all", "auc", 0.02, False, 0.05),
-    )
+    distances = (DistanceLaw("batch/1", BATCH_ASR.name, decision_distance, "2 (1 - ASR)"),)
+    specs = (BATCH_ASR, BATCH_AUC)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge per half of the candidates: the victims and as many others."""
@@ -259,7 +353,12 @@ class BatchMembers(Question):
     def metrics(self, scores: Sequence[MemberScore], terms: Terms) -> list[Metric]:
         """Return batch_asr and batch_auc; intervals treat records of one batch as independent."""
         metrics = Membership().metrics(scores, terms)
-        return [m.model_copy(update={"name": f"batch_{m.name}"}) for m in metrics if m.name in ("asr", "auc")]
+        names = {ASR.name: BATCH_ASR.name, AUC.name: BATCH_AUC.name}
+        return [m.model_copy(update={"name": names[m.name]}) for m in metrics if m.name in names]
+
+    def headline(self, config: CellConfig) -> str:
+        """Return the AUC."""
+        return BATCH_AUC.name
 
     def judged(self, score: MemberScore, metric: str) -> float:
         """Return whether the decision is right, or the score."""
@@ -296,7 +395,7 @@ class Clients(Question):
     reads = False
     order = 5
     distances = ()
-    figures = (("client_epsilon", "Estimate of a client's ε"), ("client_epsilon_null", "The same of absent canaries"))
+    specs = (CLIENT_EPSILON, CLIENT_EPSILON_NULL)
 
     def of_audit(self, audit: FinishedAudit) -> Inquiry:
         """Return one challenge about all directions. UsageError: the audit has no canary clients."""
@@ -312,9 +411,9 @@ class Clients(Question):
         """
         delta = DELTA if terms.delta is None or not 0 < terms.delta < 1 else terms.delta
         metrics = []
-        for name, member in (("client_epsilon", True), ("client_epsilon_null", False)):
+        for spec, member in ((CLIENT_EPSILON, True), (CLIENT_EPSILON_NULL, False)):
             values = np.array([score.score for score in scores if score.member == member], dtype=np.float64)
-            metrics.append(record_metric(name, client_epsilon(values, delta), False))
+            metrics.append(record_metric(spec, client_epsilon(values, delta)))
         return metrics
 
     def blind(self, scores: Sequence[ClientScore], config: CellConfig) -> tuple[float, int, float] | None:
@@ -325,7 +424,7 @@ class Clients(Question):
         """Return a sentence for each estimate of a defense."""
         sentences = []
         for record in records:
-            estimate, null = (record.metric(name) for name, _ in self.figures)
+            estimate, null = (record.metric(spec.name) for spec in self.specs)
             if record.config.defense.id != defense or estimate is None or estimate.value is None:
                 continue
             control = record.config.defense.control

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import repeat
-from math import isclose, isfinite
-from statistics import median
-from types import MappingProxyType
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ppbench.adversary.attack import Guess
-from ppbench.adversary.victims import Victims
-from ppbench.federation.evidence import Evidence, at_truth
-from ppbench.federation.plan import Columns, Data
-from ppbench.federation.wire import Slot
-from ppbench.metrics.image import DataRange, image_figures, match, psnr
-from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import (
     BROKEN_DB,
     EXACT_DB,
@@ -31,239 +19,18 @@ from ppbench.metrics.modality import (
     modality_from,
     modality_of,
 )
-from ppbench.metrics.perceptual import Network, measurable
-from ppbench.metrics.recognition import Gallery
-from ppbench.questions.base import DistanceLaw, Question, Rule
-from ppbench.questions.image_metrics import ImageScore, Recognition, flags_of, image_metrics
-from ppbench.questions.inquiry import Inquiry, Probe, Scored, Yardstick
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import DistanceLaw, Question
+from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics
+from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
 from ppbench.records.schema import CellConfig, Flag, Metric, Record
 from ppbench.records.store import CellImages
 
 if TYPE_CHECKING:
-    from ppbench.adversary.attack import Challenge
+    from ppbench.adversary.attack import Challenge, Guess
     from ppbench.federation.plan import Plan
-
-
-# -- Accuracy of a reconstructed table row: its share of right columns (Vero et al., ICML 2023) --
-
-NUMBER_TOLERANCE = 0.319
-"""Largest error of a right number, in standard deviations of its column in the training data: a quarter of a normal
-column's values lie that near to the mean."""
-
-
-def row_accuracy(guess: Tensor, truth: Tensor, columns: Columns) -> float:
-    """Return the share of columns that `guess` [D] has right, both rows being encoded by `columns`: 0 to 1.
-
-    A category is right if the largest entry of its group is that of the truth, a number within `NUMBER_TOLERANCE`. What
-    is not finite is wrong, as is a category unknown in training, all zeros in the truth.
-    """
-    guess = guess.where(guess.isfinite().all(), guess.new_tensor(float("nan")))
-    (numbers, groups), (true_numbers, true_groups) = columns.split(guess), columns.split(truth.to(guess))
-    hits = int(((numbers - true_numbers).abs() <= NUMBER_TOLERANCE).sum())
-    for group, true_group in zip(groups, true_groups, strict=True):
-        hits += bool(group.isfinite().all()) and bool(true_group[group.argmax()] > 0.5)
-    return hits / (columns.numbers + len(columns.categories))
-
-
-# -- Scores of reconstructions: the figures of each image, of blind guesses, and along the budget --
-
-INEXACT = 1e-6
-"""Relative discrepancy at the truth above which evidence is inexact."""
-WORSE = 10.0
-"""Largest ratio of the discrepancies at the truth of a defense's own evidence and of its server's step."""
-
-
-def score_images(
-    victims: Victims,
-    guesses: Sequence[Guess],
-    evidence: Mapping[tuple[Slot, ...], Evidence],
-    plain: Mapping[tuple[Slot, ...], Evidence],
-    data_range: DataRange,
-    yardstick: Yardstick | None = None,
-    detected: Mapping[Slot, float] = MappingProxyType({}),
-    columns: Columns | None = None,
-    modality: Modality | None = None,
-) -> Scored:
-    """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
-
-    evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
-    about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
-    yardstick, blind guesses and perceptual figures are measured and the flags of `questions.flags` raised. detected:
-    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
-    data; None: by their shape.
-    """
-    scores: list[ImageScore] = []
-    pairs: list[tuple[Tensor, Tensor]] = []
-    evidence_and_truth: list[tuple[Evidence, Data]] = []
-    mean = None if yardstick is None else yardstick.mean
-    modality = modality or modality_from(victims.truth(victims.units[0]).x.shape[1:])
-    for unit, guess in zip(victims.units, guesses, strict=True):
-        truth, own = victims.truth(unit), evidence.get(unit)
-        images = guessed_images(guess, truth)
-        images = images[modality.match(images, truth.x, data_range)]
-        if own is not None:
-            evidence_and_truth.append((own, truth))
-        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
-        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
-        unit_scores = _unit_scores(guess, images, truth, data_range, mean)
-        for index, score in enumerate(unit_scores):
-            slot = unit[index // victims.batch]
-            score["detected"] = detected.get(slot)
-            score["accuracy"] = _accuracy(images[index], truth.x[index], columns, modality)
-            score["blind_accuracy"] = None if mean is None else _accuracy(mean, truth.x[index], columns, modality)
-            score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
-            scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
-        pairs.append((images, truth.x))
-    all_images, all_truths = (torch.cat(side) for side in zip(*pairs, strict=True))
-    flags = inexact(scores)
-    if yardstick is not None:
-        scores = perceived(scores, all_images, all_truths, data_range, yardstick.network)
-        if yardstick.gallery is not None:
-            labels = torch.cat([victims.truth(unit).y for unit in victims.units])
-            scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
-        flags += flags_of(scores, evidence_and_truth, data_range, modality.decibels)
-    return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
-
-
-def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: Modality) -> float | None:
-    """Return the share of columns, or places, of an input that are right; None where it is not measured."""
-    return modality.accuracy(guess, truth) if columns is None else row_accuracy(guess, truth, columns)
-
-
-def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
-    """Return the flag of evidence that the truth does not explain, or () if it does."""
-    exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
-    if not exact or (middle := median(exact.values())) <= INEXACT:
-        return ()
-    detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
-    return (Flag(code="evidence_inexact", severity="info", detail=detail),)
-
-
-def accounts_differ(
-    victims: Victims, server: Mapping[tuple[Slot, ...], Evidence], own: Mapping[tuple[Slot, ...], Evidence]
-) -> tuple[Flag, ...]:
-    """Return flags of a defense whose own evidence explains its uploads worse than the step that its server takes.
-
-    Both at the truth, with all entries: a defense's own weights must not hide a mismatch.
-    """
-    units = [unit for unit in victims.units if unit in server]
-    step_gaps = [_at_truth(server[unit], victims.truth(unit), len(unit)) for unit in units]
-    own_gaps = [_at_truth(own[unit], victims.truth(unit), len(unit)) if unit in own else 1.0 for unit in units]
-    flags = []
-    if units and median(own_gaps) > max(WORSE * median(step_gaps), INEXACT):
-        detail = (
-            "the defense's own account of its uploads explains them worse than the step that its server takes on them: "
-            f"median discrepancy at the truth {median(own_gaps):.2g}, of the step {median(step_gaps):.2g}"
-        )
-        flags.append(Flag(code="own_account", severity="warning", detail=detail))
-    hidden = [one for one in own.values() if one.weight is not None and not any(map(torch.any, one.weight.values()))]
-    if hidden:
-        detail = f"in {len(hidden)} of {len(own)} uploads the defense's own evidence weighs all that was sent with zero"
-        flags.append(Flag(code="own_weights", severity="warning", detail=detail))
-    return tuple(flags)
-
-
-def _at_truth(evidence: Evidence, truth: Data, units: int) -> float:
-    discrepancy = at_truth(replace(evidence, weight=None), *_there(evidence, truth, units))
-    return discrepancy if isfinite(discrepancy) else 1.0
-
-
-def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
-    """Return the true x [U, B, *shape] and y [U, B, C] float64 on the device of the evidence."""
-    x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
-    return x, y
-
-
-def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
-    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None: no bias or perturbation."""
-    simulated = plain.simulate(*_there(plain, truth, units))
-    clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
-    if not clean:
-        return None
-    size = torch.cat(list(clean.values())).norm()
-    perturbation = torch.cat([plain.observed[n].double() - v for n, v in clean.items()]).norm()
-    if not bool(perturbation.isfinite()) or perturbation <= size * 1e-5:  # float32 rounding is no defense
-        return None
-    return float(size / perturbation)
-
-
-def guessed_images(guess: Guess, truth: Data) -> Tensor:
-    """Return a guess's images on the CPU in the dtype of the true ones; NaN if it has none."""
-    return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
-
-
-def _unit_scores(
-    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None
-) -> list[dict[str, Any]]:
-    """Return the score of each image of a unit, by field of `ImageScore`; images: the guess's, matched."""
-    hits: Sequence[bool | None] = [None] * len(truth.x)
-    if guess.y is not None:
-        hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
-    paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
-    return [
-        {
-            **asdict(image_figures(image, original, data_range)),
-            "label": hits[index],
-            "confidence": _finite(guess.confidence),
-            "evaluations": guess.evaluations,
-            "blind": None if mean is None else blind_decibels(mean, original, data_range),
-            "oracle": None if mean is None else oracle[index],
-            "path": [(mark, values[index]) for mark, values in paths],
-        }
-        for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
-    ]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
-
-
-def perceived(
-    scores: list[ImageScore], guess: Tensor, truth: Tensor, data_range: DataRange, network: Network | None
-) -> list[ImageScore]:
-    """Return `scores` with LPIPS and feature errors of the matched images [N, *shape], if these can be measured."""
-    if network is None or not measurable(tuple(truth.shape[1:])):
-        return scores
-    figures = network.compare(guess, truth, data_range)
-    return [
-        s.model_copy(update={"lpips": f.lpips, "feat_mse": f.feat_mse}) for s, f in zip(scores, figures, strict=True)
-    ]
-
-
-def recognized(scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery) -> list[ImageScore]:
-    """Return `scores` with the recognition of the matched images [N, *shape]; y: targets [N, C]."""
-    classes = None if gallery.classes is None else y.argmax(1).cpu()
-    recognized_images = gallery.recognize(guess, truth, classes)
-    shared = dict(gallery=len(gallery.x), common=gallery.common)
-    recognitions = [Recognition(**shared, **asdict(one)) for one in recognized_images]  # type: ignore[arg-type]  # by name, as declared
-    return [s.model_copy(update={"recognition": one}) for s, one in zip(scores, recognitions, strict=True)]
-
-
-def _decibels(guess: Tensor, truth: Data, data_range: DataRange) -> list[float]:
-    """Return the PSNR of every true image under the best matching; 0 for a reconstruction that is not finite."""
-    images = guess.detach().cpu().to(truth.x.dtype)
-    order = match(images, truth.x, data_range)
-    return [psnr(*pair) or 0.0 for pair in zip(images[order], truth.x, repeat(data_range), strict=False)]
-
-
-def _paths(guess: Guess, truth: Data, data_range: DataRange) -> list[tuple[int, list[float]]]:
-    """Return the PSNR of every image at each mark of the budget, to 1e-6 dB."""
-    marks = sorted(guess.path, key=lambda pair: pair[0])
-    return [(int(mark), [round(v, 6) for v in _decibels(x, truth, data_range)]) for mark, x in marks]
-
-
-def _oracle(guess: Guess, images: Tensor, truth: Data, data_range: DataRange) -> list[float]:
-    """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions."""
-    answered = _decibels(images, truth, data_range)
-    return max([answered, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
-
-
-def blind_decibels(mean: Tensor, original: Tensor, data_range: DataRange) -> float:
-    """Return the PSNR of the better of two blind guesses: the mean image, and mid-grey."""
-    grey = torch.full_like(original, sum(data_range) / 2)
-    return max(psnr(blind, original, data_range) or 0.0 for blind in (mean.to(original.dtype), grey))
 
 
 # -- Checks of a cell's scores and flags against its stored reconstructions and one another, for `ppbench verify` --
@@ -321,6 +88,7 @@ def _figures(images: CellImages) -> Iterator[Mapping[str, float | None]]:
     import torch
 
     from ppbench.metrics.image import image_figures
+    from ppbench.questions.images import blind_decibels
 
     mean = None if images.blind is None else torch.from_numpy(images.blind[0])
     for guess, truth in zip(torch.from_numpy(images.guess), torch.from_numpy(images.truth), strict=True):
@@ -373,7 +141,7 @@ def flawed(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Fla
 
 
 def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence[Flag]) -> Iterator[str]:
-    from ppbench.questions.image_metrics import flags_of
+    from ppbench.questions.images import flags_of, inexact
 
     measured = any(score.blind is not None for score in scores)
     raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, modality.decibels) if measured else ()))
@@ -404,19 +172,11 @@ class Reconstruction(Question):
         DistanceLaw("recon_raw/1", "rmse_raw_mean", lambda error: error, "relative RMSE, not clipped"),
         LABEL_DISTANCE,
     )
-    figures = (
-        ("rmse_mean", "Relative error"),
-        ("share_rebuilt", "Within 10%"),
-        ("reconstruction_accuracy", "Columns right"),
-    )
-    rules = (
-        Rule("psnr_median", "psnr_median", "all", "median", 0.5, False, 1.0),
-        Rule("share_above_20db", "share_above_20db", "all", "decision", 0.02, False, 0.05),
-        Rule("rmse_mean", "rmse_mean", "all", "mean", 0.02, True, 0.05),
-    )
+    specs = tuple(metric.spec for metric in IMAGE_METRICS)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge per unit, without labels."""
+        from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
         modality = modality_from(view.plan.spec.shape, view.plan.loss)
@@ -472,8 +232,15 @@ class Reconstruction(Question):
 
     def columns(self, headline: str) -> tuple[tuple[str, str], ...]:
         """Return the figures of table rows; boards of images have a table of their own."""
-        if headline in (IMAGE.headline, TABLE_ROW.headline):
-            return self.figures if headline == TABLE_ROW.headline else ()
+        if headline == IMAGE.headline:
+            return ()
+        if headline == TABLE_ROW.headline:
+            accuracy = self.spec("reconstruction_accuracy")
+            return (
+                (headline, self.spec(headline).title),
+                ("share_rebuilt", "Within 10%"),
+                (accuracy.name, accuracy.title),
+            )
         title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
 
@@ -493,7 +260,7 @@ class Reconstruction(Question):
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rules in dB for images, in relative error for rows."""
         metrics = modality_of(config).rules
-        return tuple(rule for rule in self.rules if rule.metric in metrics)
+        return tuple(rule for rule in self.all_rules if rule.metric in metrics)
 
 
 def image_scores(record: Record) -> list[ImageScore]:

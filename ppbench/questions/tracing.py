@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ppbench.metrics.labels import tracing_accuracy
-from ppbench.questions.base import DistanceLaw, Question, Rule, one_minus
+from ppbench.metrics.spec import CHANCE, SHARE, Judgment, MetricSpec
+from ppbench.questions.base import DistanceLaw, Question, one_minus
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, Scored
 from ppbench.records.figure import Terms, record_metric
 from ppbench.records.schema import CellConfig, Metric, Score
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ppbench.adversary.attack import Guess
+
+
+TRACING_ACCURACY = MetricSpec(
+    "tracing_accuracy",
+    "Traced to the owner",
+    SHARE,
+    "Share of images traced to the client that owns them.",
+    short="Tracing",
+    columns=CHANCE,
+    judgment=Judgment("decision", 0.02, 0.05),
+)
 
 
 class TraceScore(Score):
@@ -42,9 +54,8 @@ class Tracing(Question):
     owners = 2
     order = 4
     chapter = "uploads"
-    distances = (DistanceLaw("trace/1", "tracing_accuracy", one_minus, "1 - tracing accuracy"),)
-    figures = (("tracing_accuracy", "Traced to the owner"),)
-    rules = (Rule("tracing_accuracy", "tracing_accuracy", "all", "decision", 0.02, False, 0.05),)
+    distances = (DistanceLaw("trace/1", TRACING_ACCURACY.name, one_minus, "1 - tracing accuracy"),)
+    specs = (TRACING_ACCURACY,)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one challenge about all victims' images, with the adversary's own reconstructions of them."""
@@ -69,7 +80,7 @@ class Tracing(Question):
     def metrics(self, scores: Sequence[TraceScore], terms: Terms) -> list[Metric]:
         """Return tracing_accuracy."""
         figure = tracing_accuracy([v.owner for v in scores], [v.guess for v in scores])
-        return [record_metric("tracing_accuracy", figure, False)]
+        return [record_metric(TRACING_ACCURACY, figure)]
 
     def blind(self, scores: Sequence[TraceScore], config: CellConfig) -> tuple[float, int, float] | None:
         """Return the share of traced images; chance is 1 / owners, a batch is one unit. None for too few owners."""

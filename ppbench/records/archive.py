@@ -34,7 +34,9 @@ GROUP = re.compile(r"group-[0-9]{4}\.tar")
 GROUPED_FILE = re.compile(r"records/[0-9a-f]{32}\.(?:json|timing\.json)|times/[0-9a-f]{32}\.json")
 """Names of files that a group can hold."""
 GROUP_BYTES = 1 << 23
-"""Size at which a group is closed: the window of zipfile's LZMA is 8 MiB. Larger files are in no group."""
+"""Size at which a group is closed: the window of zipfile's LZMA is 8 MiB."""
+UNGROUPED_BYTES = GROUP_BYTES
+"""Size from which a file is in no group."""
 MOST_BYTES = 4 * GROUP_BYTES
 """Upper bound of a group's size."""
 _BLOCK = tarfile.BLOCKSIZE
@@ -272,7 +274,7 @@ def pack_archive(folder: Path, target: Path, submission: bytes = b"") -> list[st
     kept = sorted({*kept, SUBMISSION}) if submission else kept
     added, out = {SUBMISSION: submission} if submission else {}, io.BytesIO()
     try:
-        small = {n for n in kept if GROUPED_FILE.fullmatch(n) and (folder / n).stat().st_size < GROUP_BYTES}
+        small = {n for n in kept if GROUPED_FILE.fullmatch(n) and (folder / n).stat().st_size < UNGROUPED_BYTES}
         texts = ((name, read_regular(folder / name)) for name in kept if name in small)
         others = ((name, added.get(name) or read_regular(folder / name)) for name in kept if name not in small)
         with zipfile.ZipFile(out, "w") as archive:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
 from ppbench.metrics.intervals import Estimate
+from ppbench.metrics.spec import MetricSpec
 from ppbench.records.schema import CellConfig, Metric, Score, Utility
 
 
@@ -31,8 +32,17 @@ def round_figure(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.12g}")
 
 
-def record_metric(name: str, figure: Estimate, safer: bool) -> Metric:
-    """Return the record's form of a figure. safer: whether a higher value means less leakage."""
+def record_metric(metric: MetricSpec | str, figure: Estimate, safer: bool | None = None) -> Metric:
+    """Return the record's form of a figure; ValueError for a name without its safer side.
+
+    metric: its spec, or its name; safer: whether a higher value means less leakage, None: as the spec says.
+    """
+    if isinstance(metric, str):
+        if safer is None:
+            raise ValueError(f"of the metric {metric!r} only the name is known; give its MetricSpec")
+        name = metric
+    else:
+        name, safer = metric.name, metric.higher_is_safer if safer is None else safer
     return Metric(
         name=name,
         value=round_figure(figure.value),

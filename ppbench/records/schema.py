@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from ppbench.base.registry import plugins
+from ppbench.metrics.spec import ACCURACY, MODEL_METRICS
 from ppbench.records.scores import (
     Amount,
     AtLeastOne,
@@ -78,7 +79,12 @@ class Utility(Grown):
     @property
     def floor(self) -> float:
         """The accuracy of the best constant answer if it is known, else the chance level."""
-        return self.chance if self.constant is None else self.constant
+        return self.constant_answer(ACCURACY.name) or 0.0
+
+    def constant_answer(self, name: str) -> float | None:
+        """Return the value of a metric of `MODEL_METRICS` that the best constant answer reaches; None if unknown."""
+        values = (getattr(self, field) for field in MODEL_METRICS[name].constant)
+        return next((value for value in values if value is not None), None)
 
     @property
     def is_collapsed(self) -> bool:
@@ -94,9 +100,9 @@ class Utility(Grown):
         return f"collapsed in {self.collapsed} of {tried} trainings"
 
     def figure(self, name: str) -> tuple[float | None, float | None, float | None]:
-        """Return "accuracy", "accuracy_top5", "dice" or "mse" with the ends of its interval."""
-        prefix = "" if name == "accuracy" else f"{name}_"
-        return getattr(self, name), getattr(self, f"{prefix}low"), getattr(self, f"{prefix}high")
+        """Return a metric of `MODEL_METRICS` with the ends of its interval."""
+        metric = MODEL_METRICS[name]
+        return getattr(self, metric.name), getattr(self, metric.low), getattr(self, metric.high)
 
 
 class Cost(Strict):

@@ -1,6 +1,7 @@
 """Every column of leaderboard.csv, worst_case.csv and the tables of `ppbench.load`: its type, unit and meaning, once.
 
-docs/columns.md is made from here. New columns go last in `CELLS`, so that older tables still agree with their records.
+Columns of metrics are made of their specs. docs/columns.md is made from here. New columns go last in `CELLS`, so that
+older tables still agree with their records.
 """
 
 from __future__ import annotations
@@ -8,57 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# -- Unit and meaning of each metric, for columns of tables, axes of figures and docs/columns.md --
-
-SHARE, DB = "share", "dB"
-METRICS: Final[dict[str, tuple[str, str]]] = {
-    "psnr_median": (DB, "Median PSNR of the reconstructions; a failed one counts as 0 dB, an exact one as 100 dB."),
-    "psnr_p95": (DB, "95th percentile of the PSNR over the victims."),
-    "psnr_max": (DB, "PSNR of the best rebuilt victim, without an interval."),
-    "psnr_worst_decile": (DB, "Mean PSNR of the best rebuilt tenth of the victims."),
-    "rmse_mean": ("share of the victim's norm", "Mean of ||guess - x|| / ||x||, the guess clipped to the data range."),
-    "rmse_raw_mean": ("share of the victim's norm", "The same, not clipped."),
-    "rmse_unit_mean": ("share of the victim's norm", "`rmse_mean` with every victim's error counted as 1 at most."),
-    "ssim_mean": ("", "Mean structural similarity (uniform windows of 7 x 7), 1 for an exact image."),
-    "share_above_20db": (SHARE, "Share of victims rebuilt above 20 dB."),
-    "label_accuracy": (SHARE, "Share of labels recovered, compared as multisets."),
-    "at_truth_median": ("", "Median discrepancy of the attack's evidence at the truth; about 0 where it is exact."),
-    "ratio_median": ("", "Median of the undefended gradient's magnitude over that of the defense's perturbation."),
-    "detection_auc": ("", "How well clients distinguish an active server from an honest one; 0.5: not at all."),
-    "reconstruction_accuracy": (SHARE, "Share of a table row's columns that are right."),
-    "test_mse_mean": ("squared data range", "Mean squared error of the clipped reconstructions."),
-    "lpips_mean": ("", "Mean perceptual distance (LPIPS) by the network that `perceptual` names."),
-    "feat_mse_mean": ("", "Mean squared error of the last features of that network."),
-    "blind_median": (DB, "Median PSNR of the better of two blind guesses: the public mean image, and grey."),
-    "oracle_median": (DB, "Median PSNR of the best among the answer and what the attack rejected; never a result."),
-    "evaluations_per_broken": (
-        "gradient evaluations",
-        "Total evaluations divided by the number of victims above 20 dB.",
-    ),
-    "reidentified": (SHARE, "Originals that their reconstruction is nearest to among held-out images, by pixels."),
-    "recognized": (SHARE, "Classes that the five nearest held-out images vote for rightly, by pixels."),
-    "reidentified_features": (SHARE, "`reidentified` by the features of the network that `perceptual` names."),
-    "recognized_features": (SHARE, "`recognized` by the features of that network."),
-    "gain_median": (DB, "Median PSNR beyond the better of two blind guesses."),
-    "asr": (SHARE, "Attack success rate: share of right decisions on who is a member; 0.5 is chance."),
-    "auc": ("", "Area under the ROC curve of members against others; 0.5 is chance."),
-    "tpr_at_1pct_fpr": (SHARE, "True-positive rate at a false-positive rate of 1 %."),
-    "tpr_at_0.1pct_fpr": (SHARE, "True-positive rate at a false-positive rate of 0.1 %."),
-    "canary_auc": ("", "`auc` of an audit's canaries."),
-    "canary_tpr_at_1pct_fpr": (SHARE, "`tpr_at_1pct_fpr` of an audit's canaries."),
-    "canary_tpr_at_0.1pct_fpr": (SHARE, "`tpr_at_0.1pct_fpr` of an audit's canaries."),
-    "epsilon_lower": ("", "Lower bound of epsilon at 95 % by an audit."),
-    "epsilon_gaussian": ("", "The same bound under the assumption of a Gaussian mechanism."),
-    "batch_auc": ("", "`auc` of the question who was in a victim's batch."),
-    "batch_asr": (SHARE, "`asr` of the question who was in a victim's batch."),
-    "tracing_accuracy": (SHARE, "Share of images traced to the client that owns them."),
-    "agreement": (SHARE, "Share of inputs for which the true model's decision was read."),
-    "output_error": ("share of the outputs' norm", "Mean error of the extracted outputs."),
-    "client_epsilon": ("", "Estimate (no bound) of a client's epsilon from canary clients."),
-    "client_epsilon_null": ("", "The same for canary clients that took no part: the noise of the estimate."),
-}
-"""Unit and meaning of the metrics of our own questions; audits also have `auc_FAMILY` for each family of canaries."""
-
+from ppbench.base.registry import plugins
+from ppbench.metrics.spec import MODEL_METRICS, Ending, MetricSpec, ModelMetric
+from ppbench.questions.base import Question, question_of
 
 ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
@@ -97,32 +50,67 @@ def _truth(name: str, path: str, meaning: str) -> Column:
     return Column(name, "boolean", "", meaning, path)
 
 
-def _ends(name: str, path: str, unit: str = "", of: str = "") -> tuple[Column, Column]:
-    """Return the columns of the interval of `name`, or of the figure `of`, read at `path` + "low" and + "high"."""
-    low, high = (f"{path}{end}" if path else "" for end in ("low", "high"))
+def _ends(name: str, of: str) -> tuple[Column, Column]:
+    """Return the columns of the interval of the figure `of`, read at `name`."""
     return (
-        _real(f"{name}_low", low, unit, f"Lower end of the 95 % interval of `{of or name}`."),
-        _real(f"{name}_high", high, unit, f"Upper end of the 95 % interval of `{of or name}`."),
+        _real(f"{name}_low", f"{name}.low", "", f"Lower end of the 95 % interval of `{of}`."),
+        _real(f"{name}_high", f"{name}.high", "", f"Upper end of the 95 % interval of `{of}`."),
     )
 
 
-def _values(*names: str) -> tuple[Column, ...]:
-    """Return the columns of metrics."""
-    return tuple(_real(name, "", *METRICS[name]) for name in names)
+def _ours() -> list[Question]:
+    """Return our own questions, in the order of their boards; others are not loaded."""
+    own = [question_of(name) for name, plugin in plugins("questions").items() if plugin.ours]
+    return sorted(own, key=lambda question: (question.order, question.name))
 
 
-def _intervals(*names: str) -> tuple[Column, ...]:
-    """Return the columns of metrics' intervals."""
-    return tuple(end for name in names for end in _ends(name, "", METRICS[name][0]))
+METRICS: Final[dict[str, MetricSpec]] = {spec.name: spec for question in _ours() for spec in question.specs}
+"""Every metric of our own questions; audits also have `auc_FAMILY` for each family of canaries."""
+COLUMN_METRICS: Final = {
+    spec.name: spec
+    for spec in (
+        *MODEL_METRICS.values(),
+        *(spec for question in _ours() if question.chapter for spec in question.specs),
+    )
+}
+"""Metrics of the model, and of victims, that always have their columns in leaderboard.csv."""
+
+
+def metric_columns(spec: MetricSpec) -> dict[str, Column]:
+    """Return the columns of leaderboard.csv that a metric declares, by name."""
+    meanings: dict[Ending, str] = {
+        "": spec.meaning,
+        "_low": f"Lower end of the 95 % interval of `{spec.name}`.",
+        "_high": f"Upper end of the 95 % interval of `{spec.name}`.",
+        "_chance": f"What blind guessing gives for `{spec.name}`.",
+    }
+    return {
+        f"{spec.name}{ending}": _real(
+            f"{spec.name}{ending}",
+            f"utility.{spec.field(ending)}" if isinstance(spec, ModelMetric) else "",
+            spec.unit,
+            meanings[ending],
+        )
+        for ending in spec.columns
+    }
+
+
+_DECLARED: Final = {n: column for spec in COLUMN_METRICS.values() for n, column in metric_columns(spec).items()}
+
+
+def _metrics(*names: str) -> tuple[Column, ...]:
+    """Return columns that metrics declare, by their names."""
+    return tuple(_DECLARED[name] for name in names)
 
 
 def _whole_metrics(*names: str) -> tuple[Column, ...]:
     """Return the columns of metrics, each followed by its interval."""
-    return tuple(column for name in names for column in (*_values(name), *_intervals(name)))
+    return _metrics(*(f"{name}{end}" for name in names for end in ("", *ENDS)))
 
 
-def _chance(name: str) -> Column:
-    return _real(f"{name}_chance", "", METRICS[name][0], f"What blind guessing gives for `{name}`.")
+def _intervals(*names: str) -> tuple[Column, ...]:
+    """Return the columns of metrics' intervals."""
+    return _metrics(*(f"{name}{end}" for name in names for end in ENDS))
 
 
 KEY: Final = (
@@ -160,26 +148,34 @@ RANKS: Final = (
     _whole("rank_high", "", "Worst rank: rows whose intervals overlap share ranks `rank_low` to `rank_high`."),
 )
 _KEY: Final = {column.name: column for column in KEY}
-CELLS: Final = (
+_PLACED: Final = (
     *(_KEY[name] for name in ("suite", "threat_model", "defense", "control", "control_value")),
     _text("attack", "key.attack", "Name of the attack."),
     _truth("adaptive", "key.knows", "Whether the attack declares that it knows the defense's mechanism."),
     *(_KEY["stage"], _KEY["batch_size"]),
     _whole("n", "n", "Victims, candidates or queries that were scored."),
-    _real("accuracy", "utility.accuracy", SHARE, "Accuracy of the delivered model on the test part."),
-    *_values("psnr_median", "psnr_p95", "rmse_mean", "ssim_mean", "label_accuracy", "asr", "auc", "tracing_accuracy"),
+    *_metrics(
+        "accuracy",
+        "psnr_median",
+        "psnr_p95",
+        "rmse_mean",
+        "ssim_mean",
+        "label_accuracy",
+        "asr",
+        "auc",
+        "tracing_accuracy",
+    ),
     _real("cap", "cap.value", "", "CAP: mean of accuracy x `distance` over the control values; equal along a series."),
     _text("claimed", "claimed", "The claim of the defense's paper for this very setting; only in leaderboard.csv."),
     _text("status", "record.status", "`complete`, `diverged` or `failed`; `reason` says why."),
     _text("cell_id", "record.cell_id", "Name of the cell: the file in records/, a hash of its whole configuration."),
-    *_ends("accuracy", "utility.", SHARE),
-    *_intervals("psnr_median"),
+    *_intervals("accuracy", "psnr_median"),
     *_whole_metrics("share_above_20db"),
     *_intervals("label_accuracy", "asr", "auc", "tracing_accuracy"),
     _text("distance", "cap.distance", "Which distance from the truth CAP takes, with its version, as `recon/1`."),
     _real("distance_value", "distance.value", "", "That distance of the cell; larger is safer."),
-    *_ends("distance", "distance.", of="distance_value"),
-    *_ends("cap", "cap."),
+    *_ends("distance", "distance_value"),
+    *_ends("cap", "cap"),
     _real("cap_corrected", "cap.corrected", "", "CAP with accuracy between chance, 0, and the undefended one's, 1."),
     _real("cap_unit", "unit.value", "", "CAP by the question's second distance, `recon_unit/1`; empty without one."),
     _whole("cap_settings", "cap.n", "Control values that CAP is a mean over."),
@@ -192,56 +188,53 @@ CELLS: Final = (
     _truth("oracle", "key.oracle", "Whether the attack chose its answer by the truth; such a cell is never a result."),
     *(_KEY["dataset"], _KEY["model"], _KEY["seed"]),
     _text("reason", "record.reason", "Why a cell is not complete."),
-    *_whole_metrics("agreement", "output_error"),
-    _real(
-        "mse", "utility.mse", "squared targets", "Mean squared error of the delivered model where targets are numbers."
-    ),
-    *_ends("mse", "utility.mse_", "squared targets"),
+    *_whole_metrics("agreement", "output_error", "mse"),
     *(_KEY["probe"], _KEY["probe_rounds"], _KEY["role"]),
     _real("up_ratio", "ratios.up", "", "`bytes_up` over that of `none` in the same federation."),
     _real("down_ratio", "ratios.down", "", "`bytes_down` over that of `none`."),
     _whole("memory_peak", "cost.memory_peak", "Peak memory of a client's computation.", "bytes"),
     _real("memory_ratio", "ratios.memory", "", "`memory_peak` over that of `none`."),
-    *_values("psnr_worst_decile"),
+    *_metrics("psnr_worst_decile"),
     *_whole_metrics("test_mse_mean", "lpips_mean", "feat_mse_mean"),
-    *_values("blind_median", "oracle_median", "evaluations_per_broken"),
+    *_metrics("blind_median", "oracle_median", "evaluations_per_broken"),
     *_whole_metrics("tpr_at_1pct_fpr", "canary_auc", "canary_tpr_at_1pct_fpr"),
-    *_values("epsilon_lower"),
+    *_metrics("epsilon_lower"),
     *(_KEY["public"], _KEY["references"], _KEY["canaries"]),
     _text("perceptual", "config.perceptual", "Network of perceptual figures and its file's digest; empty without one."),
     _text("tuned", "tuned", "Settings of the attack that were chosen on tuning victims."),
     _text("flags", "flags", "Codes of remarks on the cell, separated by spaces."),
-    _chance("tracing_accuracy"),
+    _DECLARED["tracing_accuracy_chance"],
     *_whole_metrics("detection_auc", "reconstruction_accuracy"),
-    _chance("reconstruction_accuracy"),
+    _DECLARED["reconstruction_accuracy_chance"],
     *(_KEY["kind"], _KEY["parameters"]),
     *RANKS,
     *_whole_metrics("batch_asr", "batch_auc"),
     *_whole_metrics("reidentified", "recognized", "reidentified_features", "recognized_features", "gain_median"),
-    *(_chance("reidentified"), _chance("recognized")),
-    _real(
-        "accuracy_top5",
-        "utility.accuracy_top5",
-        SHARE,
-        "Share whose class is among the five likeliest; only for more than ten classes.",
-    ),
-    *_ends("accuracy_top5", "utility.accuracy_top5_", SHARE),
+    *(_DECLARED["reidentified_chance"], _DECLARED["recognized_chance"]),
+    *_whole_metrics("accuracy_top5"),
     _whole("collapsed", "utility.collapsed", "Trainings at chance in every evaluated round; 3: none learned."),
     _whole("retrained", "utility.retrained", "Seed of the training reported here, where the cell's own collapsed."),
     _whole("cap_collapsed", "cap.collapsed", "Number of `cap_settings` of which no training learned."),
     _whole("cap_strays", "cap.strays", "Number of `cap_settings` whose accuracy is far from that of every other seed."),
 )
+"""The columns of leaderboard.csv that have their place. Those of further metrics follow by themselves; before another
+column is added, they get theirs here."""
+CELLS: Final = (*_PLACED, *(column for name, column in _DECLARED.items() if name not in {c.name for c in _PLACED}))
 """The columns of leaderboard.csv, in order; new ones go last.
 
 Every file has all of them, so that files of two boards can be concatenated, and older tables differ from tables that
 lost a column. There are no times: they differ from run to run, and the table is a function of the records. Further
-columns follow for questions without a chapter (`foreign_metrics` in page/table.py).
+columns follow for questions without a chapter (`foreign_metrics` in page/boards.py).
 """
 _CELL: Final = {column.name: column for column in CELLS}
-_WORST: Final = (
-    *("psnr_median", *(f"psnr_median{end}" for end in ENDS), "psnr_worst_decile", "rmse_mean", "share_above_20db"),
-    *("ssim_mean", "lpips_mean", "gain_median", "reidentified", "recognized"),
+WORST_METRICS: Final = (
+    *("psnr_median", "psnr_worst_decile", "rmse_mean", "share_above_20db", "ssim_mean", "lpips_mean"),
+    *("gain_median", "reidentified", "recognized"),
 )
+"""Metrics of the worst case in worst_case.csv."""
+PLAIN_METRICS: Final = ("psnr_median", "rmse_mean")
+"""Metrics of the worst case over unaware attacks there."""
+_WORST: Final = (WORST_METRICS[0], *(f"{WORST_METRICS[0]}{end}" for end in ENDS), *WORST_METRICS[1:])
 
 
 def _of_case(case: str, about: str, names: tuple[str, ...]) -> tuple[Column, ...]:
@@ -262,7 +255,7 @@ WORST: Final = (
     _whole("attacks", "", "Attacks that gave reconstructions."),
     _whole("n", "", "Victims of the worst case."),
     _text("plain", "", "The unaware attack with the worst case; `portfolio (NAME)`: several, mostly NAME."),
-    *_of_case("plain", "the worst case over unaware attacks", ("psnr_median", "rmse_mean")),
+    *_of_case("plain", "the worst case over unaware attacks", PLAIN_METRICS),
     _text("worst", "", "The attack of the worst case, over all; `portfolio (NAME)`: several, mostly NAME."),
     *_of_case("worst", "the worst case", _WORST),
     *KEY[len(_FRONT) :],

@@ -191,7 +191,7 @@ def _members_check(undefended: Sequence[Record]) -> Check:
         return _membership_check(easy, "batch_asr", "members of batches of")
     members = [r for r in undefended if r.metric("asr") is not None]
     members = [r for r in members if r.config.stage == "final"] or members
-    if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).figures]):
+    if not members and (others := [r for r in undefended if not question_for(r).chapter and question_for(r).specs]):
         return _other_questions_check(others)
     name, what = "asr", "members of"
     if all(r.config.stage == "audit" for r in members) and (audited := [r for r in members if r.metric("canary_auc")]):

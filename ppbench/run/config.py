@@ -39,7 +39,7 @@ class EvaluateConfig(Strict):
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
         train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
         public: share of the training part that is set apart first: no client holds it, every adversary may use it.
-        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel". loss: see `nets.losses`.
+        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel". loss: see `nets.net`.
         upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
         optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
             `decay` at the rounds `decay_at`.
@@ -58,8 +58,8 @@ class EvaluateConfig(Strict):
         threats: threat models of reconstruction, label and tracing attacks.
         weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
             torchvision's cache, else these are null. device: as torch names it. tf32: whether a GPU may compute with
-            TF32 (`base.precision`): faster, with factors of products rounded to ten bits.
-        isolate: whether other packages' attacks run in processes of their own (`adversary.apart`).
+            TF32 (`base.device`): faster, with factors of products rounded to ten bits.
+        isolate: whether other packages' attacks run in processes of their own (`adversary.isolation`).
         salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
             and none is given, the folder of results has one.
         suite, suite_digest: the suite with its version, and the digest of what its cells share.

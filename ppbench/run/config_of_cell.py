@@ -25,7 +25,7 @@ def find_cell(
 ) -> tuple[Experiment, CellGroup, Cell]:
     """Return the experiment, the group and the cell that `config` belongs to.
 
-    data: the argument that opens its data set here (`run.complete.local_dataset`). salt: the secret of its draws, ""
+    data: the argument that opens its data set here (`run.sweep.local_dataset`). salt: the secret of its draws, ""
     for none. weights: of AlexNet. Raises UsageError if no cell of this name results: other code or data, a missing
     secret, a stand-in for an attack of another package, a network whose weights lie in a file.
     """

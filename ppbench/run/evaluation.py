@@ -21,13 +21,13 @@ from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import guard, refuse, stranger
 from ppbench.base.registry import load
 from ppbench.base.version import __version__
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.metrics.modality import BROKEN_DB
 from ppbench.metrics.perceptual import check_weights
-from ppbench.questions.reconstruction import score_images
+from ppbench.questions.images import score_images
 from ppbench.records.run_files import (
     SelftestTrial,
     Soundness,

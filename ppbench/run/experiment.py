@@ -30,7 +30,7 @@ from ppbench.run.task import Task, describe, task_key, task_of
 
 WHOLE = ("quick", "standard", "all")
 """Words that select many attacks; each includes those of the word before it. "quick" also gates searches, see
-`run.looks`."""
+`run.schedule`."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ Tell = Callable[[int], None]
 class WorkItem:
     """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group.
 
-    gate: names of cells that run first, see `run.looks`.
+    gate: names of cells that run first, see `run.schedule`.
     """
 
     experiment: Experiment

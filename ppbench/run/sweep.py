@@ -15,7 +15,7 @@ from ppbench.base.errors import UsageError, unknown
 from ppbench.base.fence import guard
 from ppbench.base.registry import canonical
 from ppbench.base.suite_files import shipped
-from ppbench.claims.board import PAPER_CLAIMS
+from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store

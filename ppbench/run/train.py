@@ -20,8 +20,8 @@ from ppbench.base.version import __version__
 from ppbench.federation.contract import guarantee_faults
 from ppbench.federation.engine import Federation, ProbeKind, probe_plan
 from ppbench.federation.plan import Plan
-from ppbench.metrics.image import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
 from ppbench.metrics.intervals import Interval, clopper_pearson
+from ppbench.metrics.segmentation import Overlap, joined_overlap, mask_overlap, mean_overlap, over_images
 from ppbench.nets.net import initial
 from ppbench.records.run_files import save_time, training_id
 from ppbench.records.schema import TRAININGS, Cost, Played, Privacy, Strict, Utility

@@ -274,7 +274,7 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
     Args:
         text: NAME or NAME:ARGUMENT, e.g. "digits", "parquet:FOLDER" or "csv:FILE?target=y&sep=;". NAME is an entry
             point of the group `ppbench.datasets`: a callable (argument: str, *, seed: int, root: Path) -> Dataset. Or
-            MODULE:FUNCTION, without arguments; for its result see `task.given`.
+            MODULE:FUNCTION, without arguments; for its result see `task.user_data`.
         seed: of the split into train and test, if the source has none.
         root: folder of downloads and caches; `default_root()` when None.
     """

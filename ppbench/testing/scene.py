@@ -34,8 +34,8 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Update
 from ppbench.nets.net import Option, initial, net_spec
 from ppbench.questions.base import question_of
+from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Probe
-from ppbench.questions.reconstruction import score_images
 
 # -- Findings of a battery: each property is checked by itself, and all failures are reported together --
 

@@ -20,8 +20,7 @@ from ppbench.report.columns import CELLS, WORST, Column
 from ppbench.report.controls import check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.integrity import Originals, baseline_problems, sound_records
-from ppbench.report.page.boards import Claims, boards_of, csv_text, no_claims
-from ppbench.report.page.tables import worst_csv
+from ppbench.report.page.boards import Claims, boards_of, csv_text, no_claims, worst_csv
 
 TABLE, WORST_CASE = "leaderboard.csv", "worst_case.csv"
 

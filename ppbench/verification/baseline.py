@@ -15,7 +15,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError, first_of
 from ppbench.base.files import kind_of, listing, locked, sweep_abandoned, temporary_of, unwritable, write_atomic
 from ppbench.base.version import __version__
-from ppbench.claims.board import PAPER_CLAIMS, claimed
+from ppbench.claims.check import PAPER_CLAIMS, claimed
 from ppbench.records.run_files import ORIGIN, SELFTEST, Origin, Soundness, origin_of, save_soundness, soundness_of
 from ppbench.records.schema import Record
 from ppbench.records.store import MARKER, Store, canonical_json, marker_bytes, open_results

@@ -20,7 +20,7 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_candidates, choose_victims
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import find
-from ppbench.claims.board import claimed
+from ppbench.claims.check import claimed
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import probe_plan
 from ppbench.federation.plan import Data, Plan
@@ -247,7 +247,8 @@ def _empty_guesses(inquiry: Inquiry, config: CellConfig) -> list[Guess]:
 
 
 def _images(store: Store, record: Record, victims: Victims, task: Task, notes: _Notes) -> None:
-    from ppbench.questions.reconstruction import image_scores, recognized
+    from ppbench.questions.images import recognized
+    from ppbench.questions.reconstruction import image_scores
 
     try:
         images = store.images(record)

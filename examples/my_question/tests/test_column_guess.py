@@ -53,6 +53,7 @@ def test_the_question_has_a_board_columns_and_sentences(result) -> None:
     assert "Attribute inference" in page and "Values guessed" in page
     table = list(csv.DictReader((result.out / "leaderboard.csv").open()))
     assert list(table[0])[-3:] == ["attribute_accuracy", "attribute_accuracy_low", "attribute_accuracy_high"]
+    assert '"title":"Values guessed"' in page, "in the table of all cells"
     assert {row["distance"] for row in table} == {"attribute/1"}
     (sentence,) = [s for s in result.verdict if s.startswith("Attribute inference")]
     assert "Values guessed at most 1" in sentence and "sigma=1e-06" in sentence and "undefended 1" in sentence

@@ -22,7 +22,7 @@ from ppbench.federation.view import View
 # --
 # Examples are in or out at random. The auditor guesses "in" for the highest scores and "out" for the lowest, and
 # abstains on the rest. The scorer, which alone knows the canaries among the candidates, guesses on a fixed number of
-# those by the same scores (`questions/membership.py`); `metrics/audit.py` computes the bound from the number of
+# those by the same scores (`questions/membership.py`); `metrics/epsilon.py` computes the bound from the number of
 # right guesses.
 
 

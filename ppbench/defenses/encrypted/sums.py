@@ -27,7 +27,7 @@ from ppbench.federation.view import Exchange, View
 # -- Simulated ciphertexts, with exactly as many bytes as the real scheme's --
 # No round encrypts anything: a number in a ciphertext is a fixed-point number modulo 2^64 plus a pad, known only to
 # those who could decrypt it in the real scheme. So every view equals the real one, and sums are exact. Real
-# encryption is timed separately (`run/ciphers.py`), by the counts of a `Ciphering`.
+# encryption is timed separately (`run/cost.py`), by the counts of a `Ciphering`.
 
 WORD_BYTES = 8
 """Bytes of a padded number: a slot of 64 bits, in which sums of fixed-point numbers do not overflow."""

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ppbench.base.errors import shown
 from ppbench.nets.models import checks
-from ppbench.nets.models.convnets import BAFFLE_ACTIVATIONS, kaiming_uniform
+from ppbench.nets.models.small import BAFFLE_ACTIVATIONS, kaiming_uniform
 from ppbench.nets.net import Classifier
 
 RESNET_NORMS = ("none", "bn", "gn", "fixup")

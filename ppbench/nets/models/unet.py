@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ppbench.nets.models import checks
-from ppbench.nets.models.convnets import kaiming_uniform
+from ppbench.nets.models.small import kaiming_uniform
 from ppbench.nets.net import Classifier
 
 DEPTH = 4

@@ -16,7 +16,8 @@ import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import CONFIDENCE
-from ppbench.questions.base import DistanceLaw, Rule, question_for, question_of
+from ppbench.metrics.spec import MODEL_METRICS, Rule
+from ppbench.questions.base import DistanceLaw, question_for, question_of
 from ppbench.records.figure import leakage_value
 from ppbench.records.schema import Record, Utility
 from ppbench.report.compare import paired
@@ -67,6 +68,7 @@ class ComparedRow:
     headline: bool = False
     family: int = 0
     blind: bool = False
+    digits: int = 3
 
     @property
     def point(self) -> str:
@@ -105,9 +107,8 @@ class ComparedRow:
         return f"{about}: {self.title}" if about else self.title
 
     def figure(self, value: float) -> str:
-        """Return a figure with two or three decimals, by its metric."""
-        digits = 2 if self.metric in ("psnr_median", "epsilon_claimed", "epsilon_lower") else 3
-        return f"{round(value, digits) + 0.0:.{digits}f}"  # no "-0.000"
+        """Return a figure with the decimals of its metric."""
+        return f"{round(value, self.digits) + 0.0:.{self.digits}f}"  # no "-0.000"
 
     @property
     def levels(self) -> str:
@@ -126,7 +127,9 @@ def unjudged_row(pair: RowPair, rule: Rule, change: Change | None, note: str) ->
     notes = [note, pair.note, "" if one == two else f"version {one} -> {two}"]
     status: RowStatus = "missing" if change is None else "ok"
     note = "; ".join(part for part in notes if part)
-    return ComparedRow(pair.where, rule.name, rule.subset, status, change, rule.tolerance, note, cell_of(pair.base[0]))
+    record = cell_of(pair.base[0])
+    about = pair.where, rule.name, rule.subset, status, change, rule.tolerance, note, record
+    return ComparedRow(*about, digits=rule.digits)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -194,12 +197,10 @@ def _needed(change: Change, tolerance: float, adjusted: float | None) -> int | N
 
 # -- The rows of a comparison: attacks, the worst case over them, accuracy, claimed epsilon, CAP --
 
-ACCURACY, EPSILON, CAP = 0.01, 0.25, 0.01
-"""Tolerances: of an accuracy or a Dice coefficient (of a mean squared error: relative), of a claimed epsilon, of a
-CAP."""
+EPSILON, CAP = 0.25, 0.01
+"""Tolerances of a claimed epsilon and of a CAP."""
 CAP_LUCK, UNTRAINED_LUCK = 0.05, 0.005  # luck of training of a CAP over attacks on trained models, and on fresh ones
 _INTERVAL_OVER_ERROR = 3.92  # width of a 95 % interval over its standard error
-LUCK = 0.5  # luck of training of an accuracy, in tolerances; see `Rule.luck`
 
 
 def rows_of(joined: Joined) -> list[ComparedRow]:
@@ -253,28 +254,29 @@ def _trainings(pairs: Sequence[RowPair]) -> Iterator[RowPair]:
 
 
 def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
-    for name, safer in (("accuracy", True), ("dice", True), ("mse", False)):
-        if name == "mse" and pair.base[0].utility.accuracy is not None:
+    for name, metric in MODEL_METRICS.items():
+        rule = metric.rule
+        if rule is None or (metric.unless and getattr(pair.base[0].utility, metric.unless) is not None):
             continue  # a classifier is judged by accuracy
         sides = [[model_figure(record.utility, name) for record in side] for side in (pair.base, pair.new)]
         base, new = ([level for level in side if level is not None] for side in sides)
         if len(base) < len(pair.seeds):
             continue
         mean = float(np.mean([b.value for b in base]))
-        tolerance = ACCURACY * (mean if name == "mse" else 1.0)
-        rule = Rule(name, name, "all", "mean", tolerance, safer, LUCK * tolerance)
+        if metric.relative:
+            rule = replace(rule, tolerance=rule.tolerance * mean, luck=rule.luck * mean)
         if len(new) < len(base):
             reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
             yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
         elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
             yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
         else:
-            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, safer), rule.luck, len(base)), "")
+            yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), "")
 
 
 def _epsilons(pair: RowPair) -> Iterator[ComparedRow]:
     """Yield the change of the claimed epsilon, which is not estimated; a lost guarantee is a regression."""
-    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, 0.0)
+    rule = Rule("epsilon", "epsilon_claimed", "all", "mean", EPSILON, False, 0.0, digits=2)
     base, new = ([r.privacy.epsilon for r in side] for side in (pair.base, pair.new))
     ours, theirs = ([e for e in side if e is not None] for side in (base, new))
     if not ours:
@@ -316,7 +318,7 @@ def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
     if law is None:
         return
     metric = law.metric
-    rule = next(r for r in question.rules if r.metric == metric)
+    rule = next(r for r in question.all_rules if r.metric == metric)
     cells = [(a, b) for pair in some for a, b in zip(pair.base, pair.new, strict=True)]
     if any(r.utility.accuracy is None or (m := r.metric(metric)) is None or m.value is None for c in cells for r in c):
         return
@@ -359,8 +361,6 @@ def _accuracies(utility: Utility, luck: Floats) -> Floats:
 
 
 # -- headlines -------------------------------------------------------------------------------------------------------
-MAIN = ("epsilon_lower", "label_accuracy", "asr", "auc", "tracing_accuracy", "agreement", "output_error")
-"""The metric of a point's headline: the first of these that BASELINE has."""
 _Point = tuple[Where, Key, tuple[int, ...], str]
 
 
@@ -393,7 +393,7 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
     """Return the metrics of each pair that are headlines.
 
     A lone reconstruction attack is the worst case itself. Of other kinds, the attack that leaks most in BASELINE is the
-    headline, by one metric; choosing by NEW would select by chance.
+    headline, by one metric, the first with a rule that BASELINE has; choosing by NEW would select by chance.
     """
     metrics = [frozenset[str]() for _ in pairs]
     for (_, _, _, kind), places in _points(pairs).items():
@@ -401,7 +401,8 @@ def headlines(pairs: Sequence[RowPair]) -> list[frozenset[str]]:
             if len(places) == 1:
                 metrics[places[0]] = frozenset(rule.metric for rule in ALL_RULES)
             continue
-        names = (*MAIN, *(rule.metric for rule in question_of(kind).rules))
+        rules = sorted(question_of(kind).all_rules, key=lambda rule: not rule.first)
+        names = [rule.metric for rule in rules]
         metric = next((name for name in names if any(_leaked(pairs[p].base, name) is not None for p in places)), None)
         if metric is not None:
             levels = [-np.inf if (level := _leaked(pairs[p].base, metric)) is None else level for p in places]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import Exit, UsageError, first_of
+from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.records.archive import files_of
 from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import Record
@@ -20,7 +21,7 @@ from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.integrity import baseline_problems, sound_records
 
-UTILITY = ("accuracy", "dice", "mse", "cap")
+UTILITY = (*MODEL_METRICS, "cap")
 JUDGED = ("regression", "improved", "ok", "inconclusive", "missing", "incomparable")
 """Statuses of rows that were judged; the last two are no verdicts and have exit codes of their own."""
 

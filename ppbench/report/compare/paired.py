@@ -19,7 +19,8 @@ from scipy import stats
 
 from ppbench.metrics.epsilon import DELTA, epsilon_lower
 from ppbench.metrics.intervals import CONFIDENCE
-from ppbench.questions.base import Rule, question_for, questions
+from ppbench.metrics.spec import Rule
+from ppbench.questions.base import question_for, questions
 from ppbench.records.schema import Score, Utility
 from ppbench.report.worst import Measured
 
@@ -29,7 +30,7 @@ Floats = NDArray[np.float64]
 FPR = 0.01
 TRAINED_STAGES = ("final", "iterate", "audit")
 """Stages at which all victims share one trained model, which is a single draw."""
-ALL_RULES = tuple(rule for question in questions().values() for rule in question.rules)
+ALL_RULES = tuple(rule for question in questions().values() for rule in question.all_rules)
 """The judged metrics. Records hold more figures of the same victims; judging each would only cost power (Holm).
 
 Luck was measured on ONE setting (digits, MLP, 21 trainings: `benchmarks/bench_compare.py rerun`) and rounded up; other
@@ -344,7 +345,7 @@ class ModelFigure:
 
 
 def model_figure(utility: Utility, name: str) -> ModelFigure | None:
-    """Return a figure of a model ("accuracy", "mse") with its interval, None where either is unknown."""
+    """Return a metric of `MODEL_METRICS` with its interval, None where either is unknown."""
     value, low, high = utility.figure(name)
     return None if value is None or low is None or high is None else ModelFigure(value, low, high, utility.n)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.report.compare.judge import ComparedRow, RowStatus, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
@@ -73,7 +74,7 @@ def rows_by_status(rows: Sequence[ComparedRow]) -> Iterator[tuple[RowStatus, lis
 
 def status_word(status: str, row: ComparedRow) -> str:
     """Return the status in a word; for the undefended model, how the attack changed."""
-    attacked = row.where.defense == "none" and row.metric not in ("accuracy", "dice", "mse")
+    attacked = row.where.defense == "none" and row.metric not in MODEL_METRICS
     return {"regression": "stronger", "improved": "weaker"}.get(status, status) if attacked else status
 
 

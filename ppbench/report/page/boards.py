@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppbench.base.files import write_atomic
+from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
-from ppbench.report.columns import CELLS, ENDS, ColumnValue, Row
-from ppbench.report.controls import Check, check_controls
+from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, ColumnValue, Row
+from ppbench.report.controls import Check, check_controls, value
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leak_of
@@ -38,11 +39,11 @@ def no_claims(record: Record) -> str:
     return ""
 
 
-def foreign_metrics(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return (name, title) of the metrics of other packages' questions in `records`."""
+def foreign_metrics(records: Sequence[Record]) -> list[MetricSpec]:
+    """Return the metrics with columns of the questions without a chapter in `records`."""
     foreign = [question for name, question in questions().items() if not question.chapter]
     kinds = {record.config.attack.kind for record in records}
-    return [figure for question in foreign if question.name in kinds for figure in question.figures]
+    return [spec for question in foreign if question.name in kinds for spec in question.specs if spec.columns]
 
 
 def table_rows(records: Sequence[Record], claims: Claims = no_claims, boards: Sequence[Board] = ()) -> list[Row]:
@@ -136,7 +137,7 @@ def csv_text(records: Sequence[Record], claims: Claims = no_claims, boards: Sequ
 
     A function of the records, the claims and whether the self-test passed, so that it can be verified.
     """
-    buffer, more = io.StringIO(), [name for name, _ in foreign_metrics(records)]
+    buffer, more = io.StringIO(), [spec.name for spec in foreign_metrics(records)]
     own = {r.cell_id: {m.name: (m.value, m.low, m.high) for m in r.metrics} for r in records if more}
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([*COLUMNS, *(f"{name}{end}" for name in more for end in ("", *ENDS))])
@@ -318,3 +319,59 @@ def _none_falls(question: Question, entries: Sequence[Entry], general: Check) ->
     ):
         return Check("board", False, "The attacks do not break the undefended model here: it stands too.")
     return Check("board", True, "The attacks break the undefended model on this board.")
+
+
+# -- The worst case as a table: one row per defense, control value, stage and batch size, over all attacks --
+
+
+def worst_rows(boards: Sequence[Board]) -> list[Row]:
+    """Return the rows of the reconstruction boards by the columns of worst_case.csv."""
+    return [
+        _worst_row(board, entry)
+        for board in boards
+        if question_of(board.setting.kind).inputs
+        for entry in board.entries
+    ]
+
+
+def row_key(entry: Entry) -> Row:
+    """Return the columns that identify a row of a board, and its ranks."""
+    about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
+    ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
+    return {column.name: read_path(about, column.path) for column in KEY} | ranks
+
+
+def _worst_row(board: Board, entry: Entry) -> Row:
+    worst, plain = entry.worst, entry.plain
+    median = None if worst is None else worst.metric("psnr_median")
+    return {
+        **row_key(entry),
+        "reliable": board.reliable,
+        "level": None if entry.leak is None else entry.leak.level,
+        "level_plain": None if entry.leak is None else entry.leak.plain,
+        "qualifiers": None if entry.leak is None else " ".join(one.code for one in entry.leak.qualifiers),
+        "accuracy": entry.sample.utility.accuracy,
+        "attacks": sum(question_for(r).inputs and r.status == "complete" for r in entry.records),
+        "n": 0 if worst is None else len(worst.victims),
+        "plain": None if plain is None else plain.name,
+        "worst": None if worst is None else worst.name,
+        "worst_psnr_median_low": None if median is None else median.low,
+        "worst_psnr_median_high": None if median is None else median.high,
+        **{f"plain_{name}": value(plain, name) for name in PLAIN_METRICS},
+        **{f"worst_{name}": value(worst, name) for name in WORST_METRICS},
+    }
+
+
+def worst_csv(boards: Sequence[Board]) -> str:
+    """Return worst_case.csv, floats with all their digits, without the columns that would be empty in every row.
+
+    Which columns it has, beside those that identify rows, depends on the results.
+    """
+    rows = worst_rows(boards)
+    shown = [c.name for c in WORST if not rows or any(row[c.name] not in (None, "") for row in rows)]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(shown)
+    for row in rows:
+        writer.writerow([field if isinstance(field := row[name], float) else csv_field(field) for name in shown])
+    return buffer.getvalue()

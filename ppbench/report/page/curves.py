@@ -19,13 +19,12 @@ from matplotlib.ticker import NullLocator
 
 from ppbench.metrics.membership import merged, roc
 from ppbench.metrics.modality import BROKEN_DB, modality_of
-from ppbench.questions.base import question_for, question_of, questions
-from ppbench.questions.image_metrics import reached
+from ppbench.questions.base import metric_specs, question_for, question_of, questions
+from ppbench.questions.images import reached
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, SeriesCap, ppc_point
-from ppbench.report.columns import METRICS
 from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import TRAINED
 from ppbench.report.knowing import Knowledge
@@ -328,7 +327,8 @@ def tradeoff_of(board: Board) -> Tradeoff | None:
     metrics = [m for e in board.entries if e.worst is not None and (m := e.worst.metric(board.headline)) is not None]
     blind = [e.leak.blind for e in board.entries if e.leak is not None and e.leak.blind is not None]
     chance = blind[0] if blind and board.images else next((m.chance for m in metrics if m.chance is not None), None)
-    unit = METRICS.get(board.headline, ("", ""))[0] if board.headline in METRICS else ""
+    spec = metric_specs().get(board.headline)
+    unit = "" if spec is None else spec.unit
     words = f"{board.headline}{f' ({unit})' if unit else ''}"
     ordered = sorted(settings, key=lambda one: (one.series not in CONTROLS, one.series))
     return Tradeoff(board_title(board.setting), words, any(m.higher_is_safer for m in metrics), chance, tuple(ordered))

@@ -25,7 +25,7 @@ from ppbench.base.errors import UsageError, count_of
 from ppbench.base.registry import load, plugins, summary
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.metrics.modality import modality_of
-from ppbench.questions.base import questions
+from ppbench.questions.base import metric_specs
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
@@ -35,6 +35,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak
 from ppbench.report.learning import USABLE
 from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
+from ppbench.report.page.cell_table import cell_table
 from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
@@ -46,7 +47,6 @@ from ppbench.report.page.overview import Overview
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
 from ppbench.report.page.sections import Section, board_target, section_metric
 from ppbench.report.page.standing import Standing
-from ppbench.report.page.tables import cell_table
 from ppbench.report.verdict.lines import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
@@ -388,7 +388,7 @@ class Page:
         groups = dict.fromkeys(s.group for s in sections)
         settings = sorted({f"{r.config.data.name}, {r.config.model.id}" for r in frame})
         return template().render(
-            titles={name: title for question in questions().values() for name, title in question.figures},
+            titles={name: spec.title for name, spec in metric_specs().items()},
             knows=known.adaptive,
             verdict=standalone_sentences(self.sentences) if len(parts) == 1 else [],
             named_files=NAMED_FILES,

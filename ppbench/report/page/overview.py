@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ppbench.metrics.modality import Modality, modality_of
 from ppbench.questions.base import question_of
+from ppbench.questions.membership import ASR, BATCH_ASR, CANARY_AUC, CANARY_TPR_1
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import BROKEN_SHARE, Check, nothing_to_read, probe_words, taken_share
@@ -31,8 +32,6 @@ Broken = Set[tuple[int, int | None]]
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
 UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
 _SETTING = tuple(name for name in TRAINED if name not in ("seed", "digest"))
-BATCH = "batch_asr"
-AUC, ASR, TPR = "canary_auc", "asr", "canary_tpr_at_1pct_fpr"
 
 
 @dataclass(frozen=True)
@@ -202,10 +201,10 @@ def _value(rows: BoardRows, main: Sequence[Board], broken: Broken, cost: CostRow
         entry=entry,
         leak=entry.leak if judged else None,
         labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
-        batch=best([r for r in everything if _beside(r, entry)], BATCH),
-        members=best([r for r in members if r.config.stage != "audit"], ASR),
-        canaries=best([r for r in members if r.config.stage == "audit"], TPR),
-        membership=tuple((name, top) for name in (ASR, AUC) if (top := best(members, name)) is not None),
+        batch=best([r for r in everything if _beside(r, entry)], BATCH_ASR.name),
+        members=best([r for r in members if r.config.stage != "audit"], ASR.name),
+        canaries=best([r for r in members if r.config.stage == "audit"], CANARY_TPR_1.name),
+        membership=tuple((m.name, top) for m in (ASR, CANARY_AUC) if (top := best(members, m.name)) is not None),
         outputs=best(outputs, "agreement") or best(outputs, "output_error"),
         tried=len(members),
         reliable=reliable and all((id(b), e.key.seed) in broken for b, e in measured),
@@ -218,7 +217,7 @@ def _beside(record: Record, entry: Entry) -> bool:
     """Return whether a cell attacks the members of a batch in a row's scene."""
     one, other = record.config, entry.sample.config
     scenes = [(c.threat_model.id, c.stage, c.batch_size, c.probe, c.probe_rounds, c.role) for c in (one, other)]
-    return record.metric(BATCH) is not None and scenes[0] == scenes[1]
+    return record.metric(BATCH_ASR.name) is not None and scenes[0] == scenes[1]
 
 
 def _severity(pair: tuple[Board, Entry]) -> tuple[int, float]:

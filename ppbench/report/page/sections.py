@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ppbench.questions.base import Question, question_of
+from ppbench.questions.membership import AUC, EPSILON_LOWER, TPR_1
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import Cap
@@ -16,7 +17,10 @@ from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.evaluations import ALONE
 from ppbench.report.worst import Measured
 
-AUDITED = {"auc": "Average, AUC", "tpr_at_1pct_fpr": "Average, TPR at 1 % FPR", "epsilon_lower": "ε at least"}
+AUDITED = {
+    **{spec.name: f"Average, {spec.title}" for spec in (AUC, TPR_1)},
+    EPSILON_LOWER.name: EPSILON_LOWER.title,
+}
 """Further figures of audits: each by its own strongest attack, which may not be the worst case."""
 
 

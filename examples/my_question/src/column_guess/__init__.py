@@ -18,12 +18,13 @@ from ppbench.api import (
     Evidence,
     Guess,
     Inquiry,
+    Judgment,
     Metric,
+    MetricSpec,
     Plan,
     Probe,
     ProbedScore,
     Question,
-    Rule,
     Scored,
     Terms,
     UsageError,
@@ -37,6 +38,15 @@ MOST = 12
 """Values that a column may have to be asked about."""
 CLOSE = 1e-5
 """How near to the true value a guess must be; values are those of the encoded column."""
+
+
+ACCURACY = MetricSpec(
+    "attribute_accuracy",
+    "Values guessed",
+    unit="share",
+    meaning="Share of rows whose value is guessed.",
+    judgment=Judgment("decision", tolerance=0.02, luck=0.05),
+)
 
 
 class ColumnScore(ProbedScore):
@@ -59,9 +69,8 @@ class Attribute(Question):
     contract = 1
     title = "Attribute inference"
     score = ColumnScore
-    figures = (("attribute_accuracy", "Values guessed"),)
-    distances = (DistanceLaw("attribute/1", "attribute_accuracy", one_minus, "1 - share of values guessed"),)
-    rules = (Rule("attribute_accuracy", "attribute_accuracy", "all", "decision", 0.02, False, 0.05),)
+    specs = (ACCURACY,)
+    distances = (DistanceLaw("attribute/1", ACCURACY.name, one_minus, "1 - share of values guessed"),)
 
     def of_probe(self, probe: Probe) -> Inquiry:
         """Return one question a unit: its rows with the column unknown (NaN), their labels, and the column's values."""
@@ -99,7 +108,7 @@ class Attribute(Question):
         for score in scores:
             units.setdefault(score.unit, []).append(score.right)
         chance = max(Counter(score.value for score in scores).values()) / len(scores)
-        return [record_metric("attribute_accuracy", proportion([np.array(u) for u in units.values()], chance), False)]
+        return [record_metric(ACCURACY, proportion([np.array(u) for u in units.values()], chance))]
 
     def judged(self, score: ColumnScore, metric: str) -> float:
         """Return 1 for a guessed value."""

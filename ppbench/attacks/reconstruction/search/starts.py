@@ -112,7 +112,7 @@ class Victim:
         return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
 
     def labels(self, label: Label) -> Tensor | None:
-        """Return one-hot labels [N, C] float32, granted or inferred as in `label.recovery`; None if unknown."""
+        """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown."""
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes

@@ -1,39 +1,29 @@
-"""Tables of the page: all cells, and the worst case of each setting."""
+"""The table of all cells: the first as a plain table, and all as JSON for the page's script."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
-from ppbench.report.columns import KEY, WORST, Row
+from ppbench.report.columns import COLUMN_METRICS, Row
 from ppbench.report.controls import value
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import column_roots, csv_field, foreign_metrics, read_path, tuned_text
-from ppbench.report.page.entries import Board, Entry
-
-# -- The table of all cells: the first as a plain table, and all as JSON for the page's script --
+from ppbench.report.page.boards import foreign_metrics, tuned_text
 
 PLAIN_ROWS = 200
 """Rows of the plain table, for print and pages without scripts; leaderboard.csv has them all."""
 Field = str | float | None
-CELL_FIGURES: tuple[tuple[str, str, int], ...] = (
-    *(("accuracy", "Accuracy", 3), ("mse", "MSE", 4), ("psnr_median", "PSNR median", 1), ("psnr_p95", "p95", 1)),
-    *(("psnr_worst_decile", "Worst tenth", 1), ("rmse_mean", "rMSE", 3), ("ssim_mean", "SSIM", 3)),
-    *(("test_mse_mean", "Test-MSE", 4), ("lpips_mean", "LPIPS", 3), ("feat_mse_mean", "Feat-MSE", 3)),
-    *(("evaluations_per_broken", "Evaluations per broken", 0), ("label_accuracy", "Labels", 3), ("asr", "ASR", 3)),
-    *(("auc", "AUC", 3), ("canary_auc", "Canary AUC", 3), ("canary_tpr_at_1pct_fpr", "Canary TPR at 1 %", 3)),
-    *(("epsilon_lower", "ε at least", 2), ("agreement", "Agreement", 3), ("output_error", "Output error", 3)),
-    *(("tracing_accuracy", "Tracing", 3), ("tracing_accuracy_chance", "by chance", 3), ("cap", "CAP", 3)),
-    *(("reconstruction_accuracy", "Columns right", 3), ("reconstruction_accuracy_chance", "by chance", 3)),
+CELL_ORDER = (
+    *("accuracy", "mse", "psnr_median", "psnr_p95", "psnr_worst_decile", "rmse_mean", "ssim_mean", "test_mse_mean"),
+    *("lpips_mean", "feat_mse_mean", "evaluations_per_broken", "label_accuracy", "asr", "auc", "canary_auc"),
+    *("canary_tpr_at_1pct_fpr", "epsilon_lower", "agreement", "output_error", "tracing_accuracy"),
+    *("cap", "reconstruction_accuracy"),
 )
-"""Figures of the CSV: name, title and decimals; those that no cell has are left out."""
+"""Order of the figures; those of further metrics follow."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +69,8 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
     def several(column: PageColumn, name: str) -> list[PageColumn]:
         return [column] if len({row[name] for row in table}) > 1 else []
 
-    figures = [f for f in CELL_FIGURES if any(row[f[0]] is not None for row in table)]
-    figures += [(name, title, 3) for name, title in foreign_metrics(records)]
+    figures = [f for f in cell_figures() if any(row[f[0]] is not None for row in table)]
+    figures += [(spec.name, spec.head, spec.digits) for spec in foreign_metrics(records) if spec.head]
     return (
         *several(field("Suite", "suite"), "suite"),
         field("Defense", "defense"),
@@ -100,6 +90,17 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
         PageColumn("Remarks", "text", lambda _, record: _remarks(record)),
         field("Cell", "cell_id", "cell"),
     )
+
+
+def cell_figures() -> list[tuple[str, str, int]]:
+    """Return name, title and decimals of the figures of the CSV that the page shows, where some cell has them."""
+    shown = [("cap", "CAP", 3)]
+    for spec in COLUMN_METRICS.values():
+        if spec.head and "" in spec.columns:
+            shown.append((spec.name, spec.head, spec.digits))
+            shown += [(f"{spec.name}_chance", "by chance", spec.digits)] if "_chance" in spec.columns else []
+    place = {name: number for number, name in enumerate(CELL_ORDER)}
+    return sorted(shown, key=lambda figure: place.get(figure[0].removesuffix("_chance"), len(place)))
 
 
 def _attack(record: Record) -> str:
@@ -134,60 +135,3 @@ def _text(value: Field, column: PageColumn) -> str:
     if isinstance(value, str):
         return value
     return f"{value:g}" if column.digits < 0 else f"{value:.{column.digits}f}"
-
-
-# -- The worst case as a table: one row per defense, control value, stage and batch size, over all attacks --
-
-WORST_FIGURES = (
-    *("psnr_median", "rmse_mean", "psnr_worst_decile", "share_above_20db", "ssim_mean", "lpips_mean"),
-    *("gain_median", "reidentified", "recognized"),
-)
-"""Metrics of the worst case; those of the plain one are the first two."""
-
-
-def worst_rows(boards: Sequence[Board]) -> list[Row]:
-    """Return the rows of the reconstruction boards by the columns of worst_case.csv."""
-    return [_row(board, entry) for board in boards if question_of(board.setting.kind).inputs for entry in board.entries]
-
-
-def row_key(entry: Entry) -> Row:
-    """Return the columns that identify a row of a board, and its ranks."""
-    about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
-    ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
-    return {column.name: read_path(about, column.path) for column in KEY} | ranks
-
-
-def _row(board: Board, entry: Entry) -> Row:
-    worst, plain = entry.worst, entry.plain
-    median = None if worst is None else worst.metric("psnr_median")
-    return {
-        **row_key(entry),
-        "reliable": board.reliable,
-        "level": None if entry.leak is None else entry.leak.level,
-        "level_plain": None if entry.leak is None else entry.leak.plain,
-        "qualifiers": None if entry.leak is None else " ".join(one.code for one in entry.leak.qualifiers),
-        "accuracy": entry.sample.utility.accuracy,
-        "attacks": sum(question_for(r).inputs and r.status == "complete" for r in entry.records),
-        "n": 0 if worst is None else len(worst.victims),
-        "plain": None if plain is None else plain.name,
-        "worst": None if worst is None else worst.name,
-        "worst_psnr_median_low": None if median is None else median.low,
-        "worst_psnr_median_high": None if median is None else median.high,
-        **{f"plain_{name}": value(plain, name) for name in WORST_FIGURES[:2]},
-        **{f"worst_{name}": value(worst, name) for name in WORST_FIGURES},
-    }
-
-
-def worst_csv(boards: Sequence[Board]) -> str:
-    """Return worst_case.csv, floats with all their digits, without the columns that would be empty in every row.
-
-    Which columns it has, beside those that identify rows, depends on the results.
-    """
-    rows = worst_rows(boards)
-    shown = [c.name for c in WORST if not rows or any(row[c.name] not in (None, "") for row in rows)]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(shown)
-    for row in rows:
-        writer.writerow([field if isinstance(field := row[name], float) else csv_field(field) for name in shown])
-    return buffer.getvalue()

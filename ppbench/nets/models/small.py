@@ -1,7 +1,8 @@
-"""Convolutional networks of the papers, and a plain one with options."""
+"""Small networks of the papers: an MLP and convolutional networks, a plain one with options."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from ppbench.base.errors import shown
 from ppbench.nets.models import checks
 from ppbench.nets.models.checks import ACTIVATIONS, DEEPEST, checked_flag, checked_image, checked_int, one_of
 from ppbench.nets.net import Classifier
+
+# -- Convolutional networks of the papers, and a plain one with options --
 
 # -- AlexNet for 32x32 inputs (SPN paper, Table 4: "modified AlexNet") --
 
@@ -201,8 +204,8 @@ def vgg16(shape: tuple[int, ...], classes: int, *, groups: int = 32, late_stride
     shrink = 32 if late_stride == 2 else 8
     channels, height, width = checked_image(shape, shrink)
     layers: list[nn.Module] = []
-    for block, widths in enumerate(_BLOCKS):
-        for maps in widths:
+    for block, block_widths in enumerate(_BLOCKS):
+        for maps in block_widths:
             layers += [nn.Conv2d(channels, maps, 3, padding=1), nn.GroupNorm(groups, maps), nn.ReLU()]
             channels = maps
         layers.append(nn.MaxPool2d(2) if block < 3 or late_stride == 2 else nn.MaxPool2d(3, stride=1, padding=1))
@@ -261,3 +264,44 @@ def densenet(
     model = Classifier(features, nn.Linear(channels, classes, bias=bias))
     kaiming_uniform(model)
     return model
+
+
+# -- Multi-layer perceptrons, for tables and for flattened images --
+
+
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: str | int = "64",
+    activation: str = "relu",
+    layers: int = 0,
+    bias: bool = True,
+) -> Classifier:
+    """Flatten, then linear layers of the `hidden` widths with an activation after each, then the head.
+
+    Args:
+        hidden: widths, comma-separated, e.g. "128,64" (one width may be a number); "" for none, which is logistic
+            regression. The default has 4,810 parameters on (1, 8, 8) with 10 classes, 4,736 without biases.
+        activation: "relu", "leaky_relu" (slope 0.01), "hardswish", "sigmoid" or "tanh".
+        layers: number of linear layers, the head among them, all hidden ones of the one width in `hidden`
+            ("MLP-5" is layers=5: four hidden layers and the head); 0 takes the widths as `hidden` lists them.
+        bias: whether the linear layers, the head among them, have biases.
+    """
+    one_of("activation", activation, ACTIVATIONS)
+    checked_flag("bias", bias)
+    width = math.prod(shape)
+    if not shape or width < 1:
+        raise ValueError(f"it takes examples with at least one value, not of shape {tuple(shape)}")
+    stack: list[nn.Module] = [nn.Flatten()]
+    for next_width in _hidden(hidden, checked_int("layers", layers, 0, DEEPEST)):
+        stack += [nn.Linear(width, next_width, bias=bias), ACTIVATIONS[activation]()]
+        width = next_width
+    return Classifier(nn.Sequential(*stack), nn.Linear(width, classes, bias=bias))
+
+
+def _hidden(hidden: str | int, layers: int) -> list[int]:
+    listed = checks.widths("hidden", hidden)
+    if layers and len(listed) != 1:
+        raise ValueError(f"hidden must be one width, such as 64, where layers={layers} is given, not {shown(hidden)}")
+    return listed * (layers - 1) if layers else listed

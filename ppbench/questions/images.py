@@ -1,0 +1,355 @@
+"""Scores of reconstructions: the figures of each image, of blind guesses, and along the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import repeat
+from math import isfinite
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Guess
+from ppbench.adversary.victims import Victims
+from ppbench.base.tree import finite
+from ppbench.federation.evidence import Evidence, at_truth
+from ppbench.federation.plan import Columns, Data
+from ppbench.federation.wire import Slot
+from ppbench.metrics.image import DataRange, image_figures, match, psnr
+from ppbench.metrics.labels import multiset_hits
+from ppbench.metrics.modality import Modality, modality_from
+from ppbench.metrics.perceptual import Network, measurable
+from ppbench.metrics.recognition import Gallery
+from ppbench.questions.image_metrics import ImageScore, Recognition
+from ppbench.questions.inquiry import Scored, Yardstick
+from ppbench.records.schema import Flag
+
+# -- Accuracy of a reconstructed table row: its share of right columns (Vero et al., ICML 2023) --
+
+NUMBER_TOLERANCE = 0.319
+"""Largest error of a right number, in standard deviations of its column in the training data: a quarter of a normal
+column's values lie that near to the mean."""
+
+
+def row_accuracy(guess: Tensor, truth: Tensor, columns: Columns) -> float:
+    """Return the share of columns that `guess` [D] has right, both rows being encoded by `columns`: 0 to 1.
+
+    A category is right if the largest entry of its group is that of the truth, a number within `NUMBER_TOLERANCE`. What
+    is not finite is wrong, as is a category unknown in training, all zeros in the truth.
+    """
+    guess = guess.where(guess.isfinite().all(), guess.new_tensor(float("nan")))
+    (numbers, groups), (true_numbers, true_groups) = columns.split(guess), columns.split(truth.to(guess))
+    hits = int(((numbers - true_numbers).abs() <= NUMBER_TOLERANCE).sum())
+    for group, true_group in zip(groups, true_groups, strict=True):
+        hits += bool(group.isfinite().all()) and bool(true_group[group.argmax()] > 0.5)
+    return hits / (columns.numbers + len(columns.categories))
+
+
+# -- Warnings about a reconstruction cell, after AutoAttack's flags --
+# Each warns that a result may be due to a weak attack, or void: Croce and Hein, "Reliable evaluation of adversarial
+# robustness with an ensemble of diverse parameter-free attacks", 2020.
+
+LARGEST_FALL = 0.5  # largest fall in dB of the median from an earlier mark to the end
+BLIND_MARGIN = 0.5  # dB by which the median must exceed that of a blind guess
+ORACLE_GAP = 3.0  # dB between the oracle's choice and the attacker's
+SUCCESS = 20.0  # dB from which a median counts as success
+CHECKED_UNITS = 4  # units whose gradient is computed: a flat simulation is flat for all
+
+
+def flags_of(
+    scores: Sequence[ImageScore],
+    evidence: Sequence[tuple[Evidence, Data]],
+    data_range: tuple[float, float],
+    decibels: bool = True,
+) -> tuple[Flag, ...]:
+    """Return the flags of a cell, each with its figures.
+
+    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
+    oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
+    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
+    they mean something, see `Modality` (those of table rows prove nothing).
+    """
+    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
+    return tuple(flag for flag in flags if flag is not None)
+
+
+def reached(score: ImageScore, evaluations: int) -> float:
+    """Return the PSNR of the attack's answer after `evaluations` gradient evaluations; 0 dB before the first answer."""
+    if evaluations >= score.evaluations:
+        return score.decibels
+    return next((value for mark, value in reversed(score.path) if mark <= evaluations), 0.0)
+
+
+def _hurts(scores: Sequence[ImageScore]) -> Flag | None:
+    traced = [score for score in scores if score.path]
+    if 2 * len(traced) < len(scores) or not traced:
+        return None
+    start = max(score.path[0][0] for score in traced)
+    marks = sorted({mark for score in traced for mark, _ in score.path if mark >= start})
+    medians = {mark: median(reached(score, mark) for score in traced) for mark in marks}
+    best, end = max(medians, key=lambda mark: medians[mark]), median(score.decibels for score in traced)
+    if medians[best] - end <= LARGEST_FALL:
+        return None
+    detail = f"median {medians[best]:.1f} dB after {best} gradient evaluations, {end:.1f} dB at the end"
+    return Flag(code="budget_hurts", severity="warning", detail=detail)
+
+
+def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
+    blind = [score.blind for score in scores if score.blind is not None]
+    if not blind:
+        return None
+    achieved, blind_median = median(score.decibels for score in scores), median(blind)
+    if achieved > blind_median + BLIND_MARGIN:
+        return None
+    detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
+    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
+
+
+def _gap(scores: Sequence[ImageScore]) -> Flag | None:
+    oracle = [score.oracle for score in scores if score.oracle is not None]
+    if not oracle:
+        return None
+    achieved, oracle_median = median(score.decibels for score in scores), median(oracle)
+    if oracle_median - achieved <= ORACLE_GAP:
+        return None
+    detail = f"median {achieved:.1f} dB, an oracle's choice among the same reconstructions {oracle_median:.1f} dB"
+    return Flag(code="oracle_gap", severity="warning", detail=detail)
+
+
+def _flat(evidence: Sequence[tuple[Evidence, Data]], data_range: tuple[float, float]) -> Flag | None:
+    checked = evidence[:CHECKED_UNITS]
+    dead = sum(is_flat(one, truth, data_range) for one, truth in checked)
+    if not checked or 2 * dead < len(checked):
+        return None
+    detail = (
+        f"in {dead} of {len(checked)} units nothing was observed, or the simulation's gradient is zero or not finite"
+    )
+    return Flag(code="zero_gradient", severity="warning", detail=detail)
+
+
+def is_flat(evidence: Evidence, truth: Data, data_range: tuple[float, float]) -> bool:
+    """Return whether gradient search on `evidence` is hopeless.
+
+    True if the observation, or the discrepancy's gradient at a grey image with some noise and uniform labels, is zero
+    or not finite; False if the evidence cannot be simulated. Of `truth` only the shapes are used.
+    """
+    parts = list(evidence.observed.values())
+    if not finite(parts) or not any(bool((part != 0).any()) for part in parts):
+        return True
+    generator, (low, high), units = torch.Generator().manual_seed(0), data_range, len(evidence.unit)
+    noise = torch.randn(truth.x.shape, generator=generator, dtype=torch.float64)
+    x = ((low + high) / 2 + 0.1 * (high - low) * noise).unflatten(0, (units, -1)).to(evidence.device).requires_grad_()
+    y = x.new_full(truth.y.shape, 1 / truth.y.shape[1]).unflatten(0, (units, -1))
+    try:
+        secrets = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).to(evidence.device)
+            for name, shape in evidence.nuisance.items()
+        }
+        value = evidence.discrepancy(evidence.simulate(x, y, **secrets))
+        if not value.requires_grad:
+            return True
+        (slope,) = torch.autograd.grad(value, x, allow_unused=True)
+    except Exception:  # noqa: BLE001 - evidence may be third-party code
+        return False
+    return slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any())
+
+
+INEXACT = 1e-6
+"""Relative discrepancy at the truth above which evidence is inexact."""
+WORSE = 10.0
+"""Largest ratio of the discrepancies at the truth of a defense's own evidence and of its server's step."""
+
+
+def score_images(
+    victims: Victims,
+    guesses: Sequence[Guess],
+    evidence: Mapping[tuple[Slot, ...], Evidence],
+    plain: Mapping[tuple[Slot, ...], Evidence],
+    data_range: DataRange,
+    yardstick: Yardstick | None = None,
+    detected: Mapping[Slot, float] = MappingProxyType({}),
+    columns: Columns | None = None,
+    modality: Modality | None = None,
+) -> Scored:
+    """Score reconstructions: each unit's images are matched to the truth by least squared error, labels as multisets.
+
+    evidence: the attack's own, for the discrepancy at the truth, whose median raises "evidence_inexact" unless it is
+    about 0 (noise, or an unknown mechanism); plain: the defense's, for the ratio of gradient to perturbation. With a
+    yardstick, blind guesses and perceptual figures are measured and the flags of `questions.images` raised. detected:
+    see `Probe`. columns: the encoding of table rows, whose accuracy is then measured. modality: of the
+    data; None: by their shape.
+    """
+    scores: list[ImageScore] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
+    evidence_and_truth: list[tuple[Evidence, Data]] = []
+    mean = None if yardstick is None else yardstick.mean
+    modality = modality or modality_from(victims.truth(victims.units[0]).x.shape[1:])
+    for unit, guess in zip(victims.units, guesses, strict=True):
+        truth, own = victims.truth(unit), evidence.get(unit)
+        images = guessed_images(guess, truth)
+        images = images[modality.match(images, truth.x, data_range)]
+        if own is not None:
+            evidence_and_truth.append((own, truth))
+        residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
+        ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
+        unit_scores = _unit_scores(guess, images, truth, data_range, mean)
+        for index, score in enumerate(unit_scores):
+            slot = unit[index // victims.batch]
+            score["detected"] = detected.get(slot)
+            score["accuracy"] = _accuracy(images[index], truth.x[index], columns, modality)
+            score["blind_accuracy"] = None if mean is None else _accuracy(mean, truth.x[index], columns, modality)
+            score |= dict(probe=slot.probe, client=slot.client, index=index % victims.batch, cohort=len(unit) > 1)
+            scores.append(ImageScore(at_truth=residual, ratio=ratio, **score))
+        pairs.append((images, truth.x))
+    all_images, all_truths = (torch.cat(side) for side in zip(*pairs, strict=True))
+    flags = inexact(scores)
+    if yardstick is not None:
+        scores = perceived(scores, all_images, all_truths, data_range, yardstick.network)
+        if yardstick.gallery is not None:
+            labels = torch.cat([victims.truth(unit).y for unit in victims.units])
+            scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
+        flags += flags_of(scores, evidence_and_truth, data_range, modality.decibels)
+    return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
+
+
+def _accuracy(guess: Tensor, truth: Tensor, columns: Columns | None, modality: Modality) -> float | None:
+    """Return the share of columns, or places, of an input that are right; None where it is not measured."""
+    return modality.accuracy(guess, truth) if columns is None else row_accuracy(guess, truth, columns)
+
+
+def inexact(scores: Sequence[ImageScore]) -> tuple[Flag, ...]:
+    """Return the flag of evidence that the truth does not explain, or () if it does."""
+    exact = {(s.probe, -1 if s.cohort else s.client): s.at_truth for s in scores if s.at_truth is not None}
+    if not exact or (middle := median(exact.values())) <= INEXACT:
+        return ()
+    detail = f"median discrepancy at the truth {middle:.2g} of the observation's size"
+    return (Flag(code="evidence_inexact", severity="info", detail=detail),)
+
+
+def accounts_differ(
+    victims: Victims, server: Mapping[tuple[Slot, ...], Evidence], own: Mapping[tuple[Slot, ...], Evidence]
+) -> tuple[Flag, ...]:
+    """Return flags of a defense whose own evidence explains its uploads worse than the step that its server takes.
+
+    Both at the truth, with all entries: a defense's own weights must not hide a mismatch.
+    """
+    units = [unit for unit in victims.units if unit in server]
+    step_gaps = [_at_truth(server[unit], victims.truth(unit), len(unit)) for unit in units]
+    own_gaps = [_at_truth(own[unit], victims.truth(unit), len(unit)) if unit in own else 1.0 for unit in units]
+    flags = []
+    if units and median(own_gaps) > max(WORSE * median(step_gaps), INEXACT):
+        detail = (
+            "the defense's own account of its uploads explains them worse than the step that its server takes on them: "
+            f"median discrepancy at the truth {median(own_gaps):.2g}, of the step {median(step_gaps):.2g}"
+        )
+        flags.append(Flag(code="own_account", severity="warning", detail=detail))
+    hidden = [one for one in own.values() if one.weight is not None and not any(map(torch.any, one.weight.values()))]
+    if hidden:
+        detail = f"in {len(hidden)} of {len(own)} uploads the defense's own evidence weighs all that was sent with zero"
+        flags.append(Flag(code="own_weights", severity="warning", detail=detail))
+    return tuple(flags)
+
+
+def _at_truth(evidence: Evidence, truth: Data, units: int) -> float:
+    discrepancy = at_truth(replace(evidence, weight=None), *_there(evidence, truth, units))
+    return discrepancy if isfinite(discrepancy) else 1.0
+
+
+def _there(evidence: Evidence, truth: Data, units: int) -> tuple[Tensor, Tensor]:
+    """Return the true x [U, B, *shape] and y [U, B, C] float64 on the device of the evidence."""
+    x, y = (part.unflatten(0, (units, -1)).to(evidence.device, torch.float64) for part in (truth.x, truth.y))
+    return x, y
+
+
+def _ratio(plain: Evidence, truth: Data, units: int) -> float | None:
+    """Return ||g_b|| / ||observed_b - g_b|| over the backbone's biases (SPN, Sec. 5); None: no bias or perturbation."""
+    simulated = plain.simulate(*_there(plain, truth, units))
+    clean = {n: v.detach() for n, v in simulated.items() if n.startswith("features.") and v.dim() == 1}
+    if not clean:
+        return None
+    size = torch.cat(list(clean.values())).norm()
+    perturbation = torch.cat([plain.observed[n].double() - v for n, v in clean.items()]).norm()
+    if not bool(perturbation.isfinite()) or perturbation <= size * 1e-5:  # float32 rounding is no defense
+        return None
+    return float(size / perturbation)
+
+
+def guessed_images(guess: Guess, truth: Data) -> Tensor:
+    """Return a guess's images on the CPU in the dtype of the true ones; NaN if it has none."""
+    return torch.full_like(truth.x, torch.nan) if guess.x is None else guess.x.detach().cpu().to(truth.x.dtype)
+
+
+def _unit_scores(
+    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None
+) -> list[dict[str, Any]]:
+    """Return the score of each image of a unit, by field of `ImageScore`; images: the guess's, matched."""
+    hits: Sequence[bool | None] = [None] * len(truth.x)
+    if guess.y is not None:
+        hits = multiset_hits(guess.y.tolist(), truth.y.argmax(1).tolist())
+    paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
+    return [
+        {
+            **asdict(image_figures(image, original, data_range)),
+            "label": hits[index],
+            "confidence": _finite(guess.confidence),
+            "evaluations": guess.evaluations,
+            "blind": None if mean is None else blind_decibels(mean, original, data_range),
+            "oracle": None if mean is None else oracle[index],
+            "path": [(mark, values[index]) for mark, values in paths],
+        }
+        for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def perceived(
+    scores: list[ImageScore], guess: Tensor, truth: Tensor, data_range: DataRange, network: Network | None
+) -> list[ImageScore]:
+    """Return `scores` with LPIPS and feature errors of the matched images [N, *shape], if these can be measured."""
+    if network is None or not measurable(tuple(truth.shape[1:])):
+        return scores
+    figures = network.compare(guess, truth, data_range)
+    return [
+        s.model_copy(update={"lpips": f.lpips, "feat_mse": f.feat_mse}) for s, f in zip(scores, figures, strict=True)
+    ]
+
+
+def recognized(scores: list[ImageScore], guess: Tensor, truth: Tensor, y: Tensor, gallery: Gallery) -> list[ImageScore]:
+    """Return `scores` with the recognition of the matched images [N, *shape]; y: targets [N, C]."""
+    classes = None if gallery.classes is None else y.argmax(1).cpu()
+    recognized_images = gallery.recognize(guess, truth, classes)
+    shared = dict(gallery=len(gallery.x), common=gallery.common)
+    recognitions = [Recognition(**shared, **asdict(one)) for one in recognized_images]  # type: ignore[arg-type]  # by name, as declared
+    return [s.model_copy(update={"recognition": one}) for s, one in zip(scores, recognitions, strict=True)]
+
+
+def _decibels(guess: Tensor, truth: Data, data_range: DataRange) -> list[float]:
+    """Return the PSNR of every true image under the best matching; 0 for a reconstruction that is not finite."""
+    images = guess.detach().cpu().to(truth.x.dtype)
+    order = match(images, truth.x, data_range)
+    return [psnr(*pair) or 0.0 for pair in zip(images[order], truth.x, repeat(data_range), strict=False)]
+
+
+def _paths(guess: Guess, truth: Data, data_range: DataRange) -> list[tuple[int, list[float]]]:
+    """Return the PSNR of every image at each mark of the budget, to 1e-6 dB."""
+    marks = sorted(guess.path, key=lambda pair: pair[0])
+    return [(int(mark), [round(v, 6) for v in _decibels(x, truth, data_range)]) for mark, x in marks]
+
+
+def _oracle(guess: Guess, images: Tensor, truth: Data, data_range: DataRange) -> list[float]:
+    """Return the PSNR of every image if an oracle chose among the unit's answer and the rejected reconstructions."""
+    answered = _decibels(images, truth, data_range)
+    return max([answered, *(_decibels(x, truth, data_range) for x in guess.others)], key=sum)
+
+
+def blind_decibels(mean: Tensor, original: Tensor, data_range: DataRange) -> float:
+    """Return the PSNR of the better of two blind guesses: the mean image, and mid-grey."""
+    grey = torch.full_like(original, sum(data_range) / 2)
+    return max(psnr(blind, original, data_range) or 0.0 for blind in (mean.to(original.dtype), grey))
