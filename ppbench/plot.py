@@ -19,8 +19,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from ppbench.base.errors import UsageError
-from ppbench.questions.base import metric_specs
-from ppbench.report.columns import KEY, LOADED_WORST
+from ppbench.report.columns import KEY, LOADED_WORST, unit_of
 from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import BOARD
 from ppbench.report.page.figures import INK, STYLE
@@ -155,8 +154,7 @@ def _chance(rows: pandas.DataFrame, line: Callable[..., object]) -> None:
 
 
 def _title(metric: str, rows: pandas.DataFrame) -> str:
-    spec = metric_specs().get(metric)
-    unit = "" if spec is None else spec.unit
+    unit = unit_of(metric)
     safer = "\nlower leaks more: axis reversed" if rows["higher_is_safer"].all() else ""
     return f"{metric} ({unit}){safer}" if unit else f"{metric}{safer}"
 

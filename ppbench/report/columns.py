@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from ppbench.base.registry import plugins
 from ppbench.metrics.spec import MODEL_METRICS, Ending, MetricSpec, ModelMetric
-from ppbench.questions.base import Question, question_of
+from ppbench.questions.base import Question, metric_specs, question_of
 
 ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
@@ -66,6 +66,14 @@ def _ours() -> list[Question]:
 
 METRICS: Final[dict[str, MetricSpec]] = {spec.name: spec for question in _ours() for spec in question.specs}
 """Every metric of our own questions; audits also have `auc_FAMILY` for each family of canaries."""
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric of any installed question, "" if it has none or is unknown."""
+    spec = metric_specs().get(metric)
+    return "" if spec is None else spec.unit
+
+
 COLUMN_METRICS: Final = {
     spec.name: spec
     for spec in (
