@@ -290,7 +290,7 @@ The smallest angle is not trusted on larger images, because noise has it where i
 
 <<smallest-angle>>
 
-**Where no search can judge a defense.** The control asks that half of the undefended images are found again. On MNIST
+**Where no search can judge a defense.** The control asks that half of the undefended images are re-identified. On MNIST
 with these networks and on `densenet` it fails, more evaluations do not help, and no board is kept; the last row passes:
 
 <<undefended-not-found>>

@@ -58,7 +58,7 @@ def test_attacks_that_let_half_of_the_undefended_images_be_found_again_are_not_w
     check = check_controls([record, blank])[0]
     assert (check.ok, breaks(record), breaks(blank)) == (ok, ok, False)
     verb = "breaks" if ok else "does NOT break"
-    share = f"{max(rebuilt, matched) / 12:.0%} of images are rebuilt or found again"
+    share = f"{max(rebuilt, matched) / 12:.0%} of images are rebuilt or re-identified"
     assert check.sentence == f"The best attack (ig) {verb} the undefended model: {share}."
 
 

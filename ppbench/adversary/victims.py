@@ -65,8 +65,8 @@ def tensors_digest(*tensors: Tensor, about: str = "") -> str:
 class Victims:
     """Probes and the truth about them.
 
-    data: every slot's batch of `batch` images, victims' and curious clients' own.  units: what is asked about, in
-    order: slots whose batches an observation mixes.  own: curious clients' batches by probe, see `own_batches`.
+    data: the batch of `batch` images of every slot, curious clients' too.  units: groups of slots whose batches one
+    observation mixes, in the order of the challenges.  own: curious clients' batches by probe, see `own_batches`.
     """
 
     data: Mapping[Slot, Data]
@@ -97,7 +97,7 @@ class Victims:
 
     def truth(self, unit: tuple[Slot, ...]) -> Data:
         """Return the true images [U * B, *shape] and labels of a unit."""
-        return Data(torch.cat([self.data[s].x for s in unit]), torch.cat([self.data[s].y for s in unit]))
+        return _joined([self.data[slot] for slot in unit])
 
 
 def probed_units(
@@ -140,19 +140,19 @@ def choose_victims(
 ) -> Victims:
     """Draw `count` victim images from the clients' own data, in batches, over as many probes as needed from `first` on.
 
-    threat: or its name. Who sees uploads: clients in order. Curious clients: whole cohorts, all others' batches being
-    one unit; whole cohorts too where uploads can be read only as `sums`. Where clients play several `roles` (see
-    `Victims.playing`): probes of whole cohorts, each slot a unit, so that enough play each one. Collusion: likewise,
-    client 0 the only victim of each; so too of a server that acts, where it sees sums, or decides on roles. What is
-    drawn depends on (master seed, batch, client, probe) only. skip: examples of each client to pass over, in an order
-    that is the same for all sizes of batches: whose skips lie far enough apart have no victim in common.
+    threat: a threat model or its name. One that sees uploads attacks clients in order. Curious clients attack whole
+    cohorts, with the batches of all others as one unit; so does everybody where uploads can be read only as `sums`.
+    With several `roles` (see `Victims.playing`), probes are whole cohorts with one unit per slot, so that each role has
+    enough slots. Colluders attack client 0 alone; so does a server that acts where it sees sums or decides on roles.
+    The draw depends only on (master seed, batch, client, probe). skip: examples of each client to pass over, in an
+    order that does not depend on the batch size; draws whose skips differ enough share no victim.
 
     Raises:
         UsageError: a curious client without others, or a client has too few examples; no example is a victim twice.
     """
-    held = sum(len(shard.x) for shard in shards.values())
-    if count > held:  # asked before as many places are made
-        raise UsageError(f"{count:,} victims cannot be drawn from {held:,} examples; use fewer --victims.")
+    available = sum(len(shard.x) for shard in shards.values())
+    if count > available:  # checked before as many slots are made
+        raise UsageError(f"{count:,} victims cannot be drawn from {available:,} examples; use fewer --victims.")
     threat = threat_model(threat)
     slots, units = probed_units(sorted(shards), threat, -(-count // batch), sums, roles, first)
     data = {s: _batch(shards[s.client], s, s.probe - first, batch, count, seeds, skip) for s in slots}
@@ -160,25 +160,26 @@ def choose_victims(
 
 
 def own_batches(threat: ThreatModel, data: Mapping[Slot, Data]) -> tuple[tuple[int, Data], ...]:
-    """Return by probe the examples that the clients in a threat model hold, of several in their order.
+    """Return the batches of the adversary's own clients by probe, several of one probe joined in the clients' order.
 
-    Empty where uploads are seen: what these clients hold themselves is not used there.
+    Empty for a threat model that sees uploads: its own clients' batches are not used.
     """
-    found: dict[int, list[Data]] = {}
+    by_probe: dict[int, list[Data]] = {}
     for slot, batch in data.items():
         if threat.has(slot.client) and not threat.sees_uploads:
-            found.setdefault(slot.probe, []).append(batch)
-    return tuple((probe, _joined(parts)) for probe, parts in found.items())
+            by_probe.setdefault(slot.probe, []).append(batch)
+    return tuple((probe, _joined(parts)) for probe, parts in by_probe.items())
 
 
 def _joined(parts: Sequence[Data]) -> Data:
+    """Return several batches as one."""
     if len(parts) == 1:
         return parts[0]
     return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _batch(shard: Data, slot: Slot, number: int, batch: int, count: int, seeds: Seeds, skip: int | None) -> Data:
-    """Return the examples of a slot: the batch number `place` of its client."""
+    """Return the examples of a slot: batch `number` of its client."""
     draws = ("victims", batch, slot.client) if skip is None else ("victims apart", slot.client)
     order, start = torch.randperm(len(shard.x), generator=seeds.generator(*draws)), (skip or 0) + number * batch
     pick = order[start : start + batch].to(shard.x.device)

@@ -34,18 +34,18 @@ _PASSED = ("PATH", "LANG", "LC_ALL", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA
 _PROBE = """
 import json, os, socket, sys
 file, port, process, work = sys.argv[1:]
-found = {}
+refused = {}
 def tried(name, act):
     try:
         act()
-        found[name] = False
+        refused[name] = False
     except OSError:
-        found[name] = True
+        refused[name] = True
 tried("files", lambda: open(file).close())
 tried("network", lambda: socket.create_connection(("127.0.0.1", int(port)), 2).close())
 tried("processes", lambda: os.stat("/proc/" + process + "/environ") and os.kill(int(process), 0))
-with open(os.path.join(work, "found.json"), "w") as out:
-    json.dump(found, out)
+with open(os.path.join(work, "refused.json"), "w") as out:
+    json.dump(refused, out)
 """
 
 
@@ -91,7 +91,7 @@ def _tried(walls: bool) -> Confinement | None:
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *arguments]
         _ended(_started([*(_wall((), work, "cpu") if walls else ()), *command], work), 30)
         try:
-            return Confinement(**json.loads(read_regular(work / "found.json")))
+            return Confinement(**json.loads(read_regular(work / "refused.json")))
         except (OSError, ValueError, TypeError):
             return None
 

@@ -83,7 +83,7 @@ def glance(overview: Overview, width: int) -> Table:
         ("accuracy", _accuracy),
         ("worst case", _leaked),
         ("labels", lambda v: _share(v.labels, "label_accuracy")),
-        ("found", lambda v: _share(v.found_again, "reidentified")),
+        ("re-identified", lambda v: _share(v.reidentified, "reidentified")),
         ("in batch", lambda v: _share(v.batch, "batch_asr")),
         ("members", lambda v: _share(v.members, "asr")),
         ("epsilon", lambda v: v.epsilon or "-"),
@@ -165,7 +165,9 @@ def report(result: Evaluation, full: bool = False) -> None:
     finished = len(result.records) - result.computed
     more = "" if full else "; --full prints all tables and sentences"
     where = result.out / "leaderboard.html"
-    to.print(f"{len(result.records)} cells ({finished} found finished) in {escape(str(where))}{more}", highlight=False)
+    to.print(
+        f"{len(result.records)} cells ({finished} already finished) in {escape(str(where))}{more}", highlight=False
+    )
 
 
 def say_unfinished(to: Console, records: Sequence[Record]) -> None:
@@ -386,7 +388,7 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
         say_verdict(to, swept.answer.trust, swept.verdict)
     say_unfinished(to, swept.records)
     cells, finished = len(swept.records), len(swept.records) - swept.computed
-    summary = f"{cells} cells ({finished} found finished, {len(swept.failed)} failed)"
+    summary = f"{cells} cells ({finished} already finished, {len(swept.failed)} failed)"
     where = swept.out / "leaderboard.html"
     to.print(f"{escape(swept.suite.name)}: {summary} in {escape(str(where))}", highlight=False)
 

@@ -168,7 +168,7 @@ def _undefended_check(records: Sequence[Record]) -> Check:
         what = modality.broken
         share, attack = _most(images, lambda r: value_of(rebuilt_share(r)))
         if share < BROKEN_SHARE and modality.perceptual:
-            what = f"{modality.noun} are rebuilt or found again"
+            what = f"{modality.noun} are rebuilt or re-identified"
             share, attack = _most(images, taken_share)
     else:
         what, strongest = "labels are recovered", best(read, "label_accuracy")

@@ -211,14 +211,16 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
 
 
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[ThreatModel]:
-    """Yield the threat models under which `attack` runs: the asked ones that it supports, else its own.
+    """Yield the threat models under which `attack` runs: those of `config` that it supports, else its own.
 
-    Where a server that acts was asked about, an attack that does not act runs under the one that is honest.
+    If `config` has a server that acts, an attack that does not act runs under the honest server.
     """
-    known = [threat_model(name) for name in config.threats]
-    asked = [threat for threat in known if threat.among(attack.threats)]
-    passive = [HONEST_SERVER] if any(t.acts for t in known) and HONEST_SERVER.among(attack.threats) else []
-    yield from asked or passive or map(threat_model, attack.threats)
+    requested = [threat_model(name) for name in config.threats]
+    supported = [threat for threat in requested if threat.among(attack.threats)]
+    passive = (
+        [HONEST_SERVER] if any(threat.acts for threat in requested) and HONEST_SERVER.among(attack.threats) else []
+    )
+    yield from supported or passive or map(threat_model, attack.threats)
 
 
 @dataclass(frozen=True, eq=False)

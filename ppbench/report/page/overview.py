@@ -84,7 +84,7 @@ class Overview:
     def has_column(self, name: str) -> bool:
         """Return whether the table needs a column: whether some row has the figure `name`, or "reidentified"."""
         if name == "reidentified":
-            return any(v.found_again is not None for row in self.rows for v in row.grid)
+            return any(v.reidentified is not None for row in self.rows for v in row.grid)
         return any(getattr(row.value, name) is not None for row in self.rows)
 
 

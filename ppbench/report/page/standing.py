@@ -164,7 +164,7 @@ class Setting:
         return best([v.labels for v in self.values if v.labels is not None], "label_accuracy")
 
     @property
-    def found_again(self) -> Measured | None:
+    def reidentified(self) -> Measured | None:
         """The cell, or worst case, of that seed with the most originals re-identified among held-out images."""
         tops = () if self.leak is None else self.leak.everybody.readers
         return next((top for name, top in tops if name == "reidentified"), None)
