@@ -72,10 +72,9 @@ def test_two_runs_agree_and_a_probe_moves_nothing(name: str) -> None:
     setting = setting_of(name)
     if name.startswith("opacus:stock/") and name.partition("/")[2] not in reachable():
         pytest.skip("this version has none that can be reached")
-    alone = setting.trained(name)
-    assert (
-        largest_difference(setting.trained(name), alone) == 0 < largest_difference(setting.trained(name, seed=1), alone)
-    )
+    alone, least = setting.trained(name), 1e-3 if name.startswith("opacus:") else 0.0
+    assert largest_difference(setting.trained(name), alone) == 0
+    assert largest_difference(setting.trained(name, seed=1), alone) > least
     run = setting.federation(name)
     assert run.run(1)
     before = generators()

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import somebodys
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -237,6 +239,34 @@ def test_batch_norm_of_single_values_is_refused() -> None:
     gradient = gradient_of(model, x, y)
     assert "give batches of 2 and more, or put it into eval mode" in refused(model, gradient, TINY)
     assert ppbench.invert(model, gradient, TINY, batch=2, budget=3).x.shape == (2, *TINY)
+
+
+# -- odd combinations of arguments, of which `test_handed` tries each alone -------------------------------------------
+MODEL = tiny()
+GOOD = gradient_of(MODEL, torch.rand(1, *TINY), torch.tensor([1]))
+ODD = st.one_of(
+    st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.just(torch.zeros(())), st.just(GOOD[0]),
+    st.just(torch.full((3, 16), torch.inf)), st.just(torch.zeros(3, dtype=torch.complex64)), st.just(torch.zeros(0)),
+)  # fmt: skip
+LABELS = st.one_of(st.none(), ODD, st.lists(st.integers(-1, 4), max_size=3), st.lists(st.floats(), max_size=2))
+GRADIENTS = st.one_of(
+    ODD, st.lists(st.one_of(ODD, st.sampled_from(GOOD)), max_size=3), st.just(GOOD),
+    st.dictionaries(st.sampled_from(["1.weight", "1.bias", "", "weight"]), st.one_of(ODD, st.sampled_from(GOOD))),
+)  # fmt: skip
+SHAPES = st.one_of(st.just(TINY), ODD, st.lists(st.integers(-1, 17), max_size=4))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(GRADIENTS, SHAPES, LABELS, st.one_of(st.none(), ODD))
+@example(GOOD, TINY, None, None)
+@example(GOOD, TINY, [1], 1)
+def test_any_input_is_answered_or_refused_in_one_sentence(gradient: Any, shape: Any, labels: Any, batch: Any) -> None:
+    try:
+        result = ppbench.invert(MODEL, gradient, shape, labels, batch=batch, budget=2, restarts=0)
+    except UsageError as error:
+        assert str(error) and "\n" not in str(error) and "Traceback" not in str(error)
+    else:
+        assert result.x.shape[1:] == TINY and result.y is not None and len(result.y) == len(result.x)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
