@@ -232,16 +232,16 @@ One NVIDIA H200 (driver 580.159.04, 16 CPU cores), 2026-11-27, torch 2.11.0+cu13
 - **It runs.** All 21 defenses with every attack that applies (`PPBENCH_FAR=cuda python tests/far_evaluation.py`): 319
   cells complete, 25 not applicable, none failed.
 - **It agrees with the CPU**, on 29 cells of `evaluate --defense spn` that both finished.
-- **It is not faster yet**, but for `ig` on many victims. Why was not profiled: kernel launches of small networks, and the
-  grouped convolutions of stacked clients, are the suspects. Choose a CPU for small networks.
+- **It is not faster yet**, but for `ig` on many victims. Why was not profiled: kernel launches of small networks, and
+  the grouped convolutions of stacked clients, are the suspects. Choose a CPU for small networks.
 
 <<gpu-beside-cpu>>
 
 <<gpu>>
 
 Federated training takes 3.5 (`dlnet`), 3.6 (LeNet) and 4.2 (MLP) times fewer seconds than a plain PyTorch loop on the
-same GPU. Fourteen trainings of ResNet20 beside each other (5 clients, batches of 256) did 1,066 of the 90,600 FedSGD rounds of
-`cifar10-resnet20` in 400 s, one in 0.375 s, so no cell of that suite was finished.
+same GPU. Fourteen trainings of ResNet20 beside each other (5 clients, batches of 256) did 1,066 of the 90,600 FedSGD
+rounds of `cifar10-resnet20` in 400 s, one in 0.375 s, so no cell of that suite was finished.
 
 ## What the arsenal reaches
 
