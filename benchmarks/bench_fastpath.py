@@ -61,7 +61,7 @@ def test_chain_beside_vmap(
     victims: int,
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(traces, "WARM", 1)
+    monkeypatch.setitem(traces.WARM, "cpu", 1)
     plan, g = Plan(net_spec(model, shape, 10), 1), torch.Generator().manual_seed(0)
     params = initial(plan.spec, 0)
     simulate, evidences = simulation(plan, params), []

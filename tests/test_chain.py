@@ -187,7 +187,7 @@ MEASURES: list[Measure] = ["squares", "cosine", "absolute", "tensors", "poisoned
 
 def test_a_trace_has_the_bits_of_what_it_was_made_of_whatever_was_traced_before(monkeypatch):
     """Traces are shared by all objectives of a process: other weights, observations, guesses and victims each time."""
-    monkeypatch.setattr(traces, "WARM", 1)
+    monkeypatch.setitem(traces.WARM, "cpu", 1)
     monkeypatch.setattr(chain, "TRACES", traces.Traces())
     kinds, dtypes = ("none", "tensors", "entries"), (torch.float32, torch.float64)
     cases = [
@@ -221,11 +221,11 @@ def test_a_process_keeps_the_traces_that_it_used_last_and_no_more():
         return x + x, x
 
     for length in [*range(1, traces.MOST_TRACES + 2), 1]:
-        for _ in range(traces.WARM + 1):
+        for _ in range(traces.WARM["cpu"] + 1):
             assert kept.run(twice, "twice", [torch.ones(length)])[0].tolist() == [2.0] * length
     assert len(kept.kept) == traces.MOST_TRACES
-    assert ran.count(2) == traces.WARM + 1  # in the call that traces it runs twice; then Python is not asked
-    assert ran.count(1) == 2 * (traces.WARM + 1)  # it had to make room
+    assert ran.count(2) == traces.WARM["cpu"] + 1  # in the call that traces it runs twice; then Python is not asked
+    assert ran.count(1) == 2 * (traces.WARM["cpu"] + 1)  # it had to make room
 
 
 @pytest.mark.parametrize(

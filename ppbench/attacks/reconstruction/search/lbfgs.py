@@ -18,7 +18,8 @@ RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Reason = Literal["converged", "budget", "stalled", "line search", "not finite"]
 
 ARMIJO, CURVATURE, TRIES = 1e-4, 1e-10, 20
-CACHE = 2**25
+CACHE, GPU_CACHE = 2**25, 2**32
+"""Bytes of pairs worked on at once, on a CPU (as its cache holds) and elsewhere; fixed, for rounding depends on it."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class LBFGSSettings:
 
     def at_once(self, starts: Tensor) -> int:
         """Return how many of the starts [V, n] are evaluated together."""
+        room = CACHE if starts.device.type == "cpu" else GPU_CACHE
         pairs = 2 * min(self.history, starts.shape[1]) * starts[:1].nbytes or 1
-        return min(self.slots, len(starts), max(1, CACHE // pairs))
+        return min(self.slots, len(starts), max(1, room // pairs))
 
 
 @dataclass(frozen=True)
@@ -227,24 +229,28 @@ class Run:
         self.g = new
         self.d = torch.where(mask, self.memory.direction(new, self.memory.dots), self.d)
         slopes = (self.g * self.d).sum(1).tolist()
+        first = self.first_steps([i for i in range(len(taken)) if taken[i] and fresh[i]])
         for i, slot in enumerate(self.slots):
             if taken[i]:
                 slot.slope, slot.t, slot.steepest = slopes[i], 1.0, fresh[i]
                 if fresh[i]:
-                    slot.t, slot.mark = self.first_step(i), (slot.evaluations, slot.loss)
+                    slot.t, slot.mark = first[i], (slot.evaluations, slot.loss)
                 elif not slopes[i] < 0:
                     self.restart(i)
 
-    def first_step(self, i: int) -> float:
-        """Return min(1, 1 / ||g||_1), the step along the negative gradient."""
-        return min(1.0, 1.0 / max(float(self.g[i].abs().sum()), 1e-30))
+    def first_steps(self, slots: list[int]) -> dict[int, float]:
+        """Return min(1, 1 / ||g||_1), the step along the negative gradient, of each of `slots`."""
+        if not slots:
+            return {}
+        lengths = torch.stack([self.g[i].abs().sum() for i in slots]).tolist()  # one wait for the device
+        return {i: min(1.0, 1.0 / max(length, 1e-30)) for i, length in zip(slots, lengths, strict=True)}
 
     def restart(self, i: int) -> None:
         """Drop the pairs of slot `i` and go down the gradient."""
         self.memory.forget(i)
         self.d[i] = -self.g[i]
         slot = self.slots[i]
-        slot.slope, slot.t, slot.tries, slot.steepest = -float(self.g[i] @ self.g[i]), self.first_step(i), 0, True
+        slot.slope, slot.t, slot.tries, slot.steepest = -float(self.g[i] @ self.g[i]), self.first_steps([i])[i], 0, True
 
     def give_up_history(self) -> None:
         """Go down the gradient where the line search along a quasi-Newton direction failed."""
