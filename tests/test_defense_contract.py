@@ -26,13 +26,14 @@ UNFIT = {
     "baffle",
     "pbpfl_ext",
     "secagg",
+    "secagg_plus",
     "mpdp",
     "mpdp_h",
     "fedpc",
     *ENCRYPTED,
 }  # for clients in turn: what cancels in a sum needs them all at once
 # Their servers make nothing of one client's messages:
-UNREAD = ENCRYPTED | {"baffle", "central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg"}
+UNREAD = ENCRYPTED | {"baffle", "central", "fedpc", "mpdp_h", "pbpfl_ext", "secagg", "secagg_plus"}
 SILENT = {"standalone"}  # its clients send nothing: there are no bytes, no secrets to find in mail, no evidence
 OF_MAIL = ("bytes_are_counted", "secrets_", "evidence_is_what")
 BARE = {"central"}  # hands its examples over, on purpose
@@ -124,6 +125,8 @@ BYTES: dict[str, Callable[[int, int, int], tuple[int, int | None, int, int]]] = 
     "pbpfl": lambda p, c, n: (8 * (p + c), 3 * 8 * p, 8 * n, 0),
     "pbpfl_ext": lambda p, c, n: (8 * (p + c), 3 * 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
     "secagg": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (n * (8 + KEY) + n * n)),
+    # at set-up a client gets one total and its neighbors' numbers and keys: all others of a cohort this small
+    "secagg_plus": lambda p, c, n: (4 * p, 8 * p, (8 + KEY) * n, n * (8 + (n - 1) * (8 + KEY))),
     "ppdl": lambda p, c, n: (4 * p, None, 8 * n, 0),  # what it sends depends on the data
     "standalone": lambda p, c, n: (0, None, 0, 0),
     # a seed down, 2K = 200 masked numbers up

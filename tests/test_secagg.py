@@ -16,6 +16,7 @@ from ppbench.base.errors import ProtocolError
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.secagg import SecureAggregation, SparseSecureAggregation
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.engine import Federation
@@ -24,7 +25,7 @@ from ppbench.federation.plan import Layout, Plan
 from ppbench.federation.secagg import KeyedDefense, Offer, SharedKeys, complete_graph, keys_of
 from ppbench.federation.threats import THREATS
 from ppbench.federation.wire import Hello, Join, Update
-from ppbench.nets.net import net_spec
+from ppbench.nets.net import initial, net_spec
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import no_view_reaches_a_secret
 from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims
@@ -74,6 +75,39 @@ def test_masks_sum_to_zero_modulo_two_to_the_64(clients, drawn, seed, words):
     # Any client fewer, and the rest is no zero.
     if bool(graph[0].any()):
         assert bool(torch.stack(masks[1:]).sum(0).any())
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 40), st.integers(1, 12), st.integers(0, 99))
+def test_a_ring_of_neighbors_is_symmetric_regular_and_holds_together(clients, degree, seed):
+    neighbors = secagg.ring_neighbors(clients, degree, torch.Generator().manual_seed(seed))
+    size = min(degree + degree % 2, clients - 1)
+    assert neighbors.shape == (clients, size)
+    graph = torch.zeros(clients, clients, dtype=torch.bool)
+    graph[torch.arange(clients)[:, None], neighbors] = True
+    assert torch.equal(graph, graph.T) and not bool(graph.diagonal().any())
+    assert bool((graph.sum(1) == size).all())
+    left = torch.randperm(clients)[: clients - size + 1]  # fewer clients removed than each has neighbors
+    rest, reached = graph[left][:, left].float(), torch.eye(len(left))[:1]
+    for _ in left:
+        reached = ((reached + reached @ rest) > 0).float()
+    assert bool((reached > 0).all())
+
+
+def test_the_sparse_sum_is_the_sum_and_a_client_hears_of_its_neighbors_alone(plan, deal):
+    def trained(defense: SecureAggregation) -> Federation:
+        federation = Federation(defense, replace(plan, clients=6), deal([32] * 6), Seeds(0))
+        federation.start(initial(plan.spec, 1))
+        federation.run(2)
+        return federation
+
+    sparse, complete = trained(SparseSecureAggregation(neighbors=2)), trained(SecureAggregation())
+    for name, value in complete.parties.server.params.items():
+        torch.testing.assert_close(sparse.parties.server.params[name], value, rtol=0, atol=1e-9)
+    states = sparse.parties.clients
+    assert all(isinstance(state, secagg.NeighborKeys) and state.shared.shape == (2, 32) for state in states)
+    assert sparse.setup_down < complete.setup_down
+    assert [SparseSecureAggregation().degree(n) for n in (6, 1000, 10_000)] == [5, 32, 34]
 
 
 def test_both_ends_of_a_pair_derive_equal_words_and_no_other_pair_does():

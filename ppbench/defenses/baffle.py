@@ -232,7 +232,7 @@ def mask_numbers(ctx: Context, me: secagg.Keys, numbers: Tensor, masks: Masks) -
             f"Client {ctx.party} has the number {float(flat.abs().max()):.3g} to mask; masks={masks!r} holds finite "
             f"numbers below {ring.limit:g}."
         )
-    share = int(me.counts[ctx.party]) / int(me.counts.sum())
+    share = me.share(ctx.party)
     fixed = secagg.to_ring(flat, ring.fraction_bits, share) + secagg.zero_sum(me, ctx, ANSWER_MASKS, len(flat))
     return fixed.to(ring.dtype)  # drops the upper half for 2^32: what is 0 modulo 2^64 is 0 modulo 2^32 too
 

@@ -1,7 +1,8 @@
-"""Secure aggregation alone: FedAvg whose clients mask their updates by pairwise keys."""
+"""Secure aggregation alone: FedAvg whose clients mask their updates by keys of all pairs, or of some."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,9 +10,9 @@ from typing import Any, ClassVar
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree
 from ppbench.federation import secagg
-from ppbench.federation.bounds import Bits
+from ppbench.federation.bounds import Bits, NonNegativeInt
 from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
-from ppbench.federation.contract import Context, Server
+from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Layout
 from ppbench.federation.secagg import PairedDefense
@@ -44,10 +45,9 @@ class SecureAggregation(PairedDefense):
         """Return that only sums can be read."""
         return True
 
-    def upload(self, ctx: Context, me: secagg.Keys, result: Params) -> Tree:
+    def upload(self, ctx: Context, me: secagg.PairKeys, result: Params) -> Tree:
         """Return N_k / N times the update in fixed point, masked, int64 (Overflow)."""
-        share = int(me.counts[ctx.party]) / int(me.counts.sum())
-        return Update(secagg.hide(me, ctx, UPDATE_MASKS, result, self.fraction_bits, share))
+        return Update(secagg.hide(me, ctx, UPDATE_MASKS, result, self.fraction_bits, me.share(ctx.party)))
 
     def aggregate(self, ctx: Context, server: Server, uploads: Mapping[int, Tree]) -> Server:
         """Sum in the ring, where masks cancel, and step on the mean (ProtocolError: a missing or malformed upload)."""
@@ -96,3 +96,28 @@ class SecureAggregation(PairedDefense):
         scale = share * as_gradient(view.plan, exchange.round)
         bare = secagg.from_ring(flat.cpu() + masks, self.fraction_bits) / scale
         return layout.unpack(bare.to(flat.device))
+
+
+@dataclass(frozen=True)
+class SparseSecureAggregation(SecureAggregation):
+    """Secure aggregation in which each client shares keys with a few others: work per client grows with log N, not N.
+
+    neighbors: of each client, an even number (or all others). 0: the fewest with which an adversary that corrupts a
+    third of the clients before the graph is drawn surrounds an honest one with probability below 2^-40, by N / 3^D.
+    The server draws the graph, so it must be honest in that; the keys of all its neighbors unmask a client.
+    """
+
+    neighbors: NonNegativeInt = 0
+
+    name: ClassVar[str] = "secagg_plus"
+    paper: ClassVar[str] = "Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020"
+    setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"schedule": "parallel"} for name in ("quick", "paper")}
+
+    def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
+        """Draw the graph and exchange keys along it; no client learns of others than its neighbors."""
+        neighbors = secagg.ring_neighbors(len(cohort), self.degree(len(cohort)), ctx.generator)
+        return secagg.exchange_neighbor_keys(ctx, server, cohort, neighbors)
+
+    def degree(self, clients: int) -> int:
+        """Return the number of neighbors of each of `clients` clients, at most all others."""
+        return min(clients - 1, self.neighbors or math.ceil((40 + math.log2(clients)) / math.log2(3)))

@@ -43,12 +43,14 @@ def others_masks(
 
     None if `view` lacks the keys (`keys_of` a client's state) of one of `among`, the clients whose masks cancel.
     """
-    total, session = torch.zeros(words, dtype=torch.int64), view.session(exchange)
-    others = [client for client in among if client != exchange.slot.client]
+    victim, session = exchange.slot.client, view.session(exchange)
+    others, total = [client for client in among if client != victim], torch.zeros(words, dtype=torch.int64)
     for other in others:
         state = view.state_at(exchange, other)
         if state is None:
             return None
-        ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
-        total = total + secagg.zero_sum(keys_of(state), ctx, purpose, words)
+        keys = keys_of(state)
+        if victim in keys.neighbors(other):  # the others' masks among themselves cancel
+            ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
+            secagg.add_signed(other, [(victim, secagg.stream(keys, ctx, victim, purpose, words))], total)
     return total if others else None

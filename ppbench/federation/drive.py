@@ -243,10 +243,12 @@ class Drive:
 
     def _answers(self, server: Server, out: Mapping[int, Tree]) -> Working[dict[int, Tree]]:
         received: dict[int, Tree] = {}
-        for message in {id(m): m for m in out.values()}.values():
-            receivers = [client for client, m in out.items() if m is message]
-            copy = self.wire.post(self.probe, self.round, self.step, SERVER, receivers, message)
-            received.update(dict.fromkeys(receivers, copy))
+        receivers: dict[int, list[int]] = defaultdict(list)
+        for client, message in out.items():
+            receivers[id(message)].append(client)
+        for clients in receivers.values():
+            copy = self.wire.post(self.probe, self.round, self.step, SERVER, clients, out[clients[0]])
+            received.update(dict.fromkeys(clients, copy))
         chosen = self.backend if self.defense.mappable else "loop"
         backend = chosen_backend(chosen, self.device, self.plan)
         # A loop needs one client's noise at a time, vmap everybody's.

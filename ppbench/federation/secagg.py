@@ -54,6 +54,59 @@ class Keys:
     graph: Tensor
     counts: Tensor
 
+    def neighbors(self, party: int) -> list[int]:
+        """Return the clients that `party` shares a secret with."""
+        return [int(other) for other in self.graph[party].nonzero().flatten()]
+
+    def secret(self, other: int) -> Tensor:
+        """Return the secret [32] uint8 shared with the client `other`."""
+        return self.shared[other]
+
+    def share(self, party: int) -> float:
+        """Return N_k / N of `party`."""
+        return int(self.counts[party]) / int(self.counts.sum())
+
+
+@node
+class Neighbors:
+    """Server to client at set-up, in the place of `Roster`: what it needs of a sparse graph.
+
+    total: int64 scalar, all clients' examples; clients: [D] int64, its neighbors; public: [D, 32] uint8, their keys.
+    """
+
+    total: Tensor
+    clients: Tensor
+    public: Tensor
+
+
+@node
+class NeighborKeys:
+    """A client's state that holds nothing of clients who are no neighbors. count, total: int64, its and all examples.
+
+    private: [32] uint8; clients: [D] int64; shared: [D, 32] uint8, the secrets with these.
+    """
+
+    private: Tensor
+    clients: Tensor
+    shared: Tensor
+    count: Tensor
+    total: Tensor
+
+    def neighbors(self, party: int) -> list[int]:
+        """Return the clients that `party`, whose state this is, shares a secret with."""
+        return [int(other) for other in self.clients]
+
+    def secret(self, other: int) -> Tensor:
+        """Return the secret [32] uint8 shared with the client `other`."""
+        return self.shared[self.clients == other][0]
+
+    def share(self, party: int) -> float:
+        """Return N_k / N of `party`, whose state this is."""
+        return int(self.count) / int(self.total)
+
+
+PairKeys = Keys | NeighborKeys
+
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
@@ -75,7 +128,10 @@ def public_of(private: Tensor) -> Tensor:
 
 def shared_secret(private: Tensor, public: Tensor, sender: str) -> Tensor:
     """Return the secret [32] uint8 of a private and `sender`'s public key (ProtocolError: a bad public key)."""
-    own = X25519PrivateKey.from_private_bytes(_bytes(private))
+    return _secret(X25519PrivateKey.from_private_bytes(_bytes(private)), public, sender)
+
+
+def _secret(own: X25519PrivateKey, public: Tensor, sender: str) -> Tensor:
     try:
         return _words(own.exchange(X25519PublicKey.from_public_bytes(_bytes(public))))
     except ValueError as cause:
@@ -100,11 +156,26 @@ def exchange_keys(
     ctx: Context, server: Server, cohort: Sequence[int], graph: Tensor
 ) -> Generator[Step, Mapping[int, Tree], Server]:
     """Run set-up as the server: collect counts and public keys, then send the roster to all (ProtocolError)."""
+    server, public = yield from _collect_keys(server, cohort)
+    yield Step(server, dict.fromkeys(cohort, Roster(server.counts, public, graph)))
+    return server
+
+
+def exchange_neighbor_keys(
+    ctx: Context, server: Server, cohort: Sequence[int], neighbors: Tensor
+) -> Generator[Step, Mapping[int, Tree], Server]:
+    """Run set-up as the server of a sparse graph, `neighbors` [N, D]: each client gets its neighbors' keys alone."""
+    server, public = yield from _collect_keys(server, cohort)
+    total = server.counts.sum()
+    out = {c: Neighbors(total, others, public[others]) for c, others in zip(cohort, neighbors, strict=True)}
+    yield Step(server, out)
+    return server
+
+
+def _collect_keys(server: Server, cohort: Sequence[int]) -> Generator[Step, Mapping[int, Tree], tuple[Server, Tensor]]:
     answers = yield Step(server, dict.fromkeys(cohort, Hello()))
     counts, public = announced_keys(cohort, answers)
-    server = Server(server.params, server.opt, counts, server.own)
-    yield Step(server, dict.fromkeys(cohort, Roster(counts, public, graph)))
-    return server
+    return Server(server.params, server.opt, counts, server.own), public
 
 
 def announced_keys(cohort: Sequence[int], answers: Mapping[int, Tree]) -> tuple[Tensor, Tensor]:
@@ -127,32 +198,37 @@ def announce(private: Tensor, count: int) -> Announce:
     return Announce(torch.tensor(count), public_of(private))
 
 
-def with_secrets(me: Keys, party: int, roster: Roster) -> Keys:
+def with_secrets(me: PairKeys, party: int, roster: Roster) -> Keys:
     """Return the client's state with a secret for each of its neighbors (ProtocolError: a bad public key)."""
-    shared = torch.zeros(len(roster.public), 32, dtype=torch.uint8)
-    for other in roster.graph[party].nonzero().flatten().tolist():
-        shared[other] = shared_secret(me.private, roster.public[other], f"Client {other}")
+    shared, others = torch.zeros(len(roster.public), 32, dtype=torch.uint8), roster.graph[party].nonzero().flatten()
+    if len(others):
+        shared[others] = _secrets(me.private, others, [roster.public[other] for other in others.tolist()])
     return Keys(me.private, shared, roster.graph, roster.counts)
 
 
-def setup_answer(ctx: Context, me: Keys, message: Tree, data: Data) -> tuple[Keys, Tree | None] | None:
+def _secrets(private: Tensor, others: Tensor, public: Iterable[Tensor]) -> Tensor:
+    """Return the secrets [D, 32] of a private key and the public keys, each [32], of the clients `others` [D]."""
+    own = X25519PrivateKey.from_private_bytes(_bytes(private))
+    pairs = zip(others.tolist(), public, strict=True)
+    return torch.stack([_secret(own, key, f"Client {other}") for other, key in pairs])
+
+
+def setup_answer(ctx: Context, me: PairKeys, message: Tree, data: Data) -> tuple[PairKeys, Tree | None] | None:
     """Return a client's new state and its answer to a set-up message; None for any other message."""
     if isinstance(message, Hello):
         return me, announce(me.private, len(data.x))
     if isinstance(message, Roster):
         return with_secrets(me, ctx.party, message), None
+    if isinstance(message, Neighbors):
+        shared, count = _secrets(me.private, message.clients, message.public), torch.tensor(len(data.x))
+        return NeighborKeys(me.private, message.clients, shared, count, message.total), None
     return None
 
 
-def stream(me: Keys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
+def stream(me: PairKeys, ctx: Context, other: int, purpose: str, words: int) -> Tensor:
     """Return `words` uniform int64 that only `ctx.party` and `other` can derive, new in every session and round."""
     low, high = sorted((ctx.party, other))
-    return expand_secret(me.shared[other], f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
-
-
-def neighbors(me: Keys, party: int) -> list[int]:
-    """Return the clients that `party` shares a secret with."""
-    return [int(other) for other in me.graph[party].nonzero().flatten()]
+    return expand_secret(me.secret(other), f"ppbench|{ctx.session}|{ctx.round}|{low}|{high}|{purpose}", words)
 
 
 def complete_graph(clients: int) -> Tensor:
@@ -160,16 +236,31 @@ def complete_graph(clients: int) -> Tensor:
     return ~torch.eye(clients, dtype=torch.bool)
 
 
-def zero_sum(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
+def ring_neighbors(clients: int, degree: int, generator: torch.Generator) -> Tensor:
+    """Return the neighbors of each of K clients in a random graph of even degree, [K, D] int64; D is K - 1 at most.
+
+    Clients stand on a circle in random order, each beside its nearest: the Harary graph of Bell et al. 2020 (Algorithm
+    2), which stays connected when fewer than `degree` clients are removed. An odd degree becomes the next even one.
+    """
+    order, half = torch.randperm(clients, generator=generator), min(-(-degree // 2), clients // 2)
+    steps = torch.cat([torch.arange(1, half + 1), -torch.arange(1, half + 1)])
+    steps = steps.remainder(clients).unique()  # at both sides the opposite client may be the same one
+    others = order[(torch.arange(clients)[:, None] + steps) % clients]
+    neighbors = torch.empty_like(others)
+    neighbors[order] = others.sort(dim=1).values
+    return neighbors
+
+
+def zero_sum(me: PairKeys, ctx: Context, purpose: str, words: int) -> Tensor:
     """Return this client's mask [words] int64: over all clients of the graph the masks sum to 0 modulo 2^64."""
-    shares = ((other, stream(me, ctx, other, purpose, words)) for other in neighbors(me, ctx.party))
-    return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.int64))
+    shares = ((other, stream(me, ctx, other, purpose, words)) for other in me.neighbors(ctx.party))
+    return add_signed(ctx.party, shares, torch.zeros(words, dtype=torch.int64))
 
 
-def _alternating(party: int, shares: Iterable[tuple[int, Tensor]], total: Tensor) -> Tensor:
-    """Return `total` plus the signed shares: the lower index of a pair adds its share, the other subtracts it."""
+def add_signed(party: int, shares: Iterable[tuple[int, Tensor]], total: Tensor) -> Tensor:
+    """Add signed shares to `total`, and return it: the lower index of a pair adds its share, the other subtracts it."""
     for other, share in shares:
-        total = total + share if party < other else total - share
+        total += share if party < other else -share
     return total
 
 
@@ -178,10 +269,10 @@ def to_unit(words: Tensor) -> Tensor:
     return ((words >> 11) * 2 + 1).double() * 2.0**-53
 
 
-def pair_noise(me: Keys, ctx: Context, purpose: str, words: int) -> Tensor:
+def pair_noise(me: PairKeys, ctx: Context, purpose: str, words: int) -> Tensor:
     """Return this client's noise [words], float64: uniform on (-1, 1) per neighbor, which has the opposite sign."""
-    shares = ((other, to_unit(stream(me, ctx, other, purpose, words))) for other in neighbors(me, ctx.party))
-    return _alternating(ctx.party, shares, torch.zeros(words, dtype=torch.float64))
+    shares = ((other, to_unit(stream(me, ctx, other, purpose, words))) for other in me.neighbors(ctx.party))
+    return add_signed(ctx.party, shares, torch.zeros(words, dtype=torch.float64))
 
 
 def to_ring(values: Tensor, bits: int, share: float = 1.0) -> Tensor:
@@ -204,7 +295,7 @@ def from_ring(total: Tensor, bits: int) -> Tensor:
     return total.double() / 2.0**bits
 
 
-def hide(me: Keys, ctx: Context, purpose: str, values: Params, bits: int, share: float) -> Params:
+def hide(me: PairKeys, ctx: Context, purpose: str, values: Params, bits: int, share: float) -> Params:
     """Return `share` times `values` in fixed point plus this client's mask of `purpose`, int64 (Overflow)."""
     layout = Layout.of(values)
     flat = layout.pack(values)
@@ -253,11 +344,9 @@ class PairedDefense(Defense):
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Collect numbers of examples; with keys, also exchange public keys between all clients."""
-        return (
-            exchange_keys(ctx, server, cohort, complete_graph(len(cohort)))
-            if self.paired
-            else super().setup(ctx, server, cohort)
-        )
+        if not self.paired:
+            return super().setup(ctx, server, cohort)
+        return exchange_keys(ctx, server, cohort, complete_graph(len(cohort)))
 
     def reply(self, ctx: Context, me: Tree, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Announce a public key and agree on secrets at set-up; then answer as usual."""

@@ -191,6 +191,9 @@ def secrets_of(state: Tree, known_to: int | None) -> Iterator[Tensor]:
         yield state.private[None]
         others = [c for c in range(len(state.shared)) if c != known_to and bool(state.shared[c].any())]
         yield state.shared[others]
+    elif isinstance(state, secagg.NeighborKeys):
+        yield state.private[None]
+        yield state.shared[state.clients != (SERVER if known_to is None else known_to)]
     elif isinstance(state, SharedKeys):
         yield state.private[None]
         if known_to != SERVER:

@@ -212,7 +212,7 @@ class KeyHolder(FilterState):
     """A client's state. keys: shared with every other client."""
 
     filters: Tree
-    keys: secagg.Keys
+    keys: secagg.PairKeys
 
 
 @node

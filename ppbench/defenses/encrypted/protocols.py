@@ -67,7 +67,7 @@ class ReducedNoise(EncryptedSums):
         """Return equal weights 1/N, so that a client's part in the sum is bounded."""
         return [1 / len(clients)] * len(clients)
 
-    def encoded(self, ctx: Context, keys: secagg.Keys, result: Params) -> Tensor:
+    def encoded(self, ctx: Context, keys: secagg.PairKeys, result: Params) -> Tensor:
         """Return 1/N times the clipped and noisy update in fixed point, [values] int64 (Overflow)."""
         flat = Layout.of(result).pack(result).double().cpu()
         clipped = flat * (self.bound / flat.norm().clamp(min=1e-300)).clamp(max=1.0)
@@ -166,7 +166,7 @@ class HybridAlpha(ReducedNoise):
         """Return the encryption of a round; only the server decrypts."""
         return functional("mife", plan.clients, self.values(plan))
 
-    def upload(self, ctx: Context, me: secagg.Keys, result: Tree) -> Ciphertext:
+    def upload(self, ctx: Context, me: secagg.PairKeys, result: Tree) -> Ciphertext:
         """Return the encrypted share of the update (Overflow)."""
         own = self.encoded(ctx, me, result)
         return ciphertext_of(own + secagg.zero_sum(me, ctx, FUNCTIONAL_PADS, len(own)), self.ciphering(ctx.plan))
@@ -240,9 +240,9 @@ class PILE(ThresholdDefense, PBPFL):
         """Return the fractional bits of a family's numbers, public; see `PBPFLExt.bits`."""
         return family_bits(self.fraction_bits, self.kappa, family, width)
 
-    def encoded(self, ctx: Context, keys: secagg.Keys, result: Surrogates) -> Tensor:
+    def encoded(self, ctx: Context, keys: secagg.PairKeys, result: Surrogates) -> Tensor:
         """Return N_k / N times the surrogates in fixed point, one after another, [3 P] int64 (Overflow)."""
-        share, width = int(keys.counts[ctx.party]) / int(keys.counts.sum()), result.g[HEAD_WEIGHT].shape[1]
+        share, width = keys.share(ctx.party), result.g[HEAD_WEIGHT].shape[1]
         parts = []
         for family in ORDERS:
             tree = getattr(result, family)

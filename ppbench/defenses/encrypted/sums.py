@@ -92,7 +92,7 @@ class EncryptedSums(secagg.PairedDefense):
         raise NotImplementedError
 
     # -- what is encrypted ---------------------------------------------------------------------------------------
-    def encoded(self, ctx: Context, keys: secagg.Keys, result: Tree) -> Tensor:
+    def encoded(self, ctx: Context, keys: secagg.PairKeys, result: Tree) -> Tensor:
         """Return what a client encrypts: its share of the mean in fixed point, [values] int64."""
         raise NotImplementedError
 
@@ -231,7 +231,7 @@ SHARE_PADS = "shares"
 class Member:
     """A client's state. keys: its own and the shared ones; shares: [N, 16] int64, its shares of every client's key."""
 
-    keys: secagg.Keys
+    keys: secagg.PairKeys
     shares: Tensor
 
 
@@ -380,7 +380,7 @@ def decrypted_sum(total: Tensor, parts: Mapping[int, Tree], threshold: int) -> T
     return total
 
 
-def _streams(keys: secagg.Keys, ctx: Context, others: Sequence[int], words: int) -> Tensor:
+def _streams(keys: secagg.PairKeys, ctx: Context, others: Sequence[int], words: int) -> Tensor:
     """Return the sum [words] int64 of the streams that `ctx.party` shares with each of `others`."""
     total = torch.zeros(words, dtype=torch.int64)
     for other in others:
@@ -388,7 +388,7 @@ def _streams(keys: secagg.Keys, ctx: Context, others: Sequence[int], words: int)
     return total
 
 
-def _pads(keys: secagg.Keys, ctx: Context, sent: bool = False) -> Tensor:
+def _pads(keys: secagg.PairKeys, ctx: Context, sent: bool = False) -> Tensor:
     """Return the pads of shares [N, 16] int64 between `ctx.party` and every client, different for each direction."""
     streams = []
     for other in range(ctx.plan.clients):

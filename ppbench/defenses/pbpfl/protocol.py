@@ -169,7 +169,7 @@ class PBPFLExt(PBPFL):
 
     def upload(self, ctx: Context, me: secagg.Keys, result: Surrogates) -> Tree:
         """Return N_k / N times the surrogates in fixed point, masked; int64."""
-        share, width = int(me.counts[ctx.party]) / int(me.counts.sum()), result.g[HEAD_WEIGHT].shape[1]
+        share, width = me.share(ctx.party), result.g[HEAD_WEIGHT].shape[1]
 
         def hidden(family: str) -> Params:
             purpose = family if self.families == "independent" else "all"
