@@ -1,10 +1,14 @@
 """Suites: what they expand to, what their digest says, and how a wrong one is refused."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import ValidationError
 
 from ppbench.base.errors import UsageError
+from ppbench.records.schema import Strict
+from ppbench.run.options import Option, OptionGroup, offered
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
 
@@ -54,6 +58,24 @@ def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     return path
+
+
+class Planted(OptionGroup):
+    share: Annotated[float | None, Option("A share.", ge=0, lt=1)] = None
+    sizes: Annotated[tuple[int, ...], Option("Sizes.", max_length=2)] = (1,)
+    quiet: Annotated[int, Option(ge=1)] = 1
+
+
+class PlantedConfig(Planted, Strict):
+    pass
+
+
+def test_an_option_has_type_bounds_default_and_help_from_one_annotation():
+    assert offered(Planted) == {"share": (float, "A share."), "sizes": (str, "Sizes.")}
+    assert PlantedConfig().model_dump() == {"share": None, "sizes": (1,), "quiet": 1}
+    for bad in ({"share": 1.0}, {"share": -0.1}, {"sizes": (1, 2, 3)}, {"quiet": 0}, {"other": 1}):
+        with pytest.raises(ValidationError):
+            PlantedConfig(**bad)
 
 
 def test_one_evaluation_a_defense_and_seed(tmp_path):

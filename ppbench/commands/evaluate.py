@@ -11,65 +11,27 @@ from typing import Annotated, Any
 
 import typer
 
-from ppbench.federation.threats import THREATS
+from ppbench.run.options import (
+    DefenseOptions,
+    FederationOptions,
+    QuestionOptions,
+    RunOptions,
+    TaskOptions,
+    offered,
+)
 
-# Options of `EvaluateConfig` in the order of `--help`. They are listed here because the fields import torch, which is
-# too slow for `--help`. An option has the name of its field, except in `FIELDS`.
-WEIGHTS_HELP = (
-    "AlexNet's convolutions for LPIPS and Feat-MSE; default: PPBENCH_WEIGHTS, else torchvision's cache, else null."
-)
-TF32_HELP = (
-    "Let a GPU round factors of convolutions and matrix products to TF32: faster, and other numbers; records say so."
-)
-ISOLATE_HELP = (
-    "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
-    "can, on victims that a secret in OUT/salt takes part in drawing."
-)
 JSON_HELP = "Print the result as JSON and nothing else; cells have the fields of leaderboard.csv, with whole metrics."
-OPTIONS: dict[str, tuple[type, str]] = {
-    "dataset": (
-        str,
-        "NAME or NAME:ARGUMENT, as parquet:FOLDER (`ppbench list datasets`), or MODULE:FUNCTION of yours.",
-    ),
-    "model": (str, "NAME (`ppbench list models`), or MODULE:FACTORY of yours: any nn.Module that classifies."),
-    "attack": (
-        str,
-        "Names separated by commas, quick (few, where they show something), standard (every cell), or all.",
-    ),
-    "grid": (str, "quick, paper, or values of the control parameter, as 0.01,0.1."),
-    "set": (list[str], "name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."),
-    "train": (int, "Training examples that the clients share; all by default."),
-    "public": (float, "Share of the training part that no client has and adversaries may use, as 0.5."),
-    "clients": (int, "Number of clients."),
-    "rounds": (int, "Rounds of training."),
-    "batch_size": (int, "Examples in a training batch."),
-    "local_epochs": (int, "Epochs of a client's local training (delta)."),
-    "attack_batch": (str, "Sizes of victims' batches, as 1,8."),
-    "probe": (str, "gradient or local: what a probed client does with the victims' batch."),
-    "probe_rounds": (int, "Rounds in which it holds the batch."),
-    "victims": (int, "Victim images per cell."),
-    "batches": (int, "Least number of batches per cell, where fewer would hold the victims."),
-    "candidates": (int, "Members, and as many non-members, that are attacked."),
-    "tuning": (int, "Test images on which an attack's settings are tuned."),
-    "budget": (int, "Gradient evaluations per victim, for attacks that search."),
-    "references": (int, "Reference runs of an audit: an even number, 0 for none."),
-    "canaries": (int, "Canaries of each of three families in an audit."),
-    "canary_clients": (int, "Clients of an audit whose gradients are random directions: epsilon of a client."),
-    "stage": (str, "init, iterate, final, audit (membership with canaries and references); separated by commas."),
-    "threat": (str, f"{', '.join(THREATS)}; separated by commas."),
-    "partition": (str, "iid, imbalanced, dirichlet:ALPHA or domains."),
-    "schedule": (str, "round_robin or parallel."),
-    "loss": (str, "cross_entropy, squared, or bce for masks."),
-    "upload": (str, "delta (FedAvg: local epochs) or gradient (FedSGD: one batch a round)."),
-    "optimizer": (str, "adam or sgd: the clients', or with gradients the server's."),
-    "lr": (float, "Learning rate of that optimizer."),
-    "weights": (str, WEIGHTS_HELP),
-    "device": (str, "auto, cpu, cuda, or as torch names it."),
-    "tf32": (bool, TF32_HELP),
-    "seed": (int, "Master seed: one seed, one result."),
-    "isolate": (bool, ISOLATE_HELP),
-}
+SET_HELP = "name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."
+GROUPS = (TaskOptions, QuestionOptions, FederationOptions, RunOptions)
 FIELDS = {"attack": "attacks", "stage": "stages", "threat": "threats"}
+"""Options whose field has another name; each takes one word with commas."""
+_WORDS = {field: word for word, field in FIELDS.items()}
+OPTIONS: dict[str, tuple[type, str]] = {
+    **offered(DefenseOptions),
+    "set": (list[str], SET_HELP),
+    **{_WORDS.get(name, name): option for group in GROUPS for name, option in offered(group).items()},
+}
+"""Type and help of each option, in the order of `--help`."""
 DEFAULTS = {"device": "auto"}
 
 

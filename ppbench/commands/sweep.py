@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppbench.base.errors import UsageError, shown
-from ppbench.commands.evaluate import TF32_HELP
+from ppbench.commands.evaluate import OPTIONS
 
 SuiteArgument = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
 Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
@@ -26,13 +26,10 @@ Place = Annotated[
     str | None, typer.Option(help="Where the suite's data are here, as parquet:FOLDER; checked by content.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
-Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=TF32_HELP)]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=OPTIONS["tf32"][1])]
 WeightsOption = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
-SWEEP_ISOLATE_HELP = (
-    "Run other packages' attacks in processes of their own, kept from files, network and truth as far as this system "
-    "can, on victims that a secret in OUT/salt takes part in drawing; by default where a suite has any."
-)
+SWEEP_ISOLATE_HELP = OPTIONS["isolate"][1].removesuffix(".") + "; by default where a suite has any."
 Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=SWEEP_ISOLATE_HELP)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be computed, and compute nothing.")]
 

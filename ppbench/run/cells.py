@@ -13,8 +13,8 @@ from ppbench.questions.base import question_of
 from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatInfo
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
-from ppbench.run.config import Stage
 from ppbench.run.experiment import Experiment, threats_of
+from ppbench.run.options import Stage
 
 RECORDS_BATCH = 1
 

@@ -11,105 +11,36 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
-from ppbench.federation.bounds import LARGEST_COUNT, SMALLEST_POSITIVE
+from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.federation.contract import Defense
-from ppbench.federation.threats import HONEST_SERVER, threat_model
-from ppbench.nets.net import LossName
+from ppbench.federation.threats import threat_model
 from ppbench.records.schema import Scalar, Strict
+from ppbench.run.options import DefenseOptions, FederationOptions, QuestionOptions, RunOptions, TaskOptions
 from ppbench.task.dataset import default_root
 
-Stage = Literal["init", "iterate", "final", "audit"]
 DefenseName = Annotated[str, AfterValidator(canonical)]
 """A defense as records name it: a framework's own name for what ships with it becomes ours, so that cells are equal."""
-FLOAT32 = 1e38
-"""The largest learning rate: training that diverges is a result, a rate that float32 cannot hold is none."""
-MAX_LIST = 1000
-"""Values that a list may have: of a control parameter, of sizes of batches, of rounds."""
 
 
-class EvaluateConfig(Strict):
+class EvaluateConfig(RunOptions, QuestionOptions, FederationOptions, TaskOptions, DefenseOptions, Strict):
     """One evaluation, the options of `ppbench evaluate` and `ppbench.evaluate`; names are those of `ppbench list`.
 
+    Most options are declared in `run.options`, with their help. What the command line does not offer under a name:
+
     Attributes:
-        dataset: NAME or NAME:ARGUMENT; in it and in `model_options` `configure` puts the folder of downloads in place
-            of "{data}".
-        attacks: names, or "quick" (few, and only where they can show something), "standard" or "all", of the attacks
-            that apply to the defense.
-        grid: "quick" or "paper" (the defense's own grids), or values of its control parameter.
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
-        train: training examples that the clients share, drawn by seed; None for all. Few are easily memorized.
-        public: share of the training part that is set apart first: no client holds it, every adversary may use it.
-        schedule: "round_robin" (the SPN paper's for DLNet) or "parallel". loss: see `nets.net`.
-        upload: "delta" (FedAvg: local epochs, then start minus end) or "gradient" (FedSGD: one batch a client a round).
-        optimizer to decay: of who steps: every client ("delta") or the server ("gradient"); the rate is multiplied by
-            `decay` at the rounds `decay_at`.
-        partition: "iid", "imbalanced", "dirichlet:ALPHA", or "domains" (groups of clients hold one domain each).
-        victims: victim images a cell, rounded up to whole batches; batches: at least so many of them, however large;
-            candidates: members and non-members of each kind. victims_from: examples of each client to pass over first
-            (`adversary.victims.choose_victims`); None: all evaluations of a task have the same victims.
-        tuning: images of the test part on which an attack's settings are tried, before it is run on the victims; or 0.
-        budget: gradient evaluations a victim, for every attack that searches; None: each attack's own.
-        references: reference runs of an audit, to learn from. canaries: of each family, a coin decides on membership.
-        canary_clients: clients of an audit whose gradients are random directions (`audit_canary_clients`).
-        probe: what a probed client does with the victim's batch for `probe_rounds` rounds, all seen by the adversary:
-            uploads one "gradient" of it, or its "local" part of a round.
-        stages: "init" (random weights), "final" (the delivered model), "iterate" (what clients train on in the next
-            round; asked about records only) and "audit" (trainings of their own, with canaries).
-        threats: threat models of reconstruction, label and tracing attacks.
-        weights: AlexNet's convolutions for LPIPS and feature errors; None: `PPBENCH_WEIGHTS`, or
-            torchvision's cache, else these are null. device: as torch names it. tf32: whether a GPU may compute with
-            TF32 (`base.device`): faster, with factors of products rounded to ten bits.
-        isolate: whether other packages' attacks run in processes of their own (`adversary.isolation`).
+        victims_from: examples of each client to pass over before victims are drawn (`adversary.victims`); None: all
+            evaluations of a task have the same victims.
+        backend: how clients compute, one after another or mapped.
         salt: a secret in hex that takes part in all draws, so that nobody else can repeat them; where `isolate` is on
             and none is given, the folder of results has one.
         suite, suite_digest: the suite with its version, and the digest of what its cells share.
     """
 
     defense: DefenseName
-    dataset: str = "digits"
-    model: str = "dlnet"
-    model_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    attacks: tuple[str, ...] = ("standard",)
-    grid: Literal["quick", "paper"] | Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)] = "quick"
     settings: dict[str, Scalar] = Field(default_factory=dict)
-    train: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
-    public: float = Field(default=0.0, ge=0, lt=1)
-    clients: int = Field(default=10, ge=1, le=100_000)
-    rounds: int = Field(default=40, ge=1, le=1_000_000)
-    local_epochs: int = Field(default=1, ge=1, le=10_000)
-    batch_size: int = Field(default=32, ge=1, le=LARGEST_COUNT)
-    schedule: Literal["round_robin", "parallel"] = "round_robin"
-    loss: LossName = "cross_entropy"
-    upload: Literal["delta", "gradient"] = "delta"
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = Field(default=5e-3, ge=SMALLEST_POSITIVE, le=FLOAT32)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    beta2: float = Field(default=0.999, gt=0, lt=1)
-    decay_at: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(default=(20, 32), max_length=MAX_LIST)
-    decay: float = Field(default=0.5, gt=0, le=1)
-    partition: str = "iid"
-    attack_batch: tuple[Annotated[int, Field(gt=0, le=100_000)], ...] = Field(
-        default=(1, 8), min_length=1, max_length=MAX_LIST
-    )
-    probe: Literal["gradient", "local"] = "gradient"
-    probe_rounds: int = Field(default=1, ge=1, le=100)
-    victims: int = Field(default=20, ge=1, le=LARGEST_COUNT)
-    batches: int = Field(default=0, ge=0, le=100_000)
     victims_from: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
-    candidates: int = Field(default=200, ge=4, le=LARGEST_COUNT)
-    tuning: int = Field(default=4, ge=0, le=100_000)
-    budget: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
-    references: int = Field(default=0, ge=0, le=10_000)
-    canaries: int = Field(default=80, ge=0, le=LARGEST_COUNT)
-    canary_clients: int = Field(default=0, ge=0, le=10_000)
-    stages: tuple[Stage, ...] = Field(default=("init", "iterate", "final"), min_length=1)
-    threats: tuple[str, ...] = Field(default=(HONEST_SERVER.name,), min_length=1)
-    weights: str | None = None
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    device: str = "cpu"
-    tf32: bool = False
     backend: Literal["auto", "loop", "vmap"] = "auto"
-    isolate: bool = False
     salt: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     suite: str = "evaluate/1"
     suite_digest: str = ""

@@ -26,6 +26,7 @@ from ppbench.nets.model_object import held_network
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import make_attack, make_defense
+from ppbench.run.options import FederationOptions, names_of
 from ppbench.run.task import check_clients, plan_on
 from ppbench.run.user_inputs import (
     Shard,
@@ -39,8 +40,8 @@ from ppbench.run.user_inputs import (
 )
 
 TRAINING = (
-    *("loss", "upload", "local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2"),
-    *("decay_at", "decay", "seed", "device", "tf32", "backend"),
+    *("loss", *(name for name in names_of(FederationOptions) if name != "rounds")),
+    *("seed", "device", "tf32", "backend"),
 )
 """Options of an evaluation that concern the clients' training."""
 

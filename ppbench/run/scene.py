@@ -16,8 +16,8 @@ from ppbench.metrics.modality import modality_from
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
-from ppbench.run.config import Stage
 from ppbench.run.experiment import Experiment
+from ppbench.run.options import Stage
 from ppbench.run.train import TrainingResult, federation, train
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError
 
 from ppbench.adversary.isolation import IsolatedAttack
 from ppbench.base.errors import UsageError, shown, unknown
@@ -27,31 +27,26 @@ from ppbench.base.registry import plugins
 from ppbench.base.suite_files import shipped
 from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
-from ppbench.run.config import MAX_LIST, DefenseName, EvaluateConfig, configure
+from ppbench.run.config import DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve
+from ppbench.run.options import MAX_LIST, FederationOptions, QuestionOptions, TaskOptions
 
 SUITE_SCHEMA = "ppbench.run.suite/1"
 Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)]
 MasterSeed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
-def _section(name: str, *fields: str) -> type[BaseModel]:
-    """Return a model of some fields of `EvaluateConfig`, with its checks, none of them required."""
-    every = EvaluateConfig.model_fields
-    return create_model(name, __base__=Strict, **{f: (every[f].annotation, every[f]) for f in fields})  # type: ignore[call-overload, no-any-return]
+class TaskPart(TaskOptions, Strict):
+    """A section [task]."""
 
 
-TaskPart = _section("TaskPart", "dataset", "model", "model_options", "loss", "train", "public", "partition", "clients")
-FederationPart = _section(
-    "FederationPart",
-    *("rounds", "local_epochs", "batch_size", "schedule", "upload"),
-    *("optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
-)
-QuestionsPart = _section(
-    "QuestionsPart",
-    *("attacks", "attack_batch", "probe", "probe_rounds", "victims", "batches", "candidates", "tuning", "budget"),
-    *("references", "canaries", "stages", "threats"),
-)
+class FederationPart(FederationOptions, Strict):
+    """A section [federation]."""
+
+
+class QuestionsPart(QuestionOptions, Strict):
+    """A section [questions]."""
+
 
 SECTIONS: dict[str, type[BaseModel]] = {"task": TaskPart, "federation": FederationPart, "questions": QuestionsPart}
 
@@ -59,9 +54,9 @@ SECTIONS: dict[str, type[BaseModel]] = {"task": TaskPart, "federation": Federati
 class SuiteParts(Strict):
     """The sections that a suite, its presets and its defenses may each have."""
 
-    task: TaskPart = Field(default_factory=TaskPart)  # type: ignore[valid-type]
-    federation: FederationPart = Field(default_factory=FederationPart)  # type: ignore[valid-type]
-    questions: QuestionsPart = Field(default_factory=QuestionsPart)  # type: ignore[valid-type]
+    task: TaskPart = TaskPart()
+    federation: FederationPart = FederationPart()
+    questions: QuestionsPart = QuestionsPart()
 
     def options(self) -> dict[str, Any]:
         """Return the fields of `EvaluateConfig` that are set here."""

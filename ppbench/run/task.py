@@ -25,14 +25,12 @@ from ppbench.records.run_files import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
+from ppbench.run.options import FederationOptions, TaskOptions, names_of
 from ppbench.task.dataset import Dataset
 from ppbench.task.partition import partition
 from ppbench.task.user_data import open_dataset, plugins_of
 
-TASK_FIELDS = (
-    *("dataset", "model", "model_options", "train", "public", "clients", "partition", "loss", "upload", "seed", "salt"),
-    *("local_epochs", "batch_size", "schedule", "optimizer", "lr", "momentum", "beta2", "decay_at", "decay"),
-)
+TASK_FIELDS = ({*names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}) | {"seed", "salt"}
 """Fields of an evaluation that determine its task, and with it who is a victim."""
 
 
