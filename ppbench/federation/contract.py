@@ -190,6 +190,7 @@ class Defense:
         kin: the defense whose attacks also apply to this one, through `noise` and `clipping`; "" for none.
         sends: what clients send, an "update" or "weights"; with "weights" a probe is one local step.
         mappable: whether `compute` may run under vmap over clients; False if it draws.
+        everybody: whether every client must take part in every round: masks or noise cancel only in the sum of all.
     """
 
     name: ClassVar[str]
@@ -205,11 +206,15 @@ class Defense:
     kin: ClassVar[str] = ""
     sends: ClassVar[Literal["update", "weights"]] = "update"
     mappable: ClassVar[bool] = True
+    everybody: ClassVar[bool] = False
 
     # -- public checks -------------------------------------------------------------------------------------------
     def check(self, plan: Plan) -> None:
         """Raise UsageError, before anything runs, for a parameter out of bounds or a plan that does not fit."""
         self.check_bounds()
+        if plan.sample and self.everybody:
+            needs = f"Defense {self.name!r} needs all clients in every round, not {plan.sample} of {plan.clients}"
+            raise UsageError(f"{needs}; leave out --sample.")
 
     def check_bounds(self) -> None:
         """Raise UsageError for a parameter out of the bounds in its annotation; needs no plan."""

@@ -110,9 +110,8 @@ class Federation:
             began = time.perf_counter()
             parties = Parties(self.parties.server, list(self.parties.clients))
             drive = self.drive(self.plan, self.session, -1, self.round + 1, self.wire, parties, self.shards)
-            cohort = range(self.plan.clients)
             try:
-                yield from drive.working(drive.begin(cohort))
+                yield from drive.working(drive.begin(self.cohort(self.round + 1)))
             except Overflow:
                 return False
             self.parties = parties
@@ -124,6 +123,13 @@ class Federation:
             if after is not None:
                 after(self.round)
         return True
+
+    def cohort(self, round_: int) -> Sequence[int]:
+        """Return the clients that take part in a round, in order: all, or `Plan.sample` that are drawn at random."""
+        if not self.plan.sample:
+            return range(self.plan.clients)
+        drawn = torch.randperm(self.plan.clients, generator=self.seeds.generator("cohort", round_))
+        return sorted(drawn[: self.plan.sample].tolist())
 
     @_computing
     def deliver(self) -> Tree:
@@ -205,7 +211,7 @@ class Federation:
         """Return the transcript of a fork of the next round, on the clients' own data; no real state changes."""
         wire, parties = Wire(keep=True), Parties(self.parties.server, list(self.parties.clients))
         drive = self.drive(self.plan, session_of(-1), -1, self.round + 1, wire, parties, self.shards)
-        drive.run(drive.begin(range(self.plan.clients)))
+        drive.run(drive.begin(self.cohort(self.round + 1)))
         return Transcript(self.plan, self.defense, tuple(wire.mail), tuple(drive.states))
 
     def release(self) -> Transcript:

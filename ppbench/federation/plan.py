@@ -164,7 +164,7 @@ class Columns:
 class Plan:
     """Everything public about a federation.
 
-    server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
+    sample: clients drawn at random in each round, 0 for all. server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
     columns: of table rows; None for other inputs, or if the encoding is unknown.
     """
@@ -177,6 +177,7 @@ class Plan:
     schedule: Literal["parallel", "round_robin"] = "parallel"
     data_range: tuple[float, float] = (0.0, 1.0)
     columns: Columns | None = None
+    sample: int = 0
 
     @property
     def net(self) -> Net:

@@ -320,6 +320,7 @@ class PairedDefense(Defense):
     """A defense whose clients share keys with one another (if `paired`), as `Keys` in the client's state."""
 
     fewest: ClassVar[int] = 2  # clients that hide one another
+    everybody: ClassVar[bool] = True
 
     @property
     def paired(self) -> bool:

@@ -76,6 +76,7 @@ class FlowerDefense(Defense):
 
     sends: ClassVar[Literal["weights"]] = "weights"
     mappable: ClassVar[bool] = False
+    everybody: ClassVar[bool] = True  # a strategy chooses clients itself
     setting: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         preset: {"optimizer": "sgd", "lr": 0.1, "decay_at": (), "schedule": "parallel"} for preset in ("quick", "paper")
     }

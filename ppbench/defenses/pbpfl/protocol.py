@@ -74,6 +74,7 @@ class PBPFL(Perturbation):
     head_bias: Literal["masked", "clear"] = "masked"
 
     name: ClassVar[str] = "pbpfl"
+    everybody: ClassVar[bool] = False
     control: ClassVar[str] = "kappa"
     grids: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "quick": (1.0, 10.0, 100.0),
@@ -150,6 +151,7 @@ class PBPFLExt(PBPFL):
     fraction_bits: Bits = 48
 
     name: ClassVar[str] = "pbpfl_ext"
+    everybody: ClassVar[bool] = True
     epsilon_reason: ClassVar[str] = "there is no noise; the server recovers the exact mean gradient of the cohort"
 
     @property
