@@ -52,8 +52,8 @@ def test_names_are_the_format_of_files_and_objects_what_the_program_asks():
     assert ACTIVE_SYBILS.short == "server-active"
     with pytest.raises(UsageError, match=r"There is no threat model named 'servr/1'; did you mean 'server/1'"):
         threat_model("servr/1")
-    stranger = recorded_threat("jury/3")
-    assert (str(stranger), stranger.sees_uploads, stranger.client) == ("jury/3", False, None)
+    unknown = recorded_threat("jury/3")
+    assert (str(unknown), unknown.sees_uploads, unknown.client) == ("jury/3", False, None)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ppbench.adversary.attack import Attack, Challenge, attack_answer_faults, re
 from ppbench.base import tree
 from ppbench.base.device import computing
 from ppbench.base.errors import PluginError, UsageError
-from ppbench.base.fence import guard, made, refuse
+from ppbench.base.fence import check_answers, guard, made
 from ppbench.base.registry import plugins
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
@@ -142,13 +142,12 @@ def _settle() -> None:
 
 def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
     """Return the reply to `call` with input in `home`; tensors are written to `out`. UsageError: an unusable input."""
-    attack = made("attacks", Attack, call.attack, call.parameters)
-    attack.check()
+    attack = made("attacks", Attack, call.attack, call.parameters, lambda made: made.check())
     if call.hook == "describe":
         return Reply(facts=_facts(attack))
     if call.hook == "suits":
         plan = TypeAdapter(Plan).validate_json((home / "plan.json").read_bytes())
-        refuse("attacks", attack.name, attack_answer_faults(attack, plan, ()))
+        check_answers("attacks", attack.name, lambda: attack_answer_faults(attack, plan, ()))
         return Reply(suits=attack.suits(plan))
     if call.hook == "check_held":
         attack.check_held(dict(tree.load(home / "held.safetensors")))
@@ -185,7 +184,7 @@ def _before(home: Path, device: str) -> Before:
 def _facts(attack: Attack) -> AttackFacts:
     # Not inherited, as in `run.experiment`: a subclass of an attack that is not quick may be quick.
     quick = type(attack).__dict__.get("quick", True)
-    refuse("attacks", attack.name, static_answer_faults(attack, plugins("defenses")))
+    check_answers("attacks", attack.name, lambda: static_answer_faults(attack, plugins("defenses")))
     return AttackFacts(
         **{name: getattr(attack, name) for name in ("version", "kind", "threats", "adaptive", "targets", "probes")},
         **{name: getattr(attack, name) for name in ("standard", "contains", "audit", "reads_alone", "reference")},
