@@ -209,12 +209,16 @@ def unknown_record(request, fabricate):
     return record.model_copy(update={"cell_id": record.config.cell_id()})
 
 
-def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_no_board(unknown_record, fabricate, tmp_path):
+def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_no_board(
+    unknown_record, fabricate, tmp_path
+):
     records, store = [unknown_record, fabricate("none", None, "label_recovery", "label", stage="init")], Store(tmp_path)
     for record in records:
         store.save(record)
     (again,) = [record for record in store.load_all() if record.cell_id == unknown_record.cell_id]
-    assert canonical_json(again) == canonical_json(unknown_record) and all(isinstance(v, OtherScore) for v in again.victims)
+    assert canonical_json(again) == canonical_json(unknown_record) and all(
+        isinstance(v, OtherScore) for v in again.victims
+    )
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
     assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
     assert [b.setting.kind for b in boards_of(records, no_claims)] == ["reconstruction"]
