@@ -72,16 +72,22 @@ def site(tmp_path_factory):
         cache.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def helper(site):
-    """One process for many questions, so that torch is loaded once; what walls do is asked of real ones below."""
-    way = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
+@contextlib.contextmanager
+def process_for_many_calls():
+    """Yield what has one process answer all calls, so that torch is loaded once; real ones are behind walls, below."""
+    way = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with Popen([sys.executable, "-c", HELPER], stdin=PIPE, stdout=PIPE, text=True, env=way) as worker:
 
         def ask(target, words, read, work, seconds, device):
             print(*words, file=worker.stdin, flush=True)
             return int(worker.stdout.readline())
 
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def helper(site):
+    with process_for_many_calls() as ask:
         yield ask
 
 

@@ -17,7 +17,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.fence import check_answers, guard, made, third_party
 from ppbench.base.registry import admit, load, load_all, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.threats import HONEST_SERVER, ThreatModel, threat_model
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel, recorded_threat, threat_model
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Control, DataInfo, DefenseInfo, FederationInfo, ModelInfo, Scalar
 from ppbench.records.sources import code_of
@@ -178,7 +178,7 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
     """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
     known = getattr(factory, "threats", ())
-    acting = any(threat.acts and threat.among(known) for threat in map(threat_model, config.threats))
+    acting = any(threat.acts and threat.among(known) for threat in map(recorded_threat, config.threats))
     if "all" in config.attacks or audited or acting:
         return True
     # Not inherited: a subclass of an attack that is left out need not be left out.
@@ -285,7 +285,10 @@ class Experiment:
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     admit(config.defense)
-    return Experiment(config, tuple(points(config)), tuple(select_attacks(config)))
+    grid, attacks = points(config), select_attacks(config)
+    for threat in config.threats:  # an attack's module may have registered it
+        threat_model(threat)
+    return Experiment(config, tuple(grid), tuple(attacks))
 
 
 @cache
