@@ -55,8 +55,8 @@ CACHES = (registry.plugins, entries._unreadable, confine._python, isolated_attac
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory):
-    """Install the strangers for this process; what they tell of themselves is kept in a cache of this module's."""
-    folder = thief.write(tmp_path_factory.mktemp("strangers") / "site")
+    """Install third-party attacks for this process; what they declare is kept in a cache of this module."""
+    folder = thief.write(tmp_path_factory.mktemp("third-party") / "site")
     before, cached = sys.path[:], os.environ.get("PPBENCH_CACHE")
     sys.path.insert(0, str(folder))
     os.environ["PPBENCH_CACHE"] = str(folder.parent / "cache")
@@ -72,16 +72,22 @@ def site(tmp_path_factory):
         cache.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def helper(site):
-    """One process for many questions, so that torch is loaded once; what walls do is asked of real ones below."""
-    way = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
+@contextlib.contextmanager
+def process_for_many_calls():
+    """Yield what has one process answer all calls, so that torch is loaded once; real ones are behind walls, below."""
+    way = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with Popen([sys.executable, "-c", HELPER], stdin=PIPE, stdout=PIPE, text=True, env=way) as worker:
 
         def ask(target, words, read, work, seconds, device):
             print(*words, file=worker.stdin, flush=True)
             return int(worker.stdout.readline())
 
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def helper(site):
+    with process_for_many_calls() as ask:
         yield ask
 
 
@@ -351,7 +357,7 @@ def test_an_evaluation_apart_says_so_keeps_a_secret_and_goes_on(quick, tmp_path)
     assert any("drawn with a secret" in outcome for outcome in examine(out, further=recheck).unchecked)
 
 
-def test_a_suite_runs_strangers_apart_unless_told_otherwise(quick, tmp_path):
+def test_a_suite_runs_third_party_attacks_apart_unless_told_otherwise(quick, tmp_path):
     suite = tmp_path / "s.toml"
     suite.write_text(
         'schema = "ppbench.run.suite/1"\nid = "s"\nversion = 1\ntitle = "t"\n[task]\ndataset = "digits"\n'

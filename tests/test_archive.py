@@ -1,4 +1,4 @@
-"""Results in one file: equal bytes there and back, and nothing that a stranger's file could do."""
+"""Results in one file: equal bytes there and back, and nothing that somebody else's file could do."""
 
 import hashlib
 import importlib

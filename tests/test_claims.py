@@ -337,8 +337,8 @@ def test_a_cap_needs_accuracies_and_a_papers_grid_of_two_values_which_every_clai
     bare = [fabricate("pbpfl", k, "dlg", "reconstruction", 8.0, accuracy=None, mse=0.1) for k in (1.0, 10.0)]
     reason = "2 of 5 values of the paper's grid were run; 2 of 2 settings have no accuracy or no distance"
     assert judged(CAP, [*on_grid(fabricate, {}), *bare]) == f"inconclusive : {reason}"
-    strange = [fabricate("stranger", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
-    (verdict,) = check_claims({"stranger": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
+    strange = [fabricate("other", k, "dlg", "reconstruction", 8.0) for k in (1.0, 10.0)]
+    (verdict,) = check_claims({"other": [CAP]}, [*on_grid(fabricate, {}), *strange], [])
     assert (verdict.finding.verdict, verdict.finding.reason) == ("inconclusive", "the paper's grid is not known")
     claiming = [f for n, f in load_all("defenses").items() if any(c.metric.startswith("cap_") for c in claims_of(n))]
     assert {f.name: len(set(f.grids["paper"])) for f in claiming} == {"dp": 5, "ppdl": 5, "spn": 8}

@@ -176,8 +176,8 @@ def test_who_reads_sums_is_asked_about_whole_cohorts_and_both_are_compared_on_th
     finding = judge(claim, records).finding
     assert finding.verdict == "holds" and finding.reason.endswith("on the 24 that both share"), finding
     others = [v.model_copy(update={"probe": v.probe + 100}) for v in records[-1].victims]
-    strangers = judge(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
-    assert strangers.verdict == "inconclusive" and "different victims" in strangers.reason, strangers
+    mixed = judge(claim, [*records[:-1], records[-1].model_copy(update={"victims": others})]).finding
+    assert mixed.verdict == "inconclusive" and "different victims" in mixed.reason, mixed
 
 
 def test_a_variant_that_was_timed_for_other_numbers_of_clients_alone_leaves_it_open(fabricate):

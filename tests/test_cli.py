@@ -123,18 +123,18 @@ def test_claims_of_several_folders_are_the_same_file_twice(fabricate, tmp_path, 
     assert code == 2 and out == "" and "There is no folder" in err
 
 
-def test_a_strangers_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ours(monkeypatch):
+def test_a_third_partys_broken_plugin_is_named_takes_nothing_down_and_no_name_of_ours(monkeypatch):
     real = metadata.entry_points
     places = {"bad": "no_such_package_xyz:Attack", "dlg": "os:getcwd"}
     entries = [metadata.EntryPoint(name, place, "ppbench.attacks") for name, place in places.items()]
     for entry in entries:
-        vars(entry).update(dist=SimpleNamespace(name="stranger"))
+        vars(entry).update(dist=SimpleNamespace(name="other"))
     more = {"ppbench.attacks": entries}
     monkeypatch.setattr(metadata, "entry_points", lambda group: [*real(group=group), *more.get(group, ())])
     monkeypatch.setattr(registry, "plugins", cache(registry.plugins.__wrapped__))
-    with pytest.warns(UserWarning, match="'dlg' is provided by .*stranger"):
+    with pytest.warns(UserWarning, match="'dlg' is provided by .*other"):
         assert registry.plugins("attacks")["dlg"].distribution == registry.DISTRIBUTION
-    with pytest.warns(UserWarning, match=r"'bad'.*'stranger'.*no_such_package_xyz"):
+    with pytest.warns(UserWarning, match=r"'bad'.*'other'.*no_such_package_xyz"):
         loaded = registry.load_all("attacks")
     assert "bad" not in loaded and "dlg" in loaded
     with pytest.raises(UsageError, match="repair or uninstall"):

@@ -149,6 +149,7 @@ CHANGED = {
     "suite ": lambda r: configured(r, suite="evaluate/2"),
     "data.sha256": lambda r: configured(r, "data", sha256="1" * 64),
     "model.id": lambda r: configured(r, "model", id="lenet"),
+    "federation.tf32": lambda r: configured(r, "federation", device="cuda:0", tf32=True),
     "federation.rounds": lambda r: configured(r, "federation", rounds=30),
     "asked": lambda r: r.model_copy(update={"asked": "other"}),
     "asked is absent in NEW": lambda r: r.model_copy(update={"asked": None}),
@@ -162,6 +163,17 @@ def test_what_differs_makes_a_row_incomparable_and_is_named(cell, versus, key):
     comparison = versus([cell()], [CHANGED[key](cell())])
     row = next(row for row in comparison.rows if row.where.defense == "dp")
     assert comparison.exit_code == 3 and row.status == "incomparable" and key in row.note, row.note
+
+
+def test_another_device_is_a_note_and_tf32_that_is_absent_is_false(cell, controls, tmp_path):
+    sides = [*controls, cell()], [configured(r, "federation", device="cuda:0", tf32=False) for r in (*controls, cell())]
+    for base, new, words in ((*sides, "on cpu, NEW on cuda:0"), (*reversed(sides), "on cuda:0, NEW on cpu")):
+        comparison = compare(written(tmp_path / words / "base", *base), written(tmp_path / words / "new", *new))
+        assert comparison.exit_code == 0 and not comparison.of("incomparable", "missing", "new")
+        assert [words in note for note in comparison.notes] == [True]
+    both = join(sides[0], [*sides[0], *sides[1]])  # an equal device goes first, and no row is lost
+    assert all(a is b for pair in both.pairs for a, b in zip(pair.base, pair.new, strict=True))
+    assert [row.status for row in both.left] == ["new"] * 3
 
 
 def test_the_version_of_a_defense_may_differ_but_not_within_a_folder(cell, versus):

@@ -1,4 +1,4 @@
-"""What pip is told: it must never fetch the stranger's package that has our import name, and knows us by another."""
+"""What pip is told: it must never fetch the other package that has our import name, and knows us by another."""
 
 import importlib
 import os
@@ -233,14 +233,14 @@ def installed(monkeypatch):
 def test_an_installation_under_the_former_name_that_stayed_behind_counts_for_nothing(installed, turned):
     """Whoever installed the program before it was renamed has both: pip replaces only what has the same name."""
     both = {"ppbench_fl": {"a": "new:A", "b": "same:B"}, "ppbench": {"a": "old:A", "b": "same:B", "gone": "old:Gone"}}
-    result = installed(**dict(reversed(both.items())) if turned else both, stranger={"own": "own:Own"})
+    result = installed(**dict(reversed(both.items())) if turned else both, other={"own": "own:Own"})
     ours = {"a": ("new:A", "ppbench-fl", True), "b": ("same:B", "ppbench-fl", True)}
-    assert result == {**ours, "own": ("own:Own", "stranger", False)}
+    assert result == {**ours, "own": ("own:Own", "other", False)}
 
 
 def test_a_checkout_that_was_updated_and_not_installed_anew_still_has_its_plugins(installed):
-    result = installed(ppbench={"a": "here:A"}, stranger={"b": "there:B"})
-    assert result == {"a": ("here:A", "ppbench-fl", True), "b": ("there:B", "stranger", False)}
+    result = installed(ppbench={"a": "here:A"}, other={"b": "there:B"})
+    assert result == {"a": ("here:A", "ppbench-fl", True), "b": ("there:B", "other", False)}
 
 
 # -- what the package index and those who cite are told ---------------------------------------------------------------

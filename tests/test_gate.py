@@ -192,15 +192,15 @@ def test_a_result_is_never_kept_under_anothers_name(old, new, right, tmp_path):
     assert right in str(refused.value) and "'bad_package_0'" in str(refused.value) and "'bad_0'" in str(refused.value)
 
 
-def test_a_sound_plugin_is_admitted_and_a_control_of_a_stranger_is_not(tmp_path):
+def test_a_sound_plugin_is_admitted_and_a_control_of_a_third_party_is_not(tmp_path):
     with site(tmp_path, [package(GOOD)]):
-        assert registry.load("defenses", "bad_0").name == "bad_0" and blame.stranger("defenses", "bad_0")
+        assert registry.load("defenses", "bad_0").name == "bad_0" and blame.third_party("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
-    stranger = registry.Plugin("defenses", "none", entry.value, "x", entry)
-    assert next(registry._faults(stranger, object)).startswith("has a name with another meaning")
+    foreign = registry.Plugin("defenses", "none", entry.value, "x", entry)
+    assert next(registry._faults(foreign, object)).startswith("has a name with another meaning")
 
 
-def test_the_code_of_a_strangers_plugin_is_in_the_names_of_its_cells_and_trainings(tmp_path):
+def test_the_code_of_a_third_partys_plugin_is_in_the_names_of_its_cells_and_trainings(tmp_path):
     from ppbench.report.compare.join import where_of
     from ppbench.report.frame import key_of
     from ppbench.run.train import home_of

@@ -290,7 +290,7 @@ def test_code_at_an_address_is_not_imported_unless_one_says_so(what, published, 
         load_transcript(there, trust=True)
 
 
-def test_markup_of_a_stranger_is_shown_and_not_obeyed(published, truth, tmp_path):
+def test_markup_of_somebody_else_is_shown_and_not_obeyed(published, truth, tmp_path):
     frozen, nasty = published.frozen(HARD), "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
     guesses = answered(
         tmp_path, frozen.about.id, published.images(HARD), reference=nasty, auxiliary=nasty, licence=nasty

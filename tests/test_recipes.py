@@ -50,7 +50,7 @@ MODEL_VALUES = """        class_error=None if accuracy is None else 1 - accuracy
         class_error_low=interval and 1 - interval.high,
         class_error_high=interval and 1 - interval.low,
 """
-CHART = '''"""A chart of a stranger."""
+CHART = '''"""A chart of a third party."""
 
 from dataclasses import dataclass
 

@@ -198,10 +198,10 @@ def test_a_question_says_all_that_is_shown_of_it(name, fabricate):
     assert question.board in ("", "reconstruction") and question.title
 
 
-@pytest.fixture
-def stranger(fabricate):
+@pytest.fixture(params=["none", "full_noise"])
+def unknown_record(request, fabricate):
     """Return a record of a question that nobody here has, as it lies on disk."""
-    data = json.loads(canonical_json(fabricate("none", None, "value_search", "label", stage="init")))
+    data = json.loads(canonical_json(fabricate(request.param, None, "value_search", "label", stage="init")))
     data["config"]["attack"]["kind"] = "attribute"
     data["victims"] = [{"kind": "attribute", "index": i, "value": 0.5, "more": [1, {"a": None}]} for i in range(3)]
     data["metrics"] = [{**data["metrics"][0], "name": "attribute_accuracy"}]
@@ -209,12 +209,16 @@ def stranger(fabricate):
     return record.model_copy(update={"cell_id": record.config.cell_id()})
 
 
-def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_no_board(stranger, fabricate, tmp_path):
-    records, store = [stranger, fabricate("none", None, "label_recovery", "label", stage="init")], Store(tmp_path)
+def test_scores_of_a_missing_question_are_kept_as_they_are_named_as_such_and_on_no_board(
+    unknown_record, fabricate, tmp_path
+):
+    records, store = [unknown_record, fabricate("none", None, "label_recovery", "label", stage="init")], Store(tmp_path)
     for record in records:
         store.save(record)
-    (again,) = [record for record in store.load_all() if record.cell_id == stranger.cell_id]
-    assert canonical_json(again) == canonical_json(stranger) and all(isinstance(v, OtherScore) for v in again.victims)
+    (again,) = [record for record in store.load_all() if record.cell_id == unknown_record.cell_id]
+    assert canonical_json(again) == canonical_json(unknown_record) and all(
+        isinstance(v, OtherScore) for v in again.victims
+    )
     assert again.victims[0].model_dump()["more"] == [1, {"a": None}]
     assert isinstance(question_for(again), MissingQuestion) and "attribute" in question_for(again).title
     assert [b.setting.kind for b in boards_of(records, no_claims)] == ["reconstruction"]

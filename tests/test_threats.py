@@ -1,10 +1,15 @@
 """Threat models: facts decide on views, victims and reports; a new one is one instance, and no other line changes."""
 
 import json
+import sys
 
 import pytest
+import thief
 import torch
+from broken_plugins import Broken
 from protocols import started
+from test_apart import process_for_many_calls
+from test_gate import TINY, site
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_candidates, choose_victims
@@ -28,6 +33,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import net_spec
 from ppbench.records.store import Store
+from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.verification import verify
 
@@ -41,6 +47,43 @@ def pair():
     del THREATS["clients/1"]
 
 
+JURY = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from ppbench.api import Attack, Guess, ThreatModel, register
+
+register(ThreatModel("jury/1", "two curious clients", clients=(0, 1)))
+
+@dataclass(frozen=True)
+class My(Attack):
+    name: ClassVar[str] = "{name}"
+    kind: ClassVar[str] = "label"
+    threats: ClassVar[tuple[str, ...]] = ("clients/1", "jury/1")
+    def run(self, view, challenges, generator):
+        assert view.threat.clients == (0, 1)
+        return [Guess(y=torch.zeros(len(c.unit) * c.batch, dtype=torch.int64)) for c in challenges]
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_registered_threat_model_reaches_an_isolated_attack_and_one_of_its_own_comes_back(
+    isolate, pair, tmp_path, monkeypatch
+):
+    """One that this process registered, and one that the attack's module did."""
+    monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path / "cache"))
+    one = Broken(970 + isolate, "threats", "attacks", JURY)
+    (tmp_path / "site").mkdir()
+    with site(tmp_path / "site", [one]), process_for_many_calls() as ask, thief.answered_by(ask):
+        options = {**TINY, "defense": "none", "attacks": (one.name,), "threats": ("clients/1", "jury/1"), "clients": 3}
+        result = evaluate(configure("quick", **options, isolate=isolate), out=tmp_path / "out", workers=1)
+        assert (one.module in sys.modules) is not isolate
+    del THREATS["jury/1"]
+    cells = [record for record in result.records if record.config.attack.id == one.name]
+    assert {record.config.threat_model.id for record in cells} == {"clients/1", "jury/1"}
+    assert not [record.reason for record in cells if record.status != "complete"]
+
+
 def test_names_are_the_format_of_files_and_objects_what_the_program_asks():
     assert all(threat_model(name) is threat is threat_model(threat) for name, threat in THREATS.items())
     assert [str(threat) for threat in THREATS.values()] == [*THREATS]
@@ -52,8 +95,8 @@ def test_names_are_the_format_of_files_and_objects_what_the_program_asks():
     assert ACTIVE_SYBILS.short == "server-active"
     with pytest.raises(UsageError, match=r"There is no threat model named 'servr/1'; did you mean 'server/1'"):
         threat_model("servr/1")
-    stranger = recorded_threat("jury/3")
-    assert (str(stranger), stranger.sees_uploads, stranger.client) == ("jury/3", False, None)
+    unknown = recorded_threat("jury/3")
+    assert (str(unknown), unknown.sees_uploads, unknown.client) == ("jury/3", False, None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stranger's attack that reaches for the truth in every way that was found, as a package on disk."""
+"""A third party's attack that reaches for the truth in every way that was found, as a package on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ppbench import Attack, Guess
 builtins.stolen_by_import = True
 PATCHED = sys.modules.get("ppbench.questions.reconstruction")
 if PATCHED is not None:
-    PATCHED.patched_by_a_stranger = True
+    PATCHED.patched_by_a_plugin = True
 
 
 def named(word):

@@ -31,7 +31,7 @@ python3 -m venv "$work/venv"
 "$work/venv/bin/python" -c 'import sys; from importlib.metadata import version as v; print("with", *(f"{n} {v(n)}" for n in sys.argv[1:]))' \
   torch torchvision numpy
 mkdir -p "$work/mine/attacks" "$work/mine/defenses"
-echo 'raise ImportError("a stranger'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
+echo 'raise ImportError("another'"'"'s folder must not be imported")' | tee "$work/mine/attacks/__init__.py" > "$work/mine/defenses/__init__.py"
 cd "$work/mine"
 "$work/venv/bin/ppbench" list
 "$work/venv/bin/python" -m ppbench evaluate --defense spn --grid 0.1 --model mlp --rounds 12 --clients 2 --victims 2 --attack-batch 1 \

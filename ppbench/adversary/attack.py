@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.base.declarations import SCALARS, class_faults, contract_faults, field_faults, is_scalar, word_faults
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.fence import refuse, stranger
+from ppbench.base.fence import check_answers
 from ppbench.base.registry import canonical, find, load, plugins
 from ppbench.base.tree import leaves, moved, node
 from ppbench.federation.acting import Before, Sent
@@ -291,10 +291,8 @@ def is_silent(view: View) -> bool:
 
 def check_evidence(attack: Attack, view: View) -> None:
     """Raise PluginError for malformed evidence of a third-party defense or attack, before other code fails on it."""
-    if stranger("defenses", view.defense.name):
-        refuse("defenses", view.defense.name, evidence_faults(view.defense.evidence(view)))
-    if stranger("attacks", attack.name):
-        refuse("attacks", attack.name, evidence_faults(attack.evidence(view)))
+    check_answers("defenses", view.defense.name, lambda: evidence_faults(view.defense.evidence(view)))
+    check_answers("attacks", attack.name, lambda: evidence_faults(attack.evidence(view)))
 
 
 def readable(attack: Attack, view: View, challenges: Sequence[Challenge]) -> bool:

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from ppbench.adversary.attack import Attack, Challenge, attack_answer_faults, reads_anything, static_answer_faults
 from ppbench.base import tree
 from ppbench.base.device import computing
 from ppbench.base.errors import PluginError, UsageError
-from ppbench.base.fence import guard, made, refuse
+from ppbench.base.fence import check_answers, guard, made
 from ppbench.base.registry import plugins
 from ppbench.federation.acting import Before
 from ppbench.federation.plan import Plan
-from ppbench.federation.threats import THREATS
+from ppbench.federation.threats import THREATS, ThreatModel, register
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.records.scores import Scalar, Strict
@@ -48,12 +48,14 @@ class AttackSetting(Strict):
 class AttackFacts(Strict):
     """The declarations of an attack, see `Attack`, with its setting and its `variants`.
 
-    own: whether it has its own `evidence`. holds: whether it has its own `check_held`. knows: the installed defenses
+    defined: the threat models that it names, which its module may have registered. own: whether it has its own
+    `evidence`. holds: whether it has its own `check_held`. knows: the installed defenses
     whose mechanism it knows.
     """
 
     version: Annotated[str, Field(min_length=1, max_length=80)]
     kind: ShortText
+    defined: Annotated[tuple[ThreatModel, ...], Field(max_length=20)] = ()
     threats: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=20)]
     adaptive: bool
     targets: frozenset[ShortText] | None
@@ -80,8 +82,9 @@ class AttackFacts(Strict):
 
     @field_validator("threats")
     @classmethod
-    def _known(cls, threats: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown_threats := [threat for threat in threats if threat not in THREATS]:
+    def _known(cls, threats: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        known = {*THREATS, *(threat.name for threat in info.data.get("defined", ()))}
+        if unknown_threats := [threat for threat in threats if threat not in known]:
             raise ValueError(f"no threat model is called {unknown_threats[0][:40]!r}")
         return threats
 
@@ -89,13 +92,14 @@ class AttackFacts(Strict):
 class HookCall(Strict):
     """A call of a hook of the attack named `attack` with these `parameters`.
 
-    evidence: whether to reply "unread" if the view has no evidence. device, threads: torch's. tf32: whether a GPU may
-    compute in TF32.
+    threats: the registered ones. evidence: whether to reply "unread" if the view has no evidence. device, threads:
+    torch's. tf32: whether a GPU may compute in TF32.
     """
 
     hook: Hook
     attack: str
     parameters: dict[str, Scalar]
+    threats: tuple[ThreatModel, ...] = ()
     evidence: bool = False
     device: str = "cpu"
     threads: int = 1
@@ -123,6 +127,8 @@ def main(ask: str, work: str) -> None:
     _settle()
     home, out = Path(ask), Path(work)
     call = HookCall.model_validate_json((home / "ask.json").read_bytes())
+    for threat in call.threats:
+        register(threat)
     torch.set_num_threads(call.threads)
     try:
         with guard("attacks", call.attack), computing(call.tf32):
@@ -142,13 +148,12 @@ def _settle() -> None:
 
 def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
     """Return the reply to `call` with input in `home`; tensors are written to `out`. UsageError: an unusable input."""
-    attack = made("attacks", Attack, call.attack, call.parameters)
-    attack.check()
+    attack = made("attacks", Attack, call.attack, call.parameters, lambda made: made.check())
     if call.hook == "describe":
         return Reply(facts=_facts(attack))
     if call.hook == "suits":
         plan = TypeAdapter(Plan).validate_json((home / "plan.json").read_bytes())
-        refuse("attacks", attack.name, attack_answer_faults(attack, plan, ()))
+        check_answers("attacks", attack.name, lambda: attack_answer_faults(attack, plan, ()))
         return Reply(suits=attack.suits(plan))
     if call.hook == "check_held":
         attack.check_held(dict(tree.load(home / "held.safetensors")))
@@ -185,11 +190,12 @@ def _before(home: Path, device: str) -> Before:
 def _facts(attack: Attack) -> AttackFacts:
     # Not inherited, as in `run.experiment`: a subclass of an attack that is not quick may be quick.
     quick = type(attack).__dict__.get("quick", True)
-    refuse("attacks", attack.name, static_answer_faults(attack, plugins("defenses")))
+    check_answers("attacks", attack.name, lambda: static_answer_faults(attack, plugins("defenses")))
     return AttackFacts(
         **{name: getattr(attack, name) for name in ("version", "kind", "threats", "adaptive", "targets", "probes")},
         **{name: getattr(attack, name) for name in ("standard", "contains", "audit", "reads_alone", "reference")},
         quick=quick,
+        defined=tuple(THREATS[name] for name in attack.threats),
         own=type(attack).evidence is not Attack.evidence,
         holds=type(attack).check_held is not Attack.check_held,
         needs_public=attack.needs_public,

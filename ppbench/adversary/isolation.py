@@ -38,7 +38,7 @@ from ppbench.base.version import __version__
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
-from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.threats import HONEST_SERVER, THREATS, register
 from ppbench.federation.view import PublicDefense, View
 from ppbench.records.scores import Scalar
 from ppbench.records.sources import code_of
@@ -83,7 +83,8 @@ def isolated_answer(ask: HookCall, write: Callable[[Path], object], files: Seque
     title, seconds = plugins("attacks")[ask.attack].words, LONG if ask.hook in ("run", "crafted") else SHORT
     with contextlib.closing(_box(tuple(files), ask.device)) as box:
         write(box.home)
-        (box.home / "ask.json").write_text(ask.model_dump_json())
+        known = ask.model_copy(update={"threats": tuple(THREATS.values())})  # no part of the key of a cached reply
+        (box.home / "ask.json").write_text(known.model_dump_json())
         if ask.hook == "run":  # packages load for the next cell while this one is attacked and scored
             with contextlib.suppress(OSError, UsageError):  # then it is made, or fails, when it is needed
                 _spares.append(_Box(box.files, box.device))
@@ -321,6 +322,8 @@ def isolated_attack(name: str, user_parameters: tuple[tuple[str, Scalar], ...] =
     reply = remembered(HookCall(hook="describe", attack=name, parameters=dict(user_parameters)))
     if reply.facts is None:
         raise PluginError(f"{plugins('attacks')[name].words} does not declare itself.")
+    for threat in reply.facts.defined:
+        register(threat)
     return _standing(name, reply.facts.setting, reply.facts, dict(user_parameters))
 
 

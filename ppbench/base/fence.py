@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -22,20 +22,31 @@ from ppbench.base.registry import GROUP_NOUNS, Plugin, PluginGroup, all_known, f
 
 @contextmanager
 def guard(group: PluginGroup | None = None, name: str = "") -> Iterator[None]:
-    """Turn what a third-party plugin raises in the block, exits too, into a PluginError with its name and package.
+    """Turn what a third-party plugin raises in the block, exits too, into its `plugin_error`.
 
-    Blamed is the plugin whose code the error passed (`blame`), else the one named here, whose result was in use.
-    ppbench's own errors and interrupts pass unchanged, as do errors without a third-party plugin.
+    It stands at doors, by which code enters that may run plugins: docs/design.md lists them.
     """
     try:
         yield
     except BaseException as error:
-        culprit = _culprit(error, group, name)
-        if culprit is None:
+        sentence = plugin_error(error, group, name)
+        if sentence is None:
             raise
-        where = place(error, culprit.root)
-        at = f" ({where})" if where else " in ppbench's own code, on its result"
-        raise PluginError(f"{culprit.words} raised {error_text(error)}{at}.") from error
+        raise sentence from error
+
+
+def plugin_error(error: BaseException, group: PluginGroup | None = None, name: str = "") -> PluginError | None:
+    """Return an error as a sentence with plugin, package, file and line; None if no third-party plugin is to blame.
+
+    Blamed is the plugin whose code the error passed (`blame`), else the one named here, whose result was in use. None
+    for ppbench's own errors and for interrupts.
+    """
+    culprit = _culprit(error, group, name)
+    if culprit is None:
+        return None
+    where = place(error, culprit.root)
+    at = f" ({where})" if where else " in ppbench's own code, on its result"
+    return PluginError(f"{culprit.words} raised {error_text(error)}{at}.")
 
 
 def _culprit(error: BaseException, group: PluginGroup | None, name: str) -> Plugin | None:
@@ -46,42 +57,45 @@ def _culprit(error: BaseException, group: PluginGroup | None, name: str) -> Plug
     stack = frames(error)
     if not isinstance(error, Exception) and (not stack or within(module_of(stack[0]), PACKAGE)):
         return None  # raised by a signal, wherever the process was
-    blamed = blame(error)
     named = None if group is None else find(group, name)
-    if named is None or named.ours or (blamed is not None and blamed.root != named.root):
-        return blamed
-    return named
+    named = None if named is None or named.ours else named
+    return blame(error, named) or named
 
 
-def blame(error: BaseException) -> Plugin | None:
+def blame(error: BaseException, named: Plugin | None = None) -> Plugin | None:
     """Return the third-party plugin whose code the error was raised in or passed, the innermost first; or None.
 
-    Of several in one package, the one whose class was running, else the first.
+    Of several in one package, the one whose class or function was running, else `named`, else the first.
     """
-    strangers = [p for p in all_known() if not p.ours and p.root]
-    strangers = [p for p in strangers if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
-    for frame in frames(error) if strangers else ():
+    others = [p for p in all_known() if not p.ours and p.root]
+    others = [p for p in others if p.root != PACKAGE and p.root not in sys.stdlib_module_names]
+    for frame in frames(error) if others else ():
         module = module_of(frame)
-        candidates = [p for p in strangers if within(module, p.root)]
+        candidates = [p for p in others if within(module, p.root)]
         if candidates:
             at_work = type(frame.f_locals.get("self")).__mro__
             names = {cls.__qualname__ for cls in at_work if within(cls.__module__, candidates[0].root)}
+            names.add(frame.f_code.co_name)
             exact = [p for p in candidates if p.target.partition(":")[2] in names]
-            return (exact or [p for p in candidates if p.module == module] or candidates)[0]
+            likely = [p for p in candidates if p == named] or [p for p in candidates if p.module == module]
+            return (exact or likely or candidates)[0]
     return None
 
 
-def refuse(group: PluginGroup, name: str, faults: Iterable[str]) -> None:
-    """Raise PluginError with the first of `faults` of a plugin, if there is one."""
-    for fault in faults:
-        plugin = find(group, name)
-        raise PluginError(f"{plugin.words if plugin else shown(name)} {fault}.")
-
-
-def stranger(group: PluginGroup, name: str) -> bool:
+def third_party(group: PluginGroup, name: str) -> bool:
     """Return whether the plugin `name` belongs to another package than ppbench."""
     plugin = find(group, name)
     return plugin is not None and not plugin.ours
+
+
+def check_answers(group: PluginGroup, name: str, faults: Callable[[], Iterable[str]]) -> None:
+    """Raise PluginError with the first fault of a third-party plugin's answers; ppbench's own are not called."""
+    plugin = find(group, name)
+    if plugin is None or plugin.ours:
+        return
+    with guard(group, name):
+        for fault in faults():
+            raise PluginError(f"{plugin.words} {fault}.")
 
 
 # -- Instances of plugins with parameters from users; each error is one sentence that blames the user or the plugin
@@ -112,13 +126,24 @@ def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValu
             raise UsageError(f"The {kind} {name!r} refuses {key}={value}: it must be a number.")
 
 
+def built(group: Literal["datasets", "models"], name: str, build: Callable[[Any], T]) -> T:
+    """Return what `build` makes with the function of the plugin `name`; PluginError: that function raised."""
+    function = load(group, name)
+    with guard(group, name):
+        return build(function)
+
+
 def made(
-    group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, ParameterValue]
+    group: Literal["defenses", "attacks"],
+    base: type[T],
+    name: str,
+    parameters: Mapping[str, ParameterValue],
+    check: Callable[[T], None] = lambda instance: None,
 ) -> T:
     """Return an instance of the plugin `name` with `parameters` for its fields, else their defaults.
 
-    Raises UsageError: an unknown name or parameter, or a value of another type; PluginError: the plugin does not make
-    a `base` with parameters that records can store.
+    check: its own check of them, which raises UsageError. Raises UsageError: an unknown name or parameter, or a value
+    of another type; PluginError: the plugin does not make a `base` with parameters that records can store.
     """
     kind, factory, plugin = GROUP_NOUNS[group], load(group, name), find(group, name)
     title = plugin.words if plugin is not None else shown(name)
@@ -147,4 +172,6 @@ def made(
     if no_scalars := [key for key, value in values.items() if not is_scalar(value)]:
         value = shown(values[no_scalars[0]], 60)
         raise PluginError(f"{title} has the parameter {no_scalars[0]}={value}; {SCALARS}.")
+    with guard(group, name):
+        check(instance)
     return instance

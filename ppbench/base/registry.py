@@ -235,7 +235,7 @@ def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
             yield f"is {shown(loaded, 60)}; it must be a function or a class"
         return
     if not plugin.ours and plugin.distribution != ADDRESSED:
-        yield from _stranger_faults(plugin)
+        yield from _third_party_faults(plugin)
     if plugin.group == "models":
         yield from call_faults(loaded, (1, 8, 8), 10)
     elif plugin.group == "datasets":
@@ -244,7 +244,7 @@ def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
         yield from metadata.EntryPoint("faults", target, "").load()(loaded, plugin.name)
 
 
-def _stranger_faults(plugin: Plugin) -> Iterator[str]:
+def _third_party_faults(plugin: Plugin) -> Iterator[str]:
     if plugin.twin:
         yield f"has the name of one of package {plugin.twin!r}; uninstall one of the two"
     if not PLUGIN_NAME.fullmatch(plugin.name):
@@ -348,7 +348,7 @@ _addressed: dict[tuple[PluginGroup, str], Plugin] = {}
 
 def all_known() -> list[Plugin]:
     """Return every installed plugin, and those named by an address so far."""
-    return [*(plugin for group in PLUGIN_GROUPS for plugin in plugins(group).values()), *_addressed.values()]
+    return [*(plugin for group in GROUP_NOUNS for plugin in plugins(group).values()), *_addressed.values()]
 
 
 def load(group: PluginGroup, name: str) -> Any:

@@ -160,13 +160,11 @@ def _run() -> int:
 
 def _failed(error: BaseException) -> int:
     """Print in one sentence why a command failed, and return its exit code."""
-    from ppbench.base.fence import blame
+    from ppbench.base.fence import plugin_error
 
+    error = plugin_error(error) or error
     if isinstance(error, UsageError | ProtocolError):
         _say(f"ppbench: {error}")
-        return Exit.USAGE
-    if (plugin := blame(error)) is not None:
-        _say(f"ppbench: {plugin.words} raised {type(error).__name__} ({because(error)}); repair or uninstall it.")
         return Exit.USAGE
     other = isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     if of_machine(error) and not other:

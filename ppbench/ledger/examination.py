@@ -23,9 +23,9 @@ from ppbench.ledger.submission import (
     Submission,
     describe_submission,
     entry_of,
-    strangers,
     submission_of,
     suite_of,
+    third_party_plugins,
     this_machine,
 )
 from ppbench.metrics.spec import MODEL_METRICS
@@ -473,7 +473,7 @@ def _check_code(case: SubmissionCase) -> CheckOutcome:
         return CheckOutcome(
             "code", False, f"{problem}, are of other code than what is installed here; sweep again with it."
         )
-    if missing := {*strangers(case.records)} - {(one.group, one.name) for one in case.about.plugins}:
+    if missing := {*third_party_plugins(case.records)} - {(one.group, one.name) for one in case.about.plugins}:
         names = ", ".join(sorted(name for _, name in missing))
         return CheckOutcome("code", False, f"Cells are of {names} too, which is not handed in.")
     return CheckOutcome("code", True, "; ".join(f"{one.words}, code {one.code}" for one in case.about.plugins) + ".")

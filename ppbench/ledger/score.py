@@ -370,7 +370,7 @@ def score(frozen: FrozenView, guesses: Path | str, truth: Path | str, weights: s
         raise UsageError(f"{home / EXTERNAL} is no folder of its own, where records of guesses are kept; move it away.")
     about, answers, digest = read_guesses(guesses, frozen)
     known = open_truth(frozen, home, weights)
-    with locked(home, "scoring"):
+    with locked(home, "scoring"), guard("questions", about.kind):
         book = read_book(home)
         for old in book:
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
@@ -443,9 +443,8 @@ def score_answers(
     """Return the record of answers, their scores, and the records of blind guesses on the same victims."""
     config = _config(known, about, digest)
     inquiry = inquiry_of(frozen, known, about.kind)
-    with guard("questions", about.kind):
-        scored = inquiry.score(answers)
-        blind = [inquiry.score(one) for one in _blind(frozen, known)] if question_of(about.kind).inputs else []
+    scored = inquiry.score(answers)
+    blind = [inquiry.score(one) for one in _blind(frozen, known)] if question_of(about.kind).inputs else []
     record = _record(known, config, scored, inquiry.digest)
     return record, scored, [_record(known, config, one, inquiry.digest) for one in blind]
 
@@ -458,8 +457,7 @@ def exchange_p(frozen: FrozenView, known: OpenedTruth, kind: str, answers: Seque
     owner = {slot: place for unit, place in places.items() for slot in unit}
 
     def judge(order: NDArray[np.intp]) -> NDArray[np.float64]:
-        with guard("questions", kind):
-            scores = inquiry.score([answers[place] for place in order]).victims
+        scores = inquiry.score([answers[place] for place in order]).victims
         each = np.array([question.judged(score, rule.metric) for score in scores]) * (-1.0 if rule.safer else 1.0)
         return np.asarray(np.bincount([owner[Slot(*score.slot)] for score in scores], each), dtype=np.float64)
 

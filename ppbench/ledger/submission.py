@@ -120,7 +120,7 @@ def describe_submission(
     Raises UsageError: records of no suite or of several, of no other package, or of one that is not installed here.
     """
     suite, digest = suite_of(records)
-    entered = tuple(entry_of(group, name) for group, name in strangers(records))
+    entered = tuple(entry_of(group, name) for group, name in third_party_plugins(records))
     if not entered:
         raise UsageError(
             "No cell is of a defense or attack of another package, so there is nothing to hand in; sweep with yours, "
@@ -157,7 +157,7 @@ def _device(record: Record) -> str:
     return where.device if where.tf32 is None else f"{where.device} {'with' if where.tf32 else 'without'} TF32"
 
 
-def strangers(records: Iterable[Record]) -> list[PluginKey]:
+def third_party_plugins(records: Iterable[Record]) -> list[PluginKey]:
     """Return the plugins of other packages that took part in records, sorted.
 
     Raises UsageError: one is not installed here.

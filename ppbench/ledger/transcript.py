@@ -18,9 +18,9 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, is_silent
 from ppbench.base import tree
 from ppbench.base.errors import UsageError, because, first_fault, shown
-from ppbench.base.fence import guard
+from ppbench.base.fence import check_answers, guard
 from ppbench.base.registry import STOCK_PREFIX, admit, find, plugins
-from ppbench.federation.contract import Defense
+from ppbench.federation.contract import Defense, evidence_faults
 from ppbench.federation.plan import Data, Plan
 from ppbench.federation.threats import THREATS, threat_model
 from ppbench.federation.view import PublicDefense, StateRecord, View
@@ -164,9 +164,8 @@ def _check_evidence(view: View) -> None:
     name, net = view.defense.name, view.plan.net
     shapes = {one: tuple(value.shape) for one, value in net.module.named_parameters()}
     try:
-        with guard("defenses", name):
-            evidence = view.defense.evidence(view)
-        for one in evidence:
+        check_answers("defenses", name, lambda: evidence_faults(view.defense.evidence(view)))
+        for one in view.defense.evidence(view):
             for tensors in (one.observed, one.params or {}):
                 wrong = [n for n, value in tensors.items() if n in shapes and tuple(value.shape) != shapes[n]]
                 if wrong:
@@ -201,9 +200,9 @@ class FrozenView:
             raise UsageError(
                 f"Attack {own.name!r} answers {own.kind}; the transcript asks for {' or '.join(self.about.kinds)}."
             )
-        if not self.view.threat.among(own.threats) or not own.suits(self.view.plan):
-            raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
         with guard("attacks", own.name):
+            if not self.view.threat.among(own.threats) or not own.suits(self.view.plan):
+                raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
             return own.run(self.view, list(self.challenges), self.draws(own.name))
 
 

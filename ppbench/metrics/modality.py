@@ -14,7 +14,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ppbench.base.errors import shown
-from ppbench.base.fence import guard
 from ppbench.base.registry import load_all
 from ppbench.metrics.image import DataRange, match
 
@@ -144,6 +143,8 @@ def faults(plugin: Any, name: str) -> Iterator[str]:
         yield f"does not set {', '.join([*missing, *sorted(plugin.__abstractmethods__)])}, which a modality must"
     elif plugin.name != name:
         yield f"has the name {shown(plugin.name, 60)}, but is installed as {name!r}; they must be equal"
+    else:
+        plugin()  # without arguments: an instance has no state
 
 
 # -- The modalities of this package, and the registry: from a configuration to the modality of its inputs --
@@ -339,11 +340,7 @@ def modalities() -> tuple[Modality, ...]:
 
 @cache
 def _installed() -> tuple[Modality, ...]:
-    made: list[Modality] = []
-    for name, plugin in load_all("modalities").items():
-        with guard("modalities", name):
-            made.append(plugin())
-    return tuple(made)
+    return tuple(plugin() for plugin in load_all("modalities").values())
 
 
 def modality_from(shape: Sequence[int], task: str = "") -> Modality:

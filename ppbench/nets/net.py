@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
 from ppbench.base.errors import UsageError, because, shown, unknown
-from ppbench.base.fence import guard, refuse, stranger
+from ppbench.base.fence import built, check_answers
 from ppbench.base.machine import check_room
 from ppbench.base.registry import ADDRESSED, find, load
 from ppbench.base.tree import Params
@@ -184,16 +184,17 @@ def _construct(spec: NetSpec) -> Classifier:
     foreign = plugin is not None and plugin.distribution == ADDRESSED
     if not foreign:
         _check_options(spec, factory)
+
+    def build(factory: Callable[..., Any]) -> Any:
+        options = dict(spec.options)
+        if foreign:
+            return user_model.build_user_network(spec.model, factory, spec.shape, spec.classes, options)
+        return factory(spec.shape, spec.classes, **options)
+
     try:
         if plugin is not None and plugin.ours:
             _check_size(spec, factory)
-        with guard("models", spec.model):
-            if foreign:
-                module = user_model.build_user_network(
-                    spec.model, factory, spec.shape, spec.classes, dict(spec.options)
-                )
-            else:
-                module = factory(spec.shape, spec.classes, **dict(spec.options))
+        module = built("models", spec.model, build)
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as cause:
         raise UsageError(
             f"Model {spec.model!r} cannot be built for inputs {spec.shape}: {because(cause, 400)}."
@@ -203,9 +204,7 @@ def _construct(spec: NetSpec) -> Classifier:
     if isinstance(module.head, nn.Conv2d) and module.head.kernel_size != (1, 1):
         raise UsageError(f"Model {spec.model!r} has a head of {module.head.kernel_size}; on maps it must be 1x1.")
     check_untied(spec.model, module)
-    if stranger("models", spec.model):
-        with guard("models", spec.model):
-            refuse("models", spec.model, _network_faults(module, spec))
+    check_answers("models", spec.model, lambda: _network_faults(module, spec))
     return module
 
 

@@ -13,7 +13,6 @@ from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
 from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.federation.contract import Defense
-from ppbench.federation.threats import threat_model
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.options import DefenseOptions, FederationOptions, QuestionOptions, RunOptions, TaskOptions
 from ppbench.task.dataset import default_root
@@ -108,8 +107,6 @@ def configure(preset: str = "quick", **options: Any) -> EvaluateConfig:
         config = EvaluateConfig(**fields)
     except ValidationError as error:
         raise UsageError(_refused(error)) from error
-    for threat in config.threats:
-        threat_model(threat)
     if not config.attacks:
         raise UsageError("No attack was named; give names, as --attack dlg,tracing, or all.")
     return config

@@ -18,7 +18,7 @@ from ppbench.adversary.victims import choose_candidates, choose_victims
 from ppbench.base.bars import Bars
 from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown
-from ppbench.base.fence import guard, refuse, stranger
+from ppbench.base.fence import check_answers, guard, third_party
 from ppbench.base.registry import load
 from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS
@@ -157,6 +157,7 @@ class Evaluation:
         return self.answer.trust.reliable
 
 
+@guard()
 @computing()
 def evaluate(
     config: EvaluateConfig | None = None,
@@ -177,9 +178,7 @@ def evaluate(
     progress: receives how far the work is. command: as typed, for `origin.json`. Raises UsageError: an option cannot
     be used; nothing has been trained then.
     """
-    # Errors of other packages' code outside of jobs, as in cells' names or on the board, become one sentence.
-    with guard():
-        return _evaluate(config, Path(out), workers, progress, command, preset, options)
+    return _evaluate(config, Path(out), workers, progress, command, preset, options)
 
 
 def _evaluate(
@@ -230,8 +229,7 @@ def check_experiment(experiment: Experiment) -> None:
             "on a defense that perturbs the model need another --threat than client/1."
         )
     for point in experiment.points:
-        with guard("defenses", point.defense.name):
-            _check_defense(point.defense, experiment)
+        _check_defense(point.defense, experiment)
     smallest = min(config.batch_size, *config.attack_batch)
     if smallest < task.plan.net.fewest:
         raise UsageError(
@@ -247,7 +245,7 @@ def check_experiment(experiment: Experiment) -> None:
     _ = experiment.notes  # cached now: a process holds few tasks
     inputs = {client: shard.x for client, shard in task.shards.items()}
     for attack in experiment.attacks:
-        if not stranger("attacks", attack.name):  # others were checked when they were resolved
+        if not third_party("attacks", attack.name):  # others were checked when they were resolved
             attack.check_held(inputs)
     if any(group.stage == "audit" for group in every):
         populate(experiment)
@@ -265,8 +263,7 @@ def _check_defense(defense: Defense, experiment: Experiment) -> None:
     defense.check(task.plan)
     defense.check_data(task.plan, sizes)
     check_clients(defense, task.plan, config, min(sizes))
-    if stranger("defenses", defense.name):
-        refuse("defenses", defense.name, answer_faults(defense, task.plan, sizes, config.rounds))
+    check_answers("defenses", defense.name, lambda: answer_faults(defense, task.plan, sizes, config.rounds))
 
 
 def _check_victims(experiment: Experiment, group: CellGroup) -> None:

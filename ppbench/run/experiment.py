@@ -14,10 +14,10 @@ from typing import Any
 from ppbench.adversary.attack import Attack, among, attack_answer_faults
 from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base.errors import UsageError
-from ppbench.base.fence import guard, made, refuse, stranger
+from ppbench.base.fence import check_answers, guard, made, third_party
 from ppbench.base.registry import admit, load, load_all, plugins
 from ppbench.federation.contract import Defense
-from ppbench.federation.threats import HONEST_SERVER, ThreatModel, threat_model
+from ppbench.federation.threats import HONEST_SERVER, ThreatModel, recorded_threat, threat_model
 from ppbench.questions.base import question_of
 from ppbench.records.schema import Control, DataInfo, DefenseInfo, FederationInfo, ModelInfo, Scalar
 from ppbench.records.sources import code_of
@@ -69,12 +69,9 @@ def make_attack(name: str, parameters: Mapping[str, Scalar] | None = None, isola
 
     Raises UsageError: an unknown name or parameter.
     """
-    if isolate and stranger("attacks", name):
+    if isolate and third_party("attacks", name):
         return isolated_attack(name, tuple((parameters or {}).items()))
-    attack = made("attacks", Attack, name, parameters or {})
-    with guard("attacks", name):
-        attack.check()
-    return attack
+    return made("attacks", Attack, name, parameters or {}, lambda attack: attack.check())
 
 
 def built_for(attack: Attack, defense: str) -> bool:
@@ -113,8 +110,7 @@ def select_attacks(config: EvaluateConfig) -> list[Attack]:
     for name in dict.fromkeys([*included, *named]):
         with skip_unusable(name, name in named) as use:
             attack = _attack(config, name)
-            with guard("attacks", name):
-                obstacle = _obstacle(config, attack)
+            obstacle = _obstacle(config, attack)
         if not use.possible:
             continue
         if obstacle and name in named:
@@ -136,13 +132,14 @@ class Use:
 
 @contextmanager
 def skip_unusable(attack: str, named: bool) -> Iterator[Use]:
-    """Yield the attack's `Use`. A UsageError in the body makes it impossible, with a warning, if another package brings
-    the attack and the user did not name it; else the error is raised."""
+    """Yield the attack's `Use`. An error in the body makes it impossible, with a warning, if another package brings
+    the attack and the user did not name it; else the error is raised, in a sentence."""
     use = Use()
     try:
-        yield use
+        with guard("attacks", attack):
+            yield use
     except UsageError as error:
-        if named or not stranger("attacks", attack):
+        if named or not third_party("attacks", attack):
             raise
         use.possible = False
         if multiprocessing.parent_process() is None:  # a worker's parent has already warned
@@ -181,7 +178,7 @@ def _is_included(config: EvaluateConfig, factory: Any) -> bool:
     """
     audited = "audit" in config.stages and bool(getattr(factory, "audit", ""))
     known = getattr(factory, "threats", ())
-    acting = any(threat.acts and threat.among(known) for threat in map(threat_model, config.threats))
+    acting = any(threat.acts and threat.among(known) for threat in map(recorded_threat, config.threats))
     if "all" in config.attacks or audited or acting:
         return True
     # Not inherited: a subclass of an attack that is left out need not be left out.
@@ -202,7 +199,7 @@ def _available(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
-    isolated = config.isolate and stranger("attacks", name)
+    isolated = config.isolate and third_party("attacks", name)
     prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
@@ -277,20 +274,21 @@ class Experiment:
     def _suits(self, attack: Attack) -> bool:
         """Return whether an attack suits the task; another package's declarations are checked first (PluginError)."""
         plan = self.task.plan
-        with guard("attacks", attack.name):
-            if stranger("attacks", attack.name) and not isinstance(attack, IsolatedAttack):  # checked where it runs
-                faults = attack_answer_faults(attack, plan, {point.defense.name for point in self.points})
-                refuse("attacks", attack.name, faults)
-            if stranger("attacks", attack.name):
-                attack.check_held({client: shard.x for client, shard in self.task.shards.items()})
-            return attack.suits(plan)
+        if not isinstance(attack, IsolatedAttack):  # checked where it runs
+            defenses = {point.defense.name for point in self.points}
+            check_answers("attacks", attack.name, lambda: attack_answer_faults(attack, plan, defenses))
+        if third_party("attacks", attack.name):
+            attack.check_held({client: shard.x for client, shard in self.task.shards.items()})
+        return attack.suits(plan)
 
 
-@guard()
 def resolve(config: EvaluateConfig) -> Experiment:
     """Return the experiment of `config`, no data read (UsageError: an unknown name, an attack that cannot run)."""
     admit(config.defense)
-    return Experiment(config, tuple(points(config)), tuple(select_attacks(config)))
+    grid, attacks = points(config), select_attacks(config)
+    for threat in config.threats:  # an attack's module may have registered it
+        threat_model(threat)
+    return Experiment(config, tuple(grid), tuple(attacks))
 
 
 @cache

@@ -240,10 +240,9 @@ class Bench:
         try:
             with guard("attacks", attack.name):
                 return self._run_attack(cell, view, inquiry, generator)
-        except PluginError as cause:
-            return [], Scored([]), str(cause)
         except Exception as cause:  # noqa: BLE001
-            return [], Scored([]), f"attack {attack.name!r}: {type(cause).__name__}: {cause}"
+            sentence = f"attack {attack.name!r}: {type(cause).__name__}: {cause}"
+            return [], Scored([]), str(cause) if isinstance(cause, PluginError) else sentence
 
     def _run_attack(
         self, cell: Cell, view: View, inquiry: Inquiry, generator: torch.Generator

@@ -107,6 +107,7 @@ def invert(
     view, seeds = view_of(plan, start, sent), Seeds(whole_number("seed", seed, 0, 2**63 - 1))
     chosen = _chosen(attack, parameters, view, question.challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
+        _check_usable(chosen, view, question.challenge)
         guess = _answer(chosen, view, question.challenge, seeds)
         answer = _result(chosen, view, guess, scale)
         control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
@@ -208,25 +209,25 @@ def _plan(spec: NetSpec, batch: int, data_range: tuple[float, float], training: 
 
 
 def _chosen(attack: str | Attack, parameters: Mapping[str, Scalar], view: View, challenge: Challenge) -> Attack:
-    """Return the attack; UsageError: unknown, or it needs more than a gradient, or another network."""
+    """Return the attack, with its parameters; UsageError: unknown, or no attack."""
     if isinstance(attack, str):
         if find("attacks", attack) is None:
             raise unknown("attack", attack, _applicable(view, challenge), "on such a gradient run")
-        chosen = make_attack(attack, parameters)
-    elif not isinstance(attack, Attack):
+        return make_attack(attack, parameters)
+    if not isinstance(attack, Attack):
         raise UsageError(f"The attack is {shown(attack, 60)}; give a name, as 'dlg', or what load_attack gives.")
-    elif parameters:
+    if parameters:
         raise UsageError(
             f"Parameter {next(iter(parameters))!r} does not apply to an attack object; give it to load_attack."
         )
-    else:
-        chosen = attack
-    with guard("attacks", chosen.name):
-        chosen.check()
-        obstacle = _obstacle(chosen, view, challenge)
-    if obstacle:
-        raise UsageError(f"Attack {chosen.name!r} {obstacle}.")
-    return chosen
+    return attack
+
+
+def _check_usable(attack: Attack, view: View, challenge: Challenge) -> None:
+    """Raise UsageError for parameters that cannot be used, or an attack that needs more than this gradient."""
+    attack.check()
+    if obstacle := _obstacle(attack, view, challenge):
+        raise UsageError(f"Attack {attack.name!r} {obstacle}.")
 
 
 def _applicable(view: View, challenge: Challenge) -> Iterator[str]:

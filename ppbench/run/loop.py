@@ -14,7 +14,7 @@ from torch.nn import Module
 from ppbench.adversary.attack import Attack, Challenge
 from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown, unknown
-from ppbench.base.fence import guard
+from ppbench.base.fence import guard, made
 from ppbench.base.registry import admit
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
@@ -25,7 +25,7 @@ from ppbench.federation.wire import Slot
 from ppbench.nets.model_object import held_network
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
-from ppbench.run.experiment import make_attack, make_defense
+from ppbench.run.experiment import make_attack
 from ppbench.run.options import FederationOptions, names_of
 from ppbench.run.task import check_clients, plan_on
 from ppbench.run.user_inputs import (
@@ -53,10 +53,7 @@ def load_defense(name: str, /, **parameters: Scalar) -> Defense:
     """
     _check_name("defense", name)
     admit(name)
-    defense = make_defense(name, parameters)
-    with guard("defenses", name):
-        defense.check_bounds()
-    return defense
+    return made("defenses", Defense, name, parameters, lambda defense: defense.check_bounds())
 
 
 def load_attack(name: str, /, **parameters: Scalar) -> Attack:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.fence import guard
 from ppbench.base.registry import canonical
 from ppbench.base.suite_files import shipped
 from ppbench.claims.check import PAPER_CLAIMS
@@ -86,7 +85,6 @@ class SweepPlan:
     trainings: int
 
 
-@guard()
 @computing()
 def plan_sweep(suite: Suite, out: Path | str, only: Mapping[str, Sequence[str]] = EVERYTHING) -> SweepPlan:
     """Return the plan of a sweep; nothing is written. Raises UsageError: an unknown filter or value, or an evaluation
@@ -159,7 +157,6 @@ def _is_selected(cell: Cell, only: Mapping[str, Sequence[str]]) -> bool:
     return all(key in free or FILTERS[key](config) in values for key, values in only.items())
 
 
-@guard()
 @computing()
 def sweep(
     suite: Suite | str | Path,

@@ -7,12 +7,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from ppbench.base.errors import UsageError
-from ppbench.base.fence import refuse, stranger
+from ppbench.base.fence import check_answers
 from ppbench.base.files import kind_of, publish_folder
 from ppbench.base.seeds import Seeds
 from ppbench.base.tensor_files import seal, unsealed
@@ -263,8 +264,8 @@ def figures_of(
     fed: Federation, task: Task, curve: list[tuple[int, float]], finished: bool, memory_peak: int | None
 ) -> TrainingResult:
     """Return accuracy, bytes and guarantee of a training that has ended."""
-    if finished and stranger("defenses", fed.defense.name):
-        refuse("defenses", fed.defense.name, _output_faults(fed.outputs(task.test.x[:2]), task))
+    if finished:
+        check_answers("defenses", fed.defense.name, lambda: _output_faults(fed.outputs(task.test.x[:2]), task))
     n, reason = len(task.test.x), None if finished else f"the model was not finite after round {fed.round}"
     mse, low, high = mean_square(fed, task) if finished and task.plan.loss == "squared" else (None, None, None)
     if mse is not None and not math.isfinite(mse):  # large weights of many layers multiply
@@ -336,10 +337,9 @@ def _guarantee(fed: Federation, plan_of: Callable[[int], Plan], rounds: int) -> 
     """Return the weakest client's (epsilon, delta), None if a client has none; plan_of: the plan for a number of
     examples."""
     sizes = sorted({len(shard.x) for shard in fed.shards.values()})
-    if stranger("defenses", fed.defense.name):
-        for size in sizes:
-            refuse("defenses", fed.defense.name, guarantee_faults(fed.defense.guarantee(plan_of(size), size, rounds)))
-    guarantees = [g for size in sizes if (g := fed.defense.guarantee(plan_of(size), size, rounds)) is not None]
+    answers = [fed.defense.guarantee(plan_of(size), size, rounds) for size in sizes]
+    check_answers("defenses", fed.defense.name, lambda: chain.from_iterable(map(guarantee_faults, answers)))
+    guarantees = [answer for answer in answers if answer is not None]
     return max(guarantees) if len(guarantees) == len(sizes) else None
 
 

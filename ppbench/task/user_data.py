@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ppbench.base.errors import UsageError, because, listed, one_line, shown
-from ppbench.base.fence import guard, refuse, stranger
-from ppbench.base.registry import ADDRESS, ADDRESSED, find, load, plugins
+from ppbench.base.fence import built, check_answers
+from ppbench.base.registry import ADDRESS, ADDRESSED, find, plugins
 from ppbench.base.vision import importable
 from ppbench.metrics.modality import modality_from
 from ppbench.task.dataset import MAX_CLASSES, Dataset, InputKind, Split, default_root, existing
@@ -279,22 +279,21 @@ def open_dataset(text: str, *, seed: int, root: Path | None = None) -> Dataset:
         root: folder of downloads and caches; `default_root()` when None.
     """
     name, argument = named(text)
-    loader, plugin = load("datasets", name), find("datasets", name)
-    by_address = plugin is not None and plugin.distribution == ADDRESSED
+
+    def read(loader: Any) -> Any:
+        plugin = find("datasets", name)
+        if plugin is not None and plugin.distribution == ADDRESSED:
+            return dataset_from(name, importable(loader), seed)
+        return loader(argument, seed=seed, root=default_root() if root is None else root)
+
     try:
-        with guard("datasets", name):
-            if by_address:
-                dataset = dataset_from(name, importable(loader), seed)
-            else:
-                dataset = loader(argument, seed=seed, root=default_root() if root is None else root)
+        dataset = built("datasets", name, read)
     except (OSError, MemoryError, RecursionError, OverflowError) as cause:
         reason = (cause.strerror if isinstance(cause, OSError) else None) or because(cause)
         raise UsageError(f"The data set {shown(text)} cannot be read ({reason}); give one that can.") from cause
     if not isinstance(dataset, Dataset):
         raise UsageError(f"The data set plugin {name!r} returned {type(dataset).__name__}; it must return a Dataset.")
-    if stranger("datasets", name):
-        with guard("datasets", name):
-            refuse("datasets", name, _faults(dataset, name))
+    check_answers("datasets", name, lambda: _faults(dataset, name))
     return dataset
 
 

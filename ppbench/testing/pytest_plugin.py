@@ -61,8 +61,11 @@ def ppbench(request: pytest.FixtureRequest) -> Results:
     marker = request.node.get_closest_marker(_NAME)
     if marker is None:
         pytest.fail("the fixture ppbench needs its marker, as @pytest.mark.ppbench(defense='dp')", pytrace=False)
+    from ppbench.base.fence import guard
+
     try:
-        return _ppbench(request.config, request.path.parent, marker)
+        with guard():
+            return _ppbench(request.config, request.path.parent, marker)
     except (UsageError, ProtocolError) as error:
         sentence = str(error)
     pytest.fail(sentence, pytrace=False)  # outside of `except`, or pytest shows the sentence twice

@@ -87,6 +87,7 @@ FACTS: Final = {
     **{"references": "audit.references", "canaries": "audit.canaries", "canary_clients": "audit.canary_clients"},
 }
 """Fields of a cell's key that must be equal for two cells to be compared, and where they stand in its configuration."""
+DEVICE, TF32 = "federation.device", "federation.tf32"
 NO_FACTS: Final = {
     "seed": "cells are compared seed by seed",
     "version": "of the defense, and the code of other packages' plugins: what is compared",
@@ -122,7 +123,24 @@ def equal_facts(config: CellConfig) -> EqualFacts:
             }
         else:
             facts[where] = json.dumps(value)
+    facts.setdefault(TF32, "false")  # absent where a CPU computed, and in older records
     return tuple(sorted(facts.items()))
+
+
+def _any_device(key: tuple[Where, EqualFacts]) -> tuple[Where, EqualFacts]:
+    return key[0], tuple(fact for fact in key[1] if fact[0] != DEVICE)
+
+
+def _on_their_devices(ours: _Rows, theirs: _Rows) -> _Rows:
+    """Return `theirs` with a row under the key of BASELINE's where both differ in the device alone, and none is equal.
+
+    Draws are made on the CPU, so the device changes rounding, as another torch does, and not what is asked.
+    """
+    partners = {_any_device(key): key for key in sorted(ours.keys() - theirs.keys(), key=_order)}
+    moved = {}
+    for key in sorted(theirs, key=_order):
+        moved[key if key in ours else partners.pop(_any_device(key), key)] = theirs[key]
+    return moved
 
 
 def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
@@ -143,9 +161,11 @@ def differing_facts(base: EqualFacts, new: EqualFacts) -> list[str]:
 def join(base: Sequence[Record], new: Sequence[Record]) -> Joined:
     """Return the rows of two folders that can be compared, the others with the reason; oracles are left out.
 
-    Rows with equal facts are paired; any other names the row that differs least. UsageError: two versions of a defense.
+    Rows with equal facts are paired, on whatever device; any other names the row that differs least. UsageError: two
+    versions of a defense.
     """
     ours, theirs = _rows(base, "BASELINE"), _rows(new, "NEW")
+    theirs = _on_their_devices(ours, theirs)
     pairs: list[RowPair] = []
     left: list[UncomparedRow] = []
     for key in sorted(ours.keys() & theirs.keys(), key=_order):

@@ -15,7 +15,7 @@ from ppbench.records.run_files import Soundness, soundness_of
 from ppbench.records.schema import Record
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import open_results
-from ppbench.report.compare.join import join
+from ppbench.report.compare.join import RowPair, join
 from ppbench.report.compare.judge import ComparedRow, judged_rows, printable, rows_of
 from ppbench.report.controls import CONTROLS, check_controls, check_harness
 from ppbench.report.frame import EVALUATION, frame_of
@@ -130,11 +130,13 @@ def _unjudged(name: str, rows: Sequence[ComparedRow]) -> list[str]:
 def compare(baseline: Path, new: Path) -> Comparison:
     """Return the comparison of two folders; UsageError: no or damaged results, or a baseline changed by hand."""
     (ours, _), (theirs, outcome) = _results(baseline, "BASELINE"), _results(new, "NEW")
-    rows = judged_rows(rows_of(join(ours, theirs)))
+    joined = join(ours, theirs)
+    rows = judged_rows(rows_of(joined))
     faults = [*(f"NEW, {line}" for line in failed_controls(theirs, outcome)), *_changed_controls(rows)]
     if faults:
         rows = [_withheld(row) for row in rows]
-    return Comparison(baseline, new, tuple(rows), tuple(faults), tuple(_notes(rows)), tuple(_mixed(new)))
+    remarks = *_notes(rows), *_devices(joined.pairs)
+    return Comparison(baseline, new, tuple(rows), tuple(faults), remarks, tuple(_mixed(new)))
 
 
 def _results(folder: Path, side: str) -> tuple[list[Record], Soundness | None]:
@@ -163,6 +165,18 @@ def _mixed(new: Path) -> list[str]:
     return [
         f"NEW holds cells of several states of the code ({', '.join(map(str, states))}; {SOURCES_FILE}): some may "
         "be of before a change. Compute all of them again in another --out."
+    ]
+
+
+def _devices(pairs: Sequence[RowPair]) -> list[str]:
+    """Return a sentence for each two devices on which paired cells were computed."""
+    sides = {(a.config.federation.device, b.config.federation.device)
+             for pair in pairs for a, b in zip(pair.base, pair.new, strict=True)}  # fmt: skip
+    return [
+        f"BASELINE was computed on {printable(one)}, NEW on {printable(two)}: they round differently, and are judged "
+        "by the same tolerances."
+        for one, two in sorted(sides)
+        if one != two
     ]
 
 
