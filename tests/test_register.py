@@ -1,6 +1,5 @@
 """The register pins what is there, what pins nothing is refused by line and key, its workflow's commands are real."""
 
-import importlib
 import json
 import shutil
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from github_runner import Ran, Runner
+from installed_examples import lay_out
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "leaderboards" / "register.toml"
 WORKFLOW = ROOT / ".github" / "workflows" / "register.yml"
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +38,8 @@ def site(tmp_path_factory, register):
     """Folders in which the entries that are folders of this repository lie as pip would leave them, one each."""
     home = tmp_path_factory.mktemp("site")
     for _, entry in register.entries():
-        if not (ROOT / entry.install).is_dir():
-            continue
-        folder, ignored = home / entry.name, shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(ROOT / entry.install / "src", folder, ignore=ignored)
-        document = tomllib.loads((ROOT / entry.install / "pyproject.toml").read_text())["project"]
-        info = folder / f"{document['name'].replace('-', '_')}-{document['version']}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {document['name']}\nVersion: {document['version']}\n"
-        )
-        groups = document["entry-points"].items()
-        lines = [f"[{group}]\n" + "\n".join(f"{n} = {where}" for n, where in some.items()) for group, some in groups]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        (info / "top_level.txt").write_text("".join(f"{path.name}\n" for path in (folder).iterdir() if path != info))
+        if (ROOT / entry.install).is_dir():
+            lay_out(ROOT / entry.install, home / entry.name)
     return home
 
 
