@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from ppbench.base import registry
 from ppbench.commands import app
+from ppbench.questions.base import question_of, questions
+from ppbench.records.scores import score_types
 from ppbench.run import evaluation
 from ppbench.run.suite import load_suite
 from ppbench.testing import check_attack, check_defense
@@ -33,13 +35,19 @@ def site(tmp_path_factory):
     return folder
 
 
+def forget():
+    """Forget which plugins are installed."""
+    for cache in (registry.plugins, score_types, question_of, questions):
+        cache.cache_clear()
+
+
 @pytest.fixture
 def installed(site, monkeypatch):
     """Let this process find the examples as packages that were installed."""
     monkeypatch.syspath_prepend(site)
-    registry.plugins.cache_clear()
+    forget()
     yield
-    registry.plugins.cache_clear()
+    forget()
     for name in MODULES:
         sys.modules.pop(name, None)
 
