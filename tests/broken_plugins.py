@@ -117,7 +117,7 @@ FUNCTIONS = {
     ],
     "questions": [
         "class My(Question): pass", "class My(Question): name = '{name}'", "class My: name = '{name}'", "My = Question",
-        "class My(Question):\n    name = '{name}'; title = 'x'; score = 3; distances = (); figures = ()",
+        "class My(Question):\n    name = '{name}'; title = 'x'; score = 3; distances = (); specs = ()",
         "from ppbench.questions.labels import Labels\nclass My(Labels): pass",
         "from ppbench.questions.labels import Labels\nclass My(Labels):\n    name = '{name}'\n    def __init__(self): sys.exit(0)",
         "from ppbench.questions.labels import Labels\nclass My(Labels):\n    name = '{name}'\n    follows = 'nothing'",

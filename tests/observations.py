@@ -70,6 +70,26 @@ def fedsgd_mail(
     return tuple(mail)
 
 
+def drawn_rounds(
+    plan: Plan, count: int, rounds: int, noise: float, seed: int, all_in: bool = False
+) -> tuple[View, Challenge, Tensor, Tensor]:
+    """Return a server's view of FedSGD at drawn weights, a challenge about `count` records, who was in, the owners.
+
+    Each client has 20 more records. noise: as of `fedsgd_mail`; all_in: whether all records were in.
+    """
+    g = seeded(seed)
+    x = torch.rand(1, *plan.spec.shape, generator=g)
+    x = x + 0.3 * torch.randn(count + 20 * plan.clients, *plan.spec.shape, generator=g)
+    y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
+    member = torch.ones(count, dtype=torch.bool) if all_in else torch.rand(count, generator=g) < 0.5
+    owner = torch.randint(0, plan.clients, (count,), generator=g)
+    rest = [count + 20 * client + torch.arange(20) for client in range(plan.clients)]
+    owned = [torch.cat([(member & (owner == client)).nonzero()[:, 0], more]) for client, more in enumerate(rest)]
+    view = View("server/1", SERVER, plan, NoDefense(), fedsgd_mail(plan, x, y, owned, rounds, seed, noise), ())
+    known = None if all_in else half_known(member)
+    return view, Challenge((), 1, x=x[:count], labels=y[:count], known=known), member, owner
+
+
 def letters(number: int, client: int, params: Params, update: Params, probe: int = -1) -> tuple[Envelope, Envelope]:
     """Return a broadcast and the client's answer, an update."""
     return (

@@ -29,6 +29,7 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
 from ppbench.task.user_data import open_dataset
+from ppbench.testing.scene import all_digits
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)
@@ -121,11 +122,7 @@ def refused(tmp_path):
 
 @pytest.fixture(scope="session")
 def digits():
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
-    return Data(x, torch.nn.functional.one_hot(torch.tensor(raw.target), 10).float())
+    return all_digits()
 
 
 @pytest.fixture

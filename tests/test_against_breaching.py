@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,19 +19,11 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Return the script as a module, without running it."""
-    path = BENCHMARKS / "peers" / "against_breaching.py"
-    spec = importlib.util.spec_from_file_location("against_breaching", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def script(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
+    """Return the benchmark's script as a module, without running it; it puts a folder on the path."""
     before = list(sys.path)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path[:] = before
-    return module
+    yield script(BENCHMARKS / "peers" / "against_breaching.py")
+    sys.path[:] = before
 
 
 def images(first: int, count: int) -> Data:

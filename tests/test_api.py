@@ -71,19 +71,8 @@ def test_a_plugin_of_a_newer_contract_is_refused_and_one_that_lacks_an_argument_
         assert fault.endswith("it is written for contract 1, this is 2 (since 2: decoded gets a context)")
 
 
-class ByFigures(Labels):
-    """A question in the older form."""
-
-    name: ClassVar[str] = "by_figures"
-    figures = (("right", "Right"), ("error", "Error"), ("more", "More"))
-    rules = (
-        api.Rule("right", "right", "all", "decision", 0.02, False, 0.05),
-        api.Rule("error", "error", "canaries", "mean", 0.1, True, 0.2),
-    )
-
-
 class BySpecs(Labels):
-    """The same question with specs."""
+    """A question with metrics of its own."""
 
     name: ClassVar[str] = "by_specs"
     specs = (
@@ -95,25 +84,20 @@ class BySpecs(Labels):
     )
 
 
-def test_a_question_with_figures_and_rules_has_the_specs_of_one_that_declares_them():
-    old, new = ByFigures(), BySpecs()
-    assert old.all_rules == new.all_rules == ByFigures.rules
-    assert old.columns("error") == new.columns("error") == (("error", "Error"), ("right", "Right"), ("more", "More"))
-    assert [(s.name, s.title, s.higher_is_safer, s.columns) for s in old.specs] == [
-        (s.name, s.title, s.higher_is_safer, s.columns) for s in new.specs
-    ]
-    assert list(question_faults(ByFigures, "by_figures")) == list(question_faults(BySpecs, "by_specs")) == []
+def test_a_questions_rules_and_columns_are_those_of_its_specs():
+    question = BySpecs()
+    assert question.all_rules == (
+        api.Rule("right", "right", "all", "decision", 0.02, False, 0.05),
+        api.Rule("error", "error", "canaries", "mean", 0.1, True, 0.2),
+    )
+    assert question.columns("error") == (("error", "Error"), ("right", "Right"), ("more", "More"))
+    assert list(question_faults(BySpecs, "by_specs")) == []
 
     class Twice(BySpecs):
         name = "twice"
         specs = BySpecs.specs[:1] * 2
 
-    class Unnamed(Labels):
-        name = "unnamed"
-        figures = 3
-
     assert any("several specs of one name" in fault for fault in question_faults(Twice, "twice"))
-    assert Unnamed.specs == Labels.specs
 
 
 def test_a_figure_is_recorded_by_its_spec_or_by_a_name_with_its_safer_side():

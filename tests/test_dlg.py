@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction import dlg
-from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients, reference_dlg
+from ppbench.attacks.reconstruction.dlg import DLG, IDLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.fedavg import (
     STEP_LOGIT,
     FedAvgInversion,
@@ -30,6 +31,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.net import Option, initial, net_spec
 
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "bench_dlg.py"
 WHOLE, SMALL = (net_spec("dlnet", (1, 8, 8), 10, options) for options in ({}, {"nconv": 2}))
 PLAN = Plan(SMALL, 1, Local("gradient"))
 PARAMS = initial(PLAN.spec, 0)
@@ -74,8 +76,9 @@ def test_undefended_single_images_are_broken_with_their_labels(digits, attack):
     assert all(g.confidence is not None and g.confidence < 1e-7 for g in guesses)
 
 
-def test_the_attack_finds_what_the_plain_loop_finds(digits):
-    """The 50 lines of `dlg_reference` are the oracle: its images, found from the same gradients."""
+def test_the_attack_finds_what_the_plain_loop_finds(digits, script):
+    """The plain loop of the benchmark is the oracle: its images, found from the same gradients."""
+    reference_dlg = script(BENCHMARK).reference_dlg
     plan, params = replace(PLAN, spec=WHOLE), initial(WHOLE, 0)
     x, y = batches(digits, 3)
     observed = updates(simulation(plan, params), x, y)

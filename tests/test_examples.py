@@ -3,55 +3,51 @@
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from installed_examples import EXAMPLES, lay_out
 from typer.testing import CliRunner
 
 from ppbench.base import registry
 from ppbench.commands import app
+from ppbench.questions.base import question_of, questions
+from ppbench.records.scores import score_types
 from ppbench.run import evaluation
 from ppbench.run.suite import load_suite
 from ppbench.testing import check_attack, check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 PACKAGES = ("my_defense", "my_attack", "my_question")
 MODULES = ("sign_sgd", "row_ratio", "column_guess")
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return a folder in which the examples lie as pip would leave them; `tests/wheel_test.sh` has pip do it."""
+    """Return a folder in which the examples lie as packages that were installed."""
     folder = tmp_path_factory.mktemp("site")
     for name in PACKAGES:
-        source, built = EXAMPLES / name / "src", shutil.ignore_patterns("*.egg-info")
-        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
-        project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
-        info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        )
-        groups = [(group, "\n".join(f"{n} = {where}" for n, where in entries.items()))
-                  for group, entries in project["entry-points"].items()]  # fmt: skip
-        (info / "entry_points.txt").write_text("\n".join(f"[{group}]\n{lines}" for group, lines in groups))
+        lay_out(EXAMPLES / name, folder)
     return folder
+
+
+def forget():
+    """Forget which plugins are installed."""
+    for cache in (registry.plugins, score_types, question_of, questions):
+        cache.cache_clear()
 
 
 @pytest.fixture
 def installed(site, monkeypatch):
     """Let this process find the examples as packages that were installed."""
     monkeypatch.syspath_prepend(site)
-    registry.plugins.cache_clear()
+    forget()
     yield
-    registry.plugins.cache_clear()
+    forget()
     for name in MODULES:
         sys.modules.pop(name, None)
 

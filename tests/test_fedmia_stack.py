@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import CHANCE, deviations, fedsgd_mail, half_known, seeded
+from observations import CHANCE, deviations, drawn_rounds, seeded
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -12,10 +12,8 @@ from ppbench.adversary.attack import Challenge
 from ppbench.attacks.membership.base import MembershipQuestion
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.updates import FedMIA, UpdateCosine, against_others
-from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
 from ppbench.testing.scene import POISONS, with_changed_mail
 
@@ -26,15 +24,7 @@ PLAN = Plan(SPEC, CLIENTS, Local("gradient", batch=COUNT))
 
 def seen(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     """Return a server's view of gradients at drawn weights, a challenge, who was in; size: of noise, in norms."""
-    g = seeded(seed)
-    x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
-    y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
-    member, owner = torch.rand(COUNT, generator=g) < 0.5, torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
-    owned = [torch.cat([(member & (owner == client)).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
-    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
-    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
-    return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT], known=half_known(member)), member
+    return drawn_rounds(PLAN, COUNT, ROUNDS, size, seed)[:3]
 
 
 def score(view: View, challenge: Challenge, attack: FedMIA | Stack | UpdateCosine, seed: int = 0) -> Tensor:

@@ -1,6 +1,5 @@
 """The register pins what is there, what pins nothing is refused by line and key, its workflow's commands are real."""
 
-import importlib
 import json
 import shutil
 import sys
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from github_runner import Ran, Runner
+from installed_examples import lay_out
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.ledger.submission import RegisteredFigure, load_register, moved_figures, pin_faults
 from ppbench.records import sources
 from ppbench.run.suite import load_suite
 
@@ -21,12 +20,17 @@ pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "leaderboards" / "register.toml"
 WORKFLOW = ROOT / ".github" / "workflows" / "register.yml"
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 @pytest.fixture(scope="module")
-def register():
-    return load_register(SHIPPED)
+def registered(script):
+    """benchmarks/registered.py, which reads the register."""
+    return script(ROOT / "benchmarks" / "registered.py")
+
+
+@pytest.fixture(scope="module")
+def register(registered):
+    return registered.load_register(SHIPPED)
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +38,8 @@ def site(tmp_path_factory, register):
     """Folders in which the entries that are folders of this repository lie as pip would leave them, one each."""
     home = tmp_path_factory.mktemp("site")
     for _, entry in register.entries():
-        if not (ROOT / entry.install).is_dir():
-            continue
-        folder, ignored = home / entry.name, shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(ROOT / entry.install / "src", folder, ignore=ignored)
-        document = tomllib.loads((ROOT / entry.install / "pyproject.toml").read_text())["project"]
-        info = folder / f"{document['name'].replace('-', '_')}-{document['version']}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {document['name']}\nVersion: {document['version']}\n"
-        )
-        groups = document["entry-points"].items()
-        lines = [f"[{group}]\n" + "\n".join(f"{n} = {where}" for n, where in some.items()) for group, some in groups]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        (info / "top_level.txt").write_text("".join(f"{path.name}\n" for path in (folder).iterdir() if path != info))
+        if (ROOT / entry.install).is_dir():
+            lay_out(ROOT / entry.install, home / entry.name)
     return home
 
 
@@ -67,18 +59,18 @@ def installed(site, monkeypatch):
         sys.modules.pop(path.parent.name, None)
 
 
-def test_the_shipped_register_pins_the_examples_as_they_are_now(register, installed):
+def test_the_shipped_register_pins_the_examples_as_they_are_now(registered, register, installed):
     """An edited example fails here: give its digest, as the sentence tells it, and its figures, to the register."""
     assert {"sign_sgd", "row_ratio"} <= {entry.name for _, entry in register.entries()}
     for group, entry in register.entries():
-        assert "is not installed here" in pin_faults(group, entry)[0]
+        assert "is not installed here" in registered.pin_faults(group, entry)[0]
         if (ROOT / entry.install).is_dir():
             installed(entry.name)
-            assert pin_faults(group, entry) == []
+            assert registered.pin_faults(group, entry) == []
             suite = ROOT / entry.suite if entry.suite.endswith(".toml") else entry.suite
             assert load_suite(suite, add=[entry.name] if group == "defenses" else [], isolate=False).configs
             other = entry.model_copy(update={"code": "0" * 12, "version": "9"})
-            assert [result.split()[1] for result in pin_faults(group, other)] == ["version", "code"]
+            assert [result.split()[1] for result in registered.pin_faults(group, other)] == ["version", "code"]
 
 
 CHANGES = [
@@ -105,33 +97,35 @@ def repository(folder):
 
 
 @pytest.mark.parametrize(("before", "after", "message"), CHANGES)
-def test_what_pins_nothing_is_refused_by_file_line_and_key(tmp_path, before, after, message):
+def test_what_pins_nothing_is_refused_by_file_line_and_key(registered, tmp_path, before, after, message):
     assert before in SHIPPED.read_text()
     path = repository(tmp_path)
     path.write_text(SHIPPED.read_text().replace(before, after, 1))
     with pytest.raises(UsageError) as caught:
-        load_register(path)
+        registered.load_register(path)
     assert message in str(caught.value) and str(path) in str(caught.value), caught.value
 
 
-def test_versions_and_commits_pin_and_a_missing_file_is_told(tmp_path):
+def test_versions_and_commits_pin_and_a_missing_file_is_told(registered, tmp_path):
     path = repository(tmp_path)
     for install in ("ppbench-sign-sgd==0.1.0", f"git+https://example.org/a@{'a' * 40}"):
         path.write_text(SHIPPED.read_text().replace('"examples/my_defense"', f'"{install}"'))
-        assert load_register(path).named("sign_sgd")[1].install == install
+        assert registered.load_register(path).named("sign_sgd")[1].install == install
     with pytest.raises(UsageError, match="no entry 'x'"):
-        load_register(path).named("x")
+        registered.load_register(path).named("x")
     with pytest.raises(UsageError, match="cannot be read as a register"):
-        load_register(tmp_path / "none.toml")
+        registered.load_register(tmp_path / "none.toml")
 
 
-def test_figures_that_moved_or_went_are_named(register, cell):
+def test_figures_that_moved_or_went_are_named(registered, register, cell):
     entry, record = register.named("sign_sgd")[1], cell(share=10.0)
     metric = record.metric("psnr_median")
 
     def result(value, **changes):
         about = dict(defense="dp", control=0.1, attack="dlg", metric="psnr_median", value=value) | changes
-        return moved_figures(entry.model_copy(update={"figure": (RegisteredFigure(**about),)}), [record])
+        return registered.moved_figures(
+            entry.model_copy(update={"figure": (registered.RegisteredFigure(**about),)}), [record]
+        )
 
     assert result(metric.value) == result(metric.low) == []
     assert "was 30, and now is" in result(30.0)[0]
@@ -169,12 +163,11 @@ def test_the_workflows_commands_are_real(jobs, site, register, tmp_path):
     assert code != 0 and "has no entry 'nobody'" in ran.log
 
 
-def test_what_the_workflow_computes_is_pinned(script, installed, undrawn, tmp_path, capsys):
+def test_what_the_workflow_computes_is_pinned(registered, installed, undrawn, tmp_path, capsys):
     """The defense's entry, whose victims are the same each time: cells, controls and figures come out as they stand."""
-    module = script(ROOT / "benchmarks" / "registered.py")
-    assert module.run("sign_sgd", tmp_path / "none") == 1 and "is not installed here" in capsys.readouterr().out
+    assert registered.run("sign_sgd", tmp_path / "none") == 1 and "is not installed here" in capsys.readouterr().out
     installed("sign_sgd")
-    assert module.run("sign_sgd", tmp_path / "out", engine="inline") == 0
+    assert registered.run("sign_sgd", tmp_path / "out", engine="inline") == 0
     assert "20 cells of sign-sgd-small/1, 3 figures as pinned." in capsys.readouterr().out
 
 

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
+from installed_examples import EXAMPLES, lay_out
 from typer.testing import CliRunner
 
 from ppbench.base import registry
@@ -46,8 +46,6 @@ from ppbench.verification.recheck import recheck
 
 pytestmark = pytest.mark.nightly
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-PACKAGES = (("my_defense", "sign_sgd", "defenses", "SignSGD"), ("my_attack", "row_ratio", "attacks", "RowRatio"))
 TINY = """\
 schema = "ppbench.run.suite/1"
 id = "tiny"
@@ -82,7 +80,7 @@ ONLY = {"defense": ["sign_sgd"]}
 def site(tmp_path_factory):
     """A folder of packages, as pip leaves them, with the example's defense; `tiny` and `whole` are shipped suites."""
     folder = tmp_path_factory.mktemp("site")
-    install(folder, *PACKAGES[0])
+    lay_out(EXAMPLES / "my_defense", folder, requires=["pydantic>=2"])
     (folder / "tiny.toml").write_text(TINY)
     named = TINY[TINY.index("attacks =") : TINY.index("attack_batch")]
     (folder / "whole.toml").write_text(
@@ -97,18 +95,6 @@ def site(tmp_path_factory):
         yield folder
     forget()
     sys.modules.pop("sign_sgd", None)
-
-
-def install(folder, example, module, group, name):
-    """Put an example's package into a folder as pip would."""
-    source, built = EXAMPLES / example / "src", shutil.ignore_patterns("*.egg-info", "__pycache__")
-    shutil.copytree(source, folder, dirs_exist_ok=True, ignore=built)
-    package = f"ppbench-{module.replace('_', '-')}"
-    info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
-    info.mkdir()
-    metadata = f"Name: {package}\nVersion: 0.1.0\nRequires-Dist: ppbench-fl\nRequires-Dist: pydantic>=2\n"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
-    (info / "entry_points.txt").write_text(f"[ppbench.{group}]\n{module} = {module}:{name}\n")
 
 
 def forget():
@@ -426,7 +412,7 @@ def test_cells_drawn_with_a_secret_need_it(site, tmp_path, unboarded):
 @pytest.fixture
 def attacked(site, tmp_path, monkeypatch, unboarded):
     """Results of the example's attack, isolated, and the folder of packages where it lies."""
-    install(tmp_path / "more", *PACKAGES[1])
+    lay_out(EXAMPLES / "my_attack", tmp_path / "more")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "more"))
     monkeypatch.syspath_prepend(tmp_path / "more")
     forget()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observations import CHANCE, batch_gradient, deviations, fedsgd_mail, half_known, letters, seeded
+from observations import CHANCE, batch_gradient, deviations, drawn_rounds, half_known, letters, seeded
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -219,15 +219,8 @@ PLAN = Plan(SPEC, CLIENTS, Local("gradient", batch=COUNT))
 
 def traced(size: float = 0.0, seed: int = 0) -> tuple[View, Challenge, Tensor]:
     """Return a server's view of gradients at drawn weights, a challenge and the owners; size: of noise, in norms."""
-    g = seeded(seed)
-    x = torch.rand(1, 1, 8, 8, generator=g) + 0.3 * torch.randn(COUNT + 100, 1, 8, 8, generator=g)
-    y = torch.nn.functional.one_hot(torch.randint(0, 10, (len(x),), generator=g), 10).float()
-    owner = torch.randint(0, CLIENTS, (COUNT,), generator=g)
-    rest = [COUNT + 20 * client + torch.arange(20) for client in range(CLIENTS)]
-    owned = [torch.cat([(owner == client).nonzero()[:, 0], rest[client]]) for client in range(CLIENTS)]
-    mail = fedsgd_mail(PLAN, x, y, owned, ROUNDS, seed, size)
-    view = View("server/1", SERVER, PLAN, NoDefense(), mail, ())
-    return view, Challenge((), 1, x=x[:COUNT], labels=y[:COUNT]), owner
+    view, challenge, _, owner = drawn_rounds(PLAN, COUNT, ROUNDS, size, seed, all_in=True)
+    return view, challenge, owner
 
 
 def share(view: View, challenge: Challenge, owner: Tensor, attack: TracingCosine | None = None) -> float:

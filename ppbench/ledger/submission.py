@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from importlib import metadata, util
@@ -20,16 +19,14 @@ import torch
 from pydantic import Field, ValidationError
 
 from ppbench.base.device import processor
-from ppbench.base.errors import UsageError, because, first_fault, shown
+from ppbench.base.errors import UsageError, first_fault, shown
 from ppbench.base.machine import GIB, memory
 from ppbench.base.registry import ADDRESSED, DISTRIBUTION, GROUP_NOUNS, Plugin, PluginGroup, find
-from ppbench.base.suite_files import shipped
-from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.base.version import __version__
 from ppbench.ledger.form import ShownLine, ShownWord
 from ppbench.records.archive import SUBMISSION, Files
 from ppbench.records.run_files import commit_of
-from ppbench.records.schema import CellConfig, Record
+from ppbench.records.schema import Record
 from ppbench.records.scores import AtLeastOne, Strict
 from ppbench.records.sources import code_of, source_digest
 
@@ -260,136 +257,3 @@ def submission_of(files: Files) -> Submission:
     except ValidationError as error:
         why = first_fault(error)
         raise UsageError(f"{files.path}: {SUBMISSION} does not have the required form ({why}).") from error
-
-
-# -- The register: pinned defenses and attacks of other packages, with figures that a rerun must reproduce --
-# leaderboards/register.toml has an entry for each. `.github/workflows/register.yml` installs every one as pinned and
-# recomputes its suite once a week.
-
-REGISTER_SCHEMA: Literal["ppbench.register/1"] = "ppbench.register/1"
-FIGURE_TOLERANCE = 1e-6
-"""Tolerance of a figure without an interval."""
-_COMMIT = re.compile(r"git\+https://\S+@[0-9a-f]{40}")
-Argument = Annotated[str, Field(pattern=r"^[^-\s]\S*$", max_length=500)]
-ENTRY_GROUPS: tuple[tuple[Literal["defense", "attack"], PluginGroup], ...] = (
-    ("defense", "defenses"),
-    ("attack", "attacks"),
-)
-
-
-class RegisteredFigure(Strict):
-    """A metric of one cell at random weights: of `attack` on `defense`, at `control` where it has a parameter."""
-
-    defense: ShownWord
-    control: float | None = None
-    attack: ShownWord
-    metric: ShownWord
-    value: float
-
-    @property
-    def words(self) -> str:
-        """For sentences: "psnr_median of analytic on dp at 0.1"."""
-        at = "" if self.control is None else f" at {self.control:g}"
-        return f"{self.metric} of {self.attack} on {self.defense}{at}"
-
-    def fits(self, config: CellConfig) -> bool:
-        """Return whether the figure belongs to a cell with this configuration."""
-        control = None if config.defense.control is None else config.defense.control.value
-        named = (config.defense.id, control, config.attack.id, config.stage)
-        return named == (self.defense, self.control, self.attack, "init")
-
-
-class RegisterEntry(Strict):
-    """A pinned plugin of another package.
-
-    install: argument of pip install: PACKAGE==VERSION, git+https://...@COMMIT, or a folder of the repository that the
-    register lies in. code: digest of its source as installed. suite: a shipped one, or a TOML file of that repository.
-    """
-
-    name: ShownWord
-    package: Argument
-    version: Argument
-    install: Argument
-    code: CodeDigest
-    paper: Annotated[str, Field(min_length=1, max_length=2000)]
-    licence: Annotated[str, Field(min_length=1, max_length=100)]
-    suite: Argument
-    figure: tuple[RegisteredFigure, ...] = ()
-
-
-class Register(Strict):
-    """The register file."""
-
-    schema_: Literal["ppbench.register/1"] = Field(alias="schema")
-    defense: tuple[RegisterEntry, ...] = ()
-    attack: tuple[RegisterEntry, ...] = ()
-
-    def entries(self) -> Iterator[tuple[PluginGroup, RegisterEntry]]:
-        """Yield all entries, each with the group of its plugin."""
-        for kind, group in ENTRY_GROUPS:
-            yield from ((group, entry) for entry in getattr(self, kind))
-
-    def named(self, name: str) -> tuple[PluginGroup, RegisterEntry]:
-        """Return the entry called `name` with its group; UsageError: there is none."""
-        for group, entry in self.entries():
-            if entry.name == name:
-                return group, entry
-        raise UsageError(f"The register has no entry {shown(name)}; see leaderboards/register.toml.")
-
-
-def load_register(path: Path) -> Register:
-    """Return a register; UsageError: a fault in it, by file, line and key."""
-    source = toml_file(path, "register")
-    try:
-        register = Register.model_validate(source.raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        instead = "" if first["type"] == "missing" else f", not {shown(first['input'])}"
-        raise source.error(first["loc"], f"{because(ValueError(first['msg']))}{instead}.") from error
-    names = Counter(entry.name for _, entry in register.entries())
-    for kind, _ in ENTRY_GROUPS:
-        for place, entry in enumerate(getattr(register, kind)):
-            _check(source, (kind, place), entry)
-            if names[entry.name] > 1:
-                raise source.error((kind, place, "name"), f"{shown(entry.name)} is there twice.")
-    return register
-
-
-def _check(source: TomlFile, loc: Loc, entry: RegisterEntry) -> None:
-    """Refuse an entry that pins nothing or whose suite does not exist (UsageError)."""
-    root = source.path.resolve().parent.parent
-    pinned = entry.install == f"{entry.package}=={entry.version}" or _COMMIT.fullmatch(entry.install)
-    if not pinned and not (_inside(root, entry.install) and (root / entry.install).is_dir()):
-        right = f"{entry.package}=={entry.version}, git+https://...@COMMIT or a folder of this repository"
-        raise source.error((*loc, "install"), f"{shown(entry.install)} pins nothing; give {right}.")
-    if entry.suite not in shipped() and not (_inside(root, entry.suite) and (root / entry.suite).is_file()):
-        raise source.error((*loc, "suite"), f"{shown(entry.suite)} is no suite; give a shipped one or a TOML file.")
-
-
-def _inside(root: Path, name: str) -> bool:
-    return (root / name).resolve().is_relative_to(root)
-
-
-def pin_faults(group: PluginGroup, entry: RegisterEntry) -> list[str]:
-    """Return the differences between the pinned and the installed plugin, a sentence each."""
-    if find(group, entry.name) is None:
-        return [f"The {GROUP_NOUNS[group]} {shown(entry.name)} is not installed here; install {entry.install}."]
-    here = entry_of(group, entry.name)
-    pairs = (("package", entry.package, here.package), ("version", entry.version, here.version))
-    compared = [*pairs, ("code", entry.code, here.code)]
-    return [f"{entry.name}: {what} {one} is pinned, and here is {two}." for what, one, two in compared if one != two]
-
-
-def moved_figures(entry: RegisterEntry, records: Sequence[Record]) -> list[str]:
-    """Return the figures of an entry outside the 95 % intervals of `records`, a sentence each."""
-    sentences = []
-    for figure in entry.figure:
-        metric = next((r.metric(figure.metric) for r in records if figure.fits(r.config)), None)
-        if metric is None or metric.value is None:
-            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and is not there now.")
-            continue
-        low, high = (metric.value if end is None else end for end in (metric.low, metric.high))
-        if not low - FIGURE_TOLERANCE <= figure.value <= high + FIGURE_TOLERANCE:
-            now = f"{metric.value:.6g} [{low:.6g}, {high:.6g}]"
-            sentences.append(f"{entry.name}: {figure.words} was {figure.value:.6g}, and now is {now}.")
-    return sentences

@@ -6,7 +6,6 @@ here (`MODEL_METRICS`). Tables, the page, docs/columns.md and `ppbench compare` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
@@ -92,24 +91,6 @@ class MetricSpec:
             self.name, one.name or self.name, one.subset, one.form, one.tolerance, self.higher_is_safer, one.luck,
             one.digits, one.first,
         )  # fmt: skip
-
-
-def specs_of_figures(figures: Iterable[tuple[str, str]], rules: Iterable[Rule]) -> tuple[MetricSpec, ...]:
-    """Return the specs of a question that declares `figures`, (name, title) pairs, and `rules` instead."""
-    titles, by_name = dict(figures), {rule.metric: rule for rule in rules}
-    specs = []
-    for name in dict.fromkeys((*titles, *by_name)):
-        rule, title = by_name.get(name), titles.get(name, "")
-        judgment = None
-        if rule is not None:
-            judgment = Judgment(
-                rule.form, rule.tolerance, rule.luck, subset=rule.subset, name=rule.name, digits=rule.digits,
-                first=rule.first,
-            )  # fmt: skip
-        safer = rule is not None and rule.safer
-        columns = INTERVAL if name in titles else ()
-        specs.append(MetricSpec(name, title, higher_is_safer=safer, columns=columns, judgment=judgment))
-    return tuple(specs)
 
 
 # -- Metrics of the delivered model --

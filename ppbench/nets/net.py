@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from ppbench.base.errors import UsageError, because, shown, unknown
 from ppbench.base.fence import built, check_answers
 from ppbench.base.machine import check_room
 from ppbench.base.registry import ADDRESSED, find, load
+from ppbench.base.tensor_files import digest_of
 from ppbench.base.tree import Params
 from ppbench.nets import user_model
 from ppbench.nets.classifier import Classifier as Classifier
@@ -109,11 +109,7 @@ class Net:
     @cached_property
     def frozen_sha256(self) -> str:
         """The SHA-256, in hex, of the frozen tensors: names, dtypes, shapes and bytes."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.frozen.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
-        return digest.hexdigest()
+        return digest_of(self.frozen)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return logits [B, C], of pixels [B, C, H, W], of x [B, *shape] under `params`."""

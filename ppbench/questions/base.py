@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ppbench.base.declarations import class_faults, contract_faults, word_faults
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load, load_all, plugins
-from ppbench.metrics.spec import MetricSpec, Rule, specs_of_figures
+from ppbench.metrics.spec import MetricSpec, Rule
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, TargetModel
 from ppbench.records.figure import Figured, Terms, best
 from ppbench.records.schema import CellConfig, Metric, Record, Score
@@ -61,8 +60,7 @@ class Question:
         inputs: whether answers are inputs, which are measured as such (decibels, perceptual distances) and stored.
         board: the question on whose board its cells are listed, "" for its own.  order: of its board among others.
         distances: the distances for a CAP, the main one first.
-        specs: its metrics, each declared once; the headline is the first, unless `headline` overrides this. A question
-            may declare `figures`, (name, title) pairs, and `rules` instead, from which the specs are made.
+        specs: its metrics, each declared once; the headline is the first, unless `headline` overrides this.
         chart: the chart of a board beside accuracy over distance: success over the budget, or ROC curves.
         intended: stages at which the delivered model is meant to answer the question; these are not ranked.
         noise: whether uploads of pure noise must defeat its attacks, so that `full_noise` is a control.
@@ -88,17 +86,6 @@ class Question:
     intended: ClassVar[tuple[str, ...]] = ()
     noise: ClassVar[bool] = True
     chapter: ClassVar[Literal["uploads", "models", ""]] = ""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        own = vars(cls)
-        if "specs" in own or not {"figures", "rules"} & own.keys():
-            return
-        inherited: tuple[MetricSpec, ...] = getattr(cls, "specs", ())
-        titles = own.get("figures", [(spec.name, spec.title) for spec in inherited])
-        rules = own.get("rules", [spec.rule for spec in inherited if spec.rule is not None])
-        with suppress(TypeError, ValueError, AttributeError):  # `faults` says what is wrong
-            cls.specs = specs_of_figures(titles, rules)
 
     # -- challenges and scores -----------------------------------------------------------------------------------------
     def of_probe(self, probe: Probe) -> Inquiry:

@@ -17,8 +17,7 @@ from typing import ClassVar
 import torch
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.active.bins import bin_rows, bin_trap
-from ppbench.attacks.active.ratios import ratio_rows, ratio_trap
+from ppbench.attacks.active.bins import bin_rows, bin_trap, ratio_rows, ratio_trap
 from ppbench.attacks.active.wiring import (
     Wiring,
     inverted_features,

@@ -15,7 +15,6 @@ from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.base import (
     AuditAttack,
     MembershipQuestion,
-    best_threshold,
     coins,
     finite_scores,
     log_probabilities,
@@ -70,7 +69,4 @@ class Stack(AuditAttack):
         scaler = StandardScaler().fit(columns[question.is_known].numpy())
         rows = np.clip(scaler.transform(columns.numpy()), -5, 5)
         model = LogisticRegression(C=1 / self.penalty, max_iter=1000).fit(rows[question.is_known.numpy()], member)
-        scores = torch.from_numpy(model.decision_function(rows)).double()
-        threshold = best_threshold(scores[question.is_known], question.members)
-        decision = coins(len(scores), generator) if threshold is None else scores >= threshold
-        return Guess(score=scores, decision=decision)
+        return super().answer(plan, torch.from_numpy(model.decision_function(rows)).double(), question, generator)

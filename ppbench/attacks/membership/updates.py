@@ -237,12 +237,15 @@ class UpdateCosine(AuditAttack):
     alone: bool = False
 
     def signal(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the largest mean coefficient [Q]; NaN where no upload can be read."""
+        """Return the largest mean statistic [Q] of a client; NaN where no client has one."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         explained = update_coefficients(view, challenge.x, challenge.labels, None if self.alone else self.ridge)
-        means = explained.nanmean(0)
-        best = means.nan_to_num(nan=-torch.inf).max(0).values
+        best = self.statistics(explained).nanmean(0).nan_to_num(nan=-torch.inf).max(0).values
         return torch.where(best.isfinite(), best, torch.nan)
+
+    def statistics(self, explained: Tensor) -> Tensor:
+        """Return the statistics [T, N, Q] of each round and client, from `coefficients`: these."""
+        return explained
 
 
 # -- FedMIA (Zhu et al., CVPR 2025): the other clients' updates are the null, round by round; no reference models --
@@ -278,36 +281,23 @@ def against_others(statistics: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedMIA(AuditAttack):
+class FedMIA(UpdateCosine):
     """A record is a member if its gradient fits one client's updates far better than the other clients'.
 
     The statistic is how much of an update the candidate's gradient explains. Its probability under a Gaussian fitted to
     the other clients' statistics in that round is averaged over all rounds; the score is the largest over clients,
-    since a record's owner is unknown.
-
-    Attributes:
-        ridge: strength of the ridge by which all candidates explain an update together, as in `mia_update_cosine`.
-        alone: whether the statistic is each record's cosine alone, as published (FedMIA-II).
+    since a record's owner is unknown. With `alone`, the statistic is each record's cosine, as published (FedMIA-II).
     """
 
     name: ClassVar[str] = "mia_fedmia"
-    threats: ClassVar[tuple[str, ...]] = ("server/1",)
-    audit: ClassVar = "rounds"
     reference: ClassVar[str] = (
         "Zhu et al., FedMIA: An Effective Membership Inference Attack Exploiting 'All for One' Principle in Federated "
         "Learning, CVPR 2025; joint regression: this project"
     )
 
-    ridge: Positive = RIDGE
-    alone: bool = False
-
-    def signal(self, view: View, challenge: Challenge) -> Tensor:
-        """Return the largest mean probability [Q]; NaN where fewer than three clients' uploads can be read singly."""
-        assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        ridge = None if self.alone else self.ridge
-        means = against_others(update_coefficients(view, challenge.x, challenge.labels, ridge)).nanmean(0)
-        best = means.nan_to_num(nan=-torch.inf).max(0).values
-        return torch.where(best.isfinite(), best, torch.nan)
+    def statistics(self, explained: Tensor) -> Tensor:
+        """Return the probabilities [T, N, Q]; NaN where fewer than three clients' uploads can be read singly."""
+        return against_others(explained)
 
 
 # -- Members of a batch by its upload: how much of the gradient each candidate explains, all candidates together --

@@ -1,8 +1,8 @@
 """Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019) and iDLG (Zhao, Mopuri and Bilen, 2020).
 
 Minimize sum_p ||grad_p loss(net(x), softmax(q)) - g*_p||^2 over images x and label logits q. The plain loop is
-`dlg_reference`, the oracle of this module's tests; the paper's start and label are "normal" and "joint". See also
-`search.starts` (random starts), `search.problem` (the minimized function) and `search.lbfgs` (the optimizer).
+in benchmarks/bench_dlg.py, the oracle of this module's tests; the paper's start and label are "normal" and "joint". See
+also `search.starts` (random starts), `search.problem` (the minimized function) and `search.lbfgs` (the optimizer).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
 from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, simulation_groups
-from ppbench.base.tree import Params
 from ppbench.federation.bounds import InMemoryCount, NonNegative, NonNegativeInt, OpenShare, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -202,39 +201,3 @@ class IDLG(DLG):
     reference: ClassVar[str] = "Zhao, Mopuri and Bilen, iDLG: Improved Deep Leakage from Gradients, 2020"
 
     label: Label = "inferred"
-
-
-# -- The plain loop of deep leakage from gradients: the reference for tests and timings of `dlg` --
-# torch.optim.LBFGS with learning rate 1 and its defaults (at most 20 evaluations per step, history 100, no line
-# search), an N(0, 1) start for image and label logits, autograd's double backward, float32 (Zhu, Liu and Han,
-# NeurIPS 2019).
-
-OUTER = 300
-
-
-def reference_dlg(plan: Plan, params: Params, observed: Params, stop: float, generator: torch.Generator) -> Tensor:
-    """Return the reconstruction [1, *shape] of one image from its gradient `observed` at public weights `params`.
-
-    The loop ends if, after an outer step, the squared distance of gradients is at most `stop` or not finite.
-    """
-    x = torch.randn(1, *plan.spec.shape, generator=generator).requires_grad_()
-    q = torch.randn(1, plan.spec.classes, generator=generator).requires_grad_()
-    optimizer = torch.optim.LBFGS([x, q])
-    weights = {name: value.detach().requires_grad_() for name, value in params.items()}
-    last = math.inf
-
-    def closure() -> Tensor:
-        nonlocal last
-        optimizer.zero_grad()
-        loss = plan.example_loss(plan.net(weights, x), torch.softmax(q, -1)).mean()
-        simulated = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-        distance = torch.stack([((g - observed[n]) ** 2).sum() for n, g in zip(weights, simulated, strict=True)]).sum()
-        distance.backward(inputs=[x, q])
-        last = distance.item()
-        return distance.detach()
-
-    for _ in range(OUTER):
-        optimizer.step(closure)
-        if not last > stop:
-            break
-    return x.detach()
