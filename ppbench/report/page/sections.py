@@ -12,9 +12,9 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import Cap
 from ppbench.report.controls import rebuilt_share
+from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Key
-from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import ALONE
+from ppbench.report.titles import ALONE
 from ppbench.report.worst import Measured
 
 AUDITED = {

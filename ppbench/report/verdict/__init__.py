@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ppbench.metrics.epsilon import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
+from ppbench.report.findings import findings_of
 from ppbench.report.frame import TRAINED, frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
 from ppbench.report.refutation import refutation_of
-from ppbench.report.verdict.lines import listed_values, setting_labels
 from ppbench.report.verdict.models import audit_verdicts, model_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
 from ppbench.report.verdict.verdict import Verdict
+from ppbench.report.words import listed_values, setting_labels
 
 MOST_DIFFERING_WORDS = 3  # words in which reasons may differ and still be joined into one
 
 
-def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return the verdicts on `defense`, question by question; every figure is a record's."""
+def verdicts(defense: str, records: Sequence[Record], known: Knowledge | None = None) -> list[Verdict]:
+    """Return the verdicts on `defense`, question by question; every figure is a record's.
+
+    known: which attacks know a defense, by default as `records` show.
+    """
     frame = frame_of(records)
-    results = [*upload_verdicts(defense, frame), *model_verdicts(defense, frame), *audit_verdicts(defense, frame)]
+    known = Knowledge.of(frame) if known is None else known
+    findings = [one for one in findings_of(frame) if one.row.key.defense == defense]
+    results = upload_verdicts(defense, frame, known, findings)
+    results += [*model_verdicts(defense, frame, findings), *audit_verdicts(defense, frame, findings)]
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
@@ -32,7 +39,6 @@ def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
     if defense == "none" or learned is None or learned.suffices:
         return results
     clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
-    results = [replace(one, fate="undecided") if one.fate == "stands" else one for one in results]
     return [*results, Verdict(defense, "usability", None, clause)]
 
 

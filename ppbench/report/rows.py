@@ -1,25 +1,19 @@
-"""Records as rows of the final tables: the worst case of each kind, and that of unaware attacks."""
+"""Settings in one scene at one seed: the rows of the final tables and the subjects of sentences and findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import probe_words
-from ppbench.report.frame import SETTING, Frame, Key, frame_of
+from ppbench.report.controls import easiest, probe_words
+from ppbench.report.frame import SETTING, TRAINED, Frame, Key, frame_of
+from ppbench.report.leak import Leak
+from ppbench.report.words import STAGE_RANK, setting_labels
 from ppbench.report.worst import WorstCase, worst_of
-
-STAGE_WORDS = {
-    "init": "at random weights",
-    "iterate": "of what clients train on",
-    "final": "after training",
-    "audit": "after a training with canaries",
-}
-STAGE_RANK = tuple(STAGE_WORDS)
 
 
 @dataclass(frozen=True)
@@ -52,11 +46,15 @@ class Sides:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """The cells of one setting, a row of a table. key: by `SETTING`; control: the control value in words."""
+    """The cells of one setting in one scene at one seed.
+
+    key: by `SETTING`; control: the control value in words; leak: that of inputs, None where none were attacked.
+    """
 
     key: Key
     control: str
     records: Frame
+    leak: Leak | None = None
 
     @property
     def utility(self) -> Utility:
@@ -81,10 +79,15 @@ class SettingRow:
         """Return the cell whose `metric` leaks most, or None."""
         return best(self.records, metric)
 
-    @cached_property
-    def rebuilt(self) -> Sides:
-        """Reconstructions by PSNR, the best of each victim."""
-        return Sides.of(self.of("reconstruction"), "psnr_median")
+    @property
+    def worst(self) -> WorstCase | None:
+        """The worst case of reconstructions."""
+        return None if self.leak is None else self.leak.worst
+
+    @property
+    def plain(self) -> WorstCase | None:
+        """The worst case of reconstructions by unaware attackers."""
+        return None if self.leak is None else self.leak.unaware.worst
 
     @property
     def labels(self) -> Record | None:
@@ -109,34 +112,15 @@ def extraction_metric_of(records: Iterable[Figured]) -> str:
     return next((question.headline(r.config) for r in records), "agreement")
 
 
-def setting_labels(records: Sequence[Record]) -> dict[str, str]:
-    """Return by cell id "alpha2=0.1": the control parameter, what else differs among a defense's records, the role."""
-    seen: dict[tuple[str, str], set[object]] = {}
-
-    def known(record: Record) -> dict[str, object]:
-        return {**record.config.defense.parameters, "version": record.config.edition}
-
-    for record in records:
-        for name, parameter in known(record).items():
-            seen.setdefault((record.config.defense.id, name), set()).add(parameter)
-    labels = {}
-    for record in records:
-        defense = record.config.defense
-        words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
-        for name, parameter in known(record).items():
-            if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
-                words.append(f"{name}={parameter}")
-        words += [f"({record.config.role})"] if record.config.role else []
-        labels[record.cell_id] = " ".join(words)
-    return labels
-
-
-def _rows(records: Sequence[Record], which: Callable[[Record], bool]) -> list[SettingRow]:
+def _rows(
+    records: Sequence[Record], which: Callable[[Record], bool], leaks: Mapping[Key, Leak] | None = None
+) -> list[SettingRow]:
     """Return the records selected by `which` as rows: controls first, then by control value, stage and batch."""
     frame = frame_of(records)
     label = setting_labels(frame)
     groups = frame.of([r for r in frame if which(r)]).by(SETTING)
-    return sorted((SettingRow(key, label[some[0].cell_id], some) for key, some in groups.items()), key=_order)
+    rows = [SettingRow(key, label[some[0].cell_id], some, (leaks or {}).get(key)) for key, some in groups.items()]
+    return sorted(rows, key=_order)
 
 
 def _order(row: SettingRow) -> tuple[object, ...]:
@@ -147,9 +131,9 @@ def _order(row: SettingRow) -> tuple[object, ...]:
     return rank, key.defense, key.threat, number, *place, key.probe, key.probe_rounds, key.text()
 
 
-def upload_rows(records: Sequence[Record]) -> list[SettingRow]:
-    """Return the rows on what uploads give away."""
-    return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads")
+def upload_rows(records: Sequence[Record], leaks: Mapping[Key, Leak] | None = None) -> list[SettingRow]:
+    """Return the rows on what uploads give away. leaks: those of inputs, by `leaks_of`."""
+    return _rows(records, lambda r: r.config.stage != "audit" and question_for(r).chapter == "uploads", leaks)
 
 
 def model_rows(records: Sequence[Record]) -> list[SettingRow]:
@@ -162,6 +146,14 @@ def audit_rows(records: Sequence[Record]) -> list[SettingRow]:
     return _rows(records, lambda r: r.config.stage == "audit" and bool(question_for(r).chapter))
 
 
+def judged_keys(keys: Iterable[Key]) -> set[Key]:
+    """Return those settings whose scene is the easiest of its training, adversary, probe and role (see `easiest`)."""
+    groups: dict[Key, list[Key]] = {}
+    for key in keys:
+        groups.setdefault(key.only((*TRAINED, "threat", "auxiliary", "probe", "probe_rounds", "role")), []).append(key)
+    return {key for some in groups.values() for key in easiest(some, lambda key: (key.stage, key.batch))}
+
+
 def undefended_row(rows: Iterable[SettingRow], stage: str, batch: int) -> SettingRow | None:
     """Return the undefended row of a stage and batch."""
     return next((r for r in rows if (r.key.defense, r.key.stage, r.key.batch) == ("none", stage, batch)), None)
@@ -171,43 +163,3 @@ def probe_text(row: SettingRow, beside: Iterable[SettingRow]) -> str:
     """Return a row's probe in words; "" where it and all rows in `beside` probe one gradient."""
     every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}
     return "" if every == {("gradient", 1)} else probe_words(row.key.probe, row.key.probe_rounds)
-
-
-def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
-    """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
-    metric = record.metric(name) if record is not None else None
-    if metric is None or metric.value is None:
-        return "-"
-    text = f"{metric.value:{form}}{unit}"
-    if metric.low is not None and metric.high is not None:
-        text += f" [{metric.low:{form}}, {metric.high:{form}}]".replace("%", "")
-    return text
-
-
-def decibels(record: Figured | None) -> str:
-    """Return a median PSNR with its interval."""
-    return figure(record, "psnr_median", ".1f", " dB")
-
-
-def attack_at(attack: str, control: str) -> str:
-    """Return an attack with the control value, as "dlg, sigma=0.1"."""
-    return f"{attack}, {control}" if control else attack
-
-
-def listed_values(labels: Sequence[str]) -> str:
-    """Return "kappa=1, 10 and 100": control values of one defense in words, with their common name once."""
-    names = {label.partition("=")[0] for label in labels}
-    plain = all("=" in label and " " not in label for label in labels)
-    words = [label.partition("=")[2] for label in labels] if plain and len(names) == 1 else list(labels)
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"{names.pop()}={text}" if plain and len(names) == 1 else text
-
-
-def utility_text(utility: Utility, undefended: Utility | None) -> str:
-    """Return "accuracy 95.0% (96.1% undefended)", "MSE 0.059" for numbers, or "training diverged"."""
-    for word, field, form in (("accuracy", "accuracy", ".1%"), ("MSE", "mse", ".3g")):
-        value, beside = (None if u is None else getattr(u, field) for u in (utility, undefended))
-        if value is not None:
-            mark = f", {utility.collapse}" if utility.collapse else ""
-            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "") + mark
-    return "training diverged"
