@@ -422,9 +422,10 @@ def _without_inputs(value: SeedValue) -> Judgement:
         if one.fate == "falls":
             whole = "falls" in (one.plain, one.knowing)
             return Judgement("falls", f"outputs read {'' if whole else 'in part '}by {winner_of(one.top)}", "error")
-    members = value.about("members")
-    if members and all(one.fate == "stands" for one in members):
-        return Judgement("stands", "members not found", "good")
+    judged = value.about("members", "batch members", "outputs")
+    if value.about("members", "batch members") and all(one.fate == "stands" for one in judged):
+        read = ", outputs not read" if value.about("outputs") else ""
+        return Judgement("stands", f"members not found{read}", "good")
     # That no members are found shows little: weak attacks end at chance.
     return Judgement("undecided", "undecided", "warning")
 
