@@ -28,7 +28,7 @@ from ppbench.report.findings import members_fate, outputs_fate
 from ppbench.report.frame import SERIES, SETTING, Key, frame_of
 from ppbench.report.leak import LEVEL_WORDS, leak_of
 from ppbench.report.rows import Sides
-from ppbench.report.words import figure
+from ppbench.report.words import STAGES, figure
 from ppbench.report.worst import Measured, attack_of
 
 # -- Rules for claims about attacks: when such a claim holds, falls, or is inconclusive --
@@ -109,7 +109,7 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     undefended = {view: leak_of(_images(alike, [view]), vouched=True) for view in views}
     none = undefended[view]
     plain, strong = (figure_by_attack(case, r, shown, form, unit) for r in (sides.plain, worst))
-    about = f"batch {batch}, {'random' if stage == 'init' else 'trained'} weights; undefended "
+    about = f"batch {batch}, {STAGES[stage].weights}; undefended "
     about += _figure_or_not_run(None if none is None else none.worst, shown, form, unit)
     about += "" if recorded_threat(view).lone_server else f"; seen by {view}"
 

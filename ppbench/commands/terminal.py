@@ -30,6 +30,7 @@ from ppbench.report.page.overview import Overview
 from ppbench.report.page.trust import Trust
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
 from ppbench.report.setting import Setting
+from ppbench.report.words import STAGES
 from ppbench.report.worst import Measured, attack_of, worst_of
 
 if TYPE_CHECKING:
@@ -139,7 +140,6 @@ class Live(Bars):
         self.say(f"{answer_of(records, None).headline.words} (preliminary; still running)")
 
 
-MODEL_NAMES = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 TableColumn = tuple[str, Callable[[SettingRow], str]]
 """A title, and the function that returns a row's field."""
 
@@ -234,7 +234,7 @@ def _models(rows: Sequence[SettingRow]) -> Table:
     threats = len({row.key.threat for row in rows}) > 1
 
     def model(row: SettingRow) -> str:
-        return MODEL_NAMES[row.key.stage] + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
+        return STAGES[row.key.stage].model + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
 
     columns: list[TableColumn] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):

@@ -30,6 +30,7 @@ from ppbench.report.controls import (
 from ppbench.report.frame import EVALUATION, SCENE, SETTING, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
+from ppbench.report.words import STAGES
 from ppbench.report.worst import Measured, WorstCase, contenders, knows
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
@@ -42,6 +43,8 @@ FEWEST_UNITS = 6
 """Least number of units for a mean above chance: of 5 units all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess: a median whose interval ends below this shows nothing more."""
+SIBLING = (*EVALUATION, *SCENE)
+"""The fields in which the undefended sibling of a setting is equal to it: the same training but for the defense."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
 """The order of levels: an undecided leak may be worse than one shown to be nothing."""
 LEVEL_WORDS: dict[Level, str] = {
@@ -299,15 +302,14 @@ def leaks_of(records: Sequence[Record], known: Knowledge) -> dict[Key, Leak]:
     """
     leaks: dict[Key, Leak] = {}
     undefended: dict[Key, Leak] = {}
-    place = (*EVALUATION, *SCENE)
     for key, row in sorted(frame_of(records).by(SETTING).items(), key=lambda pair: pair[0].defense != "none"):
-        beside = undefended.get(key.only((*place, "role")), undefended.get(key.only(place)))
+        beside = undefended.get(key.only((*SIBLING, "role")), undefended.get(key.only(SIBLING)))
         leak = leak_of(row, vouched=known.vouches(row), none=beside, aware=known.adaptive)
         if leak is not None:
             leaks[key] = leak
         if leak is not None and key.defense == "none":
-            undefended[key.only((*place, "role"))] = leak
-            undefended.setdefault(key.only(place), leak)
+            undefended[key.only((*SIBLING, "role"))] = leak
+            undefended.setdefault(key.only(SIBLING), leak)
     return leaks
 
 
@@ -346,10 +348,9 @@ class SkippedSearch:
         metric = self.undefended.metric(rebuilding(self.undefended.leading))
         assert metric is not None and metric.value is not None  # else it would not have stood
         figure = modality_of(self.undefended.config).stated(metric.value)
-        where = {"init": "at random weights", "final": "after training"}.get(self.scene.stage, self.scene.stage)
         return (
-            f"Batches of {self.scene.batch} {where}: {self.defense} was not searched, because the undefended model "
-            f"withstands there too ({figure}); --attack standard searches it."
+            f"Batches of {self.scene.batch} {STAGES[self.scene.stage].when}: {self.defense} was not searched, because "
+            f"the undefended model withstands there too ({figure}); --attack standard searches it."
         )
 
 

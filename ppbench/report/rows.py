@@ -12,7 +12,7 @@ from ppbench.records.schema import Record, Utility
 from ppbench.report.controls import easiest, probe_words
 from ppbench.report.frame import SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.leak import Leak
-from ppbench.report.words import STAGE_RANK, setting_labels
+from ppbench.report.words import STAGE_ORDER, setting_labels
 from ppbench.report.worst import WorstCase, worst_of
 
 
@@ -127,7 +127,7 @@ def _order(row: SettingRow) -> tuple[object, ...]:
     key = row.key
     rank = {"none": 0, "full_noise": 1}.get(key.defense, 2)
     number = 0.0 if key.value is None else key.value
-    place = row.control, STAGE_RANK.index(key.stage), key.batch
+    place = row.control, STAGE_ORDER.index(key.stage), key.batch
     return rank, key.defense, key.threat, number, *place, key.probe, key.probe_rounds, key.text()
 
 
@@ -152,11 +152,6 @@ def judged_keys(keys: Iterable[Key]) -> set[Key]:
     for key in keys:
         groups.setdefault(key.only((*TRAINED, "threat", "auxiliary", "probe", "probe_rounds", "role")), []).append(key)
     return {key for some in groups.values() for key in easiest(some, lambda key: (key.stage, key.batch))}
-
-
-def undefended_row(rows: Iterable[SettingRow], stage: str, batch: int) -> SettingRow | None:
-    """Return the undefended row of a stage and batch."""
-    return next((r for r in rows if (r.key.defense, r.key.stage, r.key.batch) == ("none", stage, batch)), None)
 
 
 def probe_text(row: SettingRow, beside: Iterable[SettingRow]) -> str:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ppbench.records.figure import Figured
 from ppbench.records.schema import Record, Utility
 
-STAGE_WORDS = {
-    "init": "at random weights",
-    "iterate": "of what clients train on",
-    "final": "after training",
-    "audit": "after a training with canaries",
+
+@dataclass(frozen=True)
+class StageWords:
+    """The attacked model in words. when: in a sentence; weights: of uploads, in a title; model: in a column."""
+
+    when: str
+    weights: str
+    model: str
+
+
+STAGES = {
+    "init": StageWords("at random weights", "random weights", "initial"),
+    "iterate": StageWords("of what clients train on", "the weights that clients train on", "trained on"),
+    "final": StageWords("after training", "trained weights", "delivered"),
+    "audit": StageWords("after a training with canaries", "audited weights", "audited"),
 }
-"""The attacked model in words, in the order of training."""
-STAGE_RANK = tuple(STAGE_WORDS)
+"""By stage, in the order of training."""
+STAGE_ORDER = tuple(STAGES)
 
 
 def setting_labels(records: Sequence[Record]) -> dict[str, str]:

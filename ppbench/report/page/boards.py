@@ -25,6 +25,7 @@ from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
 from ppbench.report.titles import key_differences
+from ppbench.report.words import STAGE_ORDER
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --
 
@@ -154,7 +155,6 @@ def write_csv(
     write_atomic(path, csv_text(records, claims, boards).encode())
 
 
-STAGE_ORDER = ("init", "iterate", "final", "audit")
 COSTLY = "costs accuracy"
 """Badge of rows whose model is not usable beside the undefended one."""
 UNLEARNED = "undefended model learned too little"

@@ -33,8 +33,7 @@ def verdicts(defense: str, records: Sequence[Record], known: Knowledge | None = 
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
-    stated = guarantee_sentences([r for r in frame if r.config.defense.id == defense])
-    results += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    results += _guarantees(defense, [r for r in frame if r.config.defense.id == defense])
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
         return results
@@ -47,10 +46,15 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     return [verdict.sentence for verdict in verdicts(defense, records)]
 
 
-def guarantee_sentences(records: Sequence[Record]) -> list[str]:
-    """Return sentences on what one defense guarantees, by `Record.privacy`; reasons are joined over control values."""
+def _guarantees(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return what one defense guarantees, by `Record.privacy`; reasons are joined over control values.
+
+    A refuted guarantee falls.
+    """
     label = setting_labels(records)
-    lines = _stated(records, label)
+    stated, refuted = _stated(records, label)
+    verdicts = [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    verdicts += [Verdict(defense, "guarantee", "falls", sentence) for sentence in refuted]
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
@@ -58,15 +62,15 @@ def guarantee_sentences(records: Sequence[Record]) -> list[str]:
         if record.privacy.epsilon is None and reason:
             reasons.setdefault(reason, []).append(label[record.cell_id])
     if not reasons:
-        return lines
+        return verdicts
     places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
     known = list(dict.fromkeys(word for at in places.values() for word in at))
-    where = f" at {listed_values(known)}" if lines and known != [""] else ""
-    return [*lines, f"No epsilon can be given{where}: {_clauses(places)}."]
+    where = f" at {listed_values(known)}" if verdicts and known != [""] else ""
+    return [*verdicts, Verdict(defense, "guarantee", None, f"No epsilon can be given{where}: {_clauses(places)}.")]
 
 
-def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
-    """Return sentences on the stated epsilons; label: words of the setting, by cell."""
+def _stated(records: Sequence[Record], label: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return sentences on the stated epsilons, and on refuted ones; label: words of the setting, by cell."""
     refuted: list[str] = []
     bounds: list[float] = []
     vacuous: dict[str, float] = {}
@@ -83,7 +87,7 @@ def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
     formal = [f"Formal guarantee over the whole training: epsilon {span} for a single example."] if bounds else []
     words = [f"{epsilon_words(stated)}{f' at {at}' if at else ''}" for at, stated in vacuous.items()]
     none = [f"There is {', '.join(words)}."] if words else []
-    return [*formal, *none, *refuted]
+    return [*formal, *none], refuted
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:

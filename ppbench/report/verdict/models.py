@@ -13,6 +13,7 @@ from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
 from ppbench.report.findings import Fate, Finding, ModelFate, audit_of, holders_rows, joint_fate, same_outputs
+from ppbench.report.refutation import refutation_of
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import attack_at, figure, listed_values
@@ -111,7 +112,8 @@ def _epsilon(row: SettingRow) -> list[Verdict]:
         return []
     at = f" at {row.control}" if row.control else ""
     claim = "" if claimed is None else f", {claimed:.3g} is guaranteed"
-    above = claimed is not None and bound > claimed
+    refutation = refutation_of(row.records)
+    above = refutation is not None and refutation.by == "audit"
     refuted = "; the guarantee is REFUTED, unless this is the one such bound in twenty that errs" if above else ""
     gaussian = value(cell, "epsilon_gaussian")
     also = "" if not gaussian else f"; {gaussian:.2g} if the mechanism is Gaussian"

@@ -16,7 +16,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leaks_of
 from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
 from ppbench.report.verdict.verdict import Verdict
-from ppbench.report.words import STAGE_WORDS, attack_at, decibels, figure, listed_values, utility_text
+from ppbench.report.words import STAGES, attack_at, decibels, figure, listed_values, utility_text
 from ppbench.report.worst import attack_of
 
 # -- Sentences on what uploads give away beside inputs: the labels of a batch, and its members --
@@ -157,7 +157,7 @@ def _verdict(rows: Sequence[SettingRow], sentence: str, of: SettingRow | None = 
 
 
 def _where(row: SettingRow) -> str:
-    return f"batch {row.key.batch}, {STAGE_WORDS[row.key.stage]}"
+    return f"batch {row.key.batch}, {STAGES[row.key.stage].when}"
 
 
 def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
