@@ -12,10 +12,10 @@ from ppbench.federation.plan import Data
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.schema import TRAININGS, Utility
 from ppbench.report.cap import STRAY_MARK, caps
+from ppbench.report.entries import COLLAPSED
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import boards_of, table_rows
 from ppbench.report.page.curves import ppcs
-from ppbench.report.page.entries import COLLAPSED
 from ppbench.run import train as training
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve

@@ -14,7 +14,7 @@ from ppbench.federation.plan import Local
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.run_files import ClientTime, save_time, time_of, training_of
 from ppbench.records.schema import Cost
-from ppbench.report.page.costs import cost_ratios, cost_sentence, relative_costs
+from ppbench.report.costs import cost_ratios, cost_sentence, relative_costs
 from ppbench.run import cost
 from ppbench.run.experiment import make_defense
 from ppbench.testing.scene import same_tensors

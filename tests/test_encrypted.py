@@ -20,7 +20,7 @@ from ppbench.federation.plan import Context, Opt
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial
 from ppbench.records.run_files import ClientTime
-from ppbench.report.page.costs import encryption_sentence
+from ppbench.report.costs import encryption_sentence
 from ppbench.run import cost
 from ppbench.run import cost as ciphers
 from ppbench.testing.scene import DefenseTrial, digit_shards, scene_victims

@@ -9,15 +9,16 @@ from ppbench.claims.check import Checked, check_claims
 from ppbench.claims.claim import Claim
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.compare.join import FACTS, NO_FACTS, Where
+from ppbench.report.costs import costs
+from ppbench.report.findings import fate_of, joint_fate
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
-from ppbench.report.leak import SEVERITY, leak_of
+from ppbench.report.knowing import Knowledge
+from ppbench.report.leak import SEVERITY, leak_of, leaks_of
 from ppbench.report.page.boards import boards_of, no_claims, worst_rows
-from ppbench.report.page.costs import costs
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.overview import overviews
+from ppbench.report.rows import upload_rows
 from ppbench.report.verdict import sentences, verdicts
-from ppbench.report.verdict.lines import upload_rows
-from ppbench.report.verdict.verdict import fate_of, joint_fate
 from ppbench.report.worst import WorstCase
 from ppbench.testing.sweeps import worst_figures
 
@@ -180,13 +181,15 @@ def test_boards_table_sentences_claims_and_limits_judge_by_one_worst_case(fabric
     (board,) = boards_of(records, no_claims)
     entry = next(e for e in board.entries if e.defense.id == "spn")
     (row,) = [row for row in worst_rows([board]) if row["defense"] == "spn"]
-    (line,) = [line for line in upload_rows(records) if line.key.defense == "spn"]
+    (line,) = [
+        line for line in upload_rows(records, leaks_of(records, Knowledge.of(records))) if line.key.defense == "spn"
+    ]
     claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
     (outcome,) = check_claims({"spn": (claim,)}, records, ())
     limit = worst_figures([r for r in records if r.config.defense.id == "spn"])["psnr"]
     assert entry.worst.metric("psnr_median").value == row["worst_psnr_median"] == limit.value == 30.0
-    sides = line.rebuilt
-    assert sides.worst.metric("psnr_median").value == 30.0 and sides.plain.metric("psnr_median").value == 19.5
+    leak = line.leak
+    assert leak.worst.metric("psnr_median").value == 30.0 and leak.unaware.worst.metric("psnr_median").value == 19.5
     assert isinstance(outcome, Checked) and (outcome.finding.verdict, outcome.finding.to) == ("falls", "to 30.0 dB")
     assert len(outcome.finding.cells) == 3, "both attacks' cells and the undefended one"
     worst = entry.worst

@@ -3,8 +3,8 @@
 import pytest
 
 from ppbench.records.schema import Flag
+from ppbench.report.entries import UNINFORMED
 from ppbench.report.page.boards import boards_of, no_claims
-from ppbench.report.page.entries import UNINFORMED
 from ppbench.report.verdict import sentences
 
 CLAUSE = "; no attack here is shown to know the defense; "

@@ -13,13 +13,13 @@ from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.schema import Metric
 from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
+from ppbench.report.costs import costs, relative_costs
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
 from ppbench.report.page.boards import boards_of, no_claims, table_rows
 from ppbench.report.page.cell_table import PLAIN_ROWS
-from ppbench.report.page.costs import costs, relative_costs
 from ppbench.report.page.curves import ppcs
 from ppbench.report.page.drawings import write_figures
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations

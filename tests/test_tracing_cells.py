@@ -10,7 +10,7 @@ from ppbench.federation.plan import Data
 from ppbench.metrics.labels import tracing_accuracy
 from ppbench.questions.tracing import TraceScore, Tracing
 from ppbench.report.page.boards import table_rows
-from ppbench.report.verdict.lines import upload_rows
+from ppbench.report.rows import upload_rows
 from ppbench.run.cells import cells, count_owners, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve

@@ -10,11 +10,13 @@ from ppbench.commands.terminal import PLAIN_WIDTH, tables
 from ppbench.records.figure import best
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls, rebuilt_share, widened
+from ppbench.report.entries import badges_of
+from ppbench.report.findings import members_fate, outputs_fate
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.entries import badges_of
+from ppbench.report.leak import leaks_of
+from ppbench.report.rows import model_rows, upload_rows
 from ppbench.report.verdict import sentences
-from ppbench.report.verdict.lines import listed_values, model_rows, upload_rows
-from ppbench.report.verdict.verdict import members_fate, outputs_fate
+from ppbench.report.words import listed_values
 
 
 def masked(make, **shares):
@@ -245,8 +247,8 @@ def test_rows_of_tables_are_told_by_their_error_and_their_model_by_its_mse(fabri
         fabricate("dp", 0.1, attack, "reconstruction", db, error=error, mse=0.0702, control="sigma", **numbers)
         for attack, db, error in (("analytic", 34.0, 0.8), ("dlg", 33.0, 0.3))
     ]
-    (row,) = [r for r in upload_rows(records) if r.key.defense == "dp"]
-    assert row.rebuilt.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
+    (row,) = [r for r in upload_rows(records, leaks_of(records, Knowledge())) if r.key.defense == "dp"]
+    assert row.leak.worst.config.attack.id == "dlg", "the smaller error leaks more, whatever the decibels"
     assert sentences("dp", records)[0] == (
         "dp at sigma=0.1: what becomes of table rows is undecided, mean relative error 0.30 [0.30, 0.30] (dlg); "
         "whether columns come out right was not measured; no attack here is shown to know the defense; batch 1, at "

@@ -23,11 +23,12 @@ from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.controls import above_chance, value
+from ppbench.report.controls import above_chance, easiest, scene_of, value
+from ppbench.report.findings import members_fate, outputs_fate
 from ppbench.report.frame import SERIES, SETTING, Key, frame_of
 from ppbench.report.leak import LEVEL_WORDS, leak_of
-from ppbench.report.verdict.lines import Sides, figure
-from ppbench.report.verdict.verdict import members_fate, outputs_fate
+from ppbench.report.rows import Sides
+from ppbench.report.words import STAGES, figure
 from ppbench.report.worst import Measured, attack_of
 
 # -- Rules for claims about attacks: when such a claim holds, falls, or is inconclusive --
@@ -108,7 +109,7 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     undefended = {view: leak_of(_images(alike, [view]), vouched=True) for view in views}
     none = undefended[view]
     plain, strong = (figure_by_attack(case, r, shown, form, unit) for r in (sides.plain, worst))
-    about = f"batch {batch}, {'random' if stage == 'init' else 'trained'} weights; undefended "
+    about = f"batch {batch}, {STAGES[stage].weights}; undefended "
     about += _figure_or_not_run(None if none is None else none.worst, shown, form, unit)
     about += "" if recorded_threat(view).lone_server else f"; seen by {view}"
 
@@ -142,10 +143,7 @@ def _images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
 def _smallest_batch(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
     """Return the reconstructions of images from some views, at the smallest batch; those of random weights if any."""
     known = [r for r in _images(records, views) if modality_of(r.config).decibels]
-    known = [r for r in known if value(r, "psnr_median") is not None]
-    known = [r for r in known if r.config.stage == "init"] or known
-    smallest = min((r.config.batch_size for r in known), default=1)
-    return [r for r in known if r.config.batch_size == smallest]
+    return easiest([r for r in known if value(r, "psnr_median") is not None], scene_of)
 
 
 def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:

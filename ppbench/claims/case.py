@@ -15,7 +15,7 @@ from ppbench.claims.claim import Claim, Conditions, Need, allowed, equations, va
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.controls import check_controls
 from ppbench.report.frame import TRAINED, Frame, Key, network_words
-from ppbench.report.verdict.lines import attack_at, figure, setting_labels
+from ppbench.report.words import attack_at, figure, setting_labels
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 ClaimVerdict = Literal["falls", "inconclusive", "holds", "identity", "outside the premise"]

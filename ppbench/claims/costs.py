@@ -15,7 +15,7 @@ from ppbench.base.files import read_regular
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, verdict_of
 from ppbench.claims.claim import Claim, Rival
 from ppbench.records.schema import Record
-from ppbench.report.page.costs import cost_ratios
+from ppbench.report.costs import cost_ratios
 
 HEADER_SLACK = 1.01  # factor on a ratio of bytes: messages have headers
 PRINTED_DIGITS = 1e-3  # of a share of bytes: papers print four digits and do not count commands

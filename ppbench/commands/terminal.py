@@ -20,21 +20,17 @@ from ppbench.records.figure import best
 from ppbench.records.run_files import time_of
 from ppbench.records.schema import Record
 from ppbench.report.controls import CONTROLS, failures, nothing_to_read, value
+from ppbench.report.costs import cost_sentence
 from ppbench.report.frame import ROW, Frame, frame_of
+from ppbench.report.knowing import Knowledge
+from ppbench.report.leak import leaks_of
 from ppbench.report.page.boards import ranks_of
-from ppbench.report.page.costs import cost_sentence
 from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.page.overview import Overview
-from ppbench.report.page.standing import Setting
 from ppbench.report.page.trust import Trust
-from ppbench.report.verdict.lines import (
-    SettingRow,
-    audit_rows,
-    extraction_metric_of,
-    model_rows,
-    probe_text,
-    upload_rows,
-)
+from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows, probe_text, upload_rows
+from ppbench.report.setting import Setting
+from ppbench.report.words import STAGES
 from ppbench.report.worst import Measured, attack_of, worst_of
 
 if TYPE_CHECKING:
@@ -144,7 +140,6 @@ class Live(Bars):
         self.say(f"{answer_of(records, None).headline.words} (preliminary; still running)")
 
 
-MODEL_NAMES = {"init": "initial", "iterate": "trained on", "final": "delivered"}
 TableColumn = tuple[str, Callable[[SettingRow], str]]
 """A title, and the function that returns a row's field."""
 
@@ -194,8 +189,9 @@ def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """Return the final tables: on uploads, on models, on audits."""
-    made = ((upload_rows, _uploads), (model_rows, _models), (audit_rows, _audits))
-    return [table(rows) for rows_of, table in made if (rows := rows_of(records))]
+    leaks = leaks_of(records, Knowledge.of(records))
+    made = (_uploads, upload_rows(records, leaks)), (_models, model_rows(records)), (_audits, audit_rows(records))
+    return [table(rows) for table, rows in made if rows]
 
 
 def _filled(title: str, columns: Sequence[TableColumn], rows: Iterable[SettingRow]) -> Table:
@@ -208,7 +204,7 @@ def _filled(title: str, columns: Sequence[TableColumn], rows: Iterable[SettingRo
 
 def _uploads(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 90 columns: a value, and its 95 % interval below it."""
-    kinds = [modality_of(row.rebuilt.worst.config) for row in rows if row.rebuilt.worst is not None]
+    kinds = [modality_of(row.worst.config) for row in rows if row.worst is not None]
     kind = next((kind for kind in kinds if not kind.decibels), IMAGE)
     name, form = kind.headline, kind.form
     what = kind.figure if kind.decibels else f"{kind.figure} of {kind.noun}"
@@ -216,9 +212,9 @@ def _uploads(rows: Sequence[SettingRow]) -> Table:
         ("stage", lambda row: row.key.stage),
         ("batch", lambda row: str(row.key.batch)),
         (_utility_name(rows), _utility),
-        ("plain", lambda row: _entry(row.rebuilt.plain, name, form)),
-        ("worst case", lambda row: _entry(row.rebuilt.worst, name, form)),
-        ("by", lambda row: attack_of(row.rebuilt.worst)),
+        ("plain", lambda row: _entry(row.plain, name, form)),
+        ("worst case", lambda row: _entry(row.worst, name, form)),
+        ("by", lambda row: attack_of(row.worst)),
         ("labels", lambda row: _entry(row.labels, "label_accuracy", ".0%")),
         ("tracing\n(chance)", _traced),
         ("in batch\n(50%)", lambda row: _entry(row.top("batch_asr"), "batch_asr", ".0%")),
@@ -238,7 +234,7 @@ def _models(rows: Sequence[SettingRow]) -> Table:
     threats = len({row.key.threat for row in rows}) > 1
 
     def model(row: SettingRow) -> str:
-        return MODEL_NAMES[row.key.stage] + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
+        return STAGES[row.key.stage].model + (f"\n{recorded_threat(row.key.threat).short}" if threats else "")
 
     columns: list[TableColumn] = [("model", model), (_utility_name(rows), _utility)]
     if any(row.members.tried for row in rows):

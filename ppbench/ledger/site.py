@@ -30,8 +30,9 @@ from ppbench.ledger.transcript import read_checked, read_info
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.schema import Record
 from ppbench.records.store import Store
+from ppbench.report.frame import Key, key_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak, leak_of
+from ppbench.report.leak import LEVEL_WORDS, SEVERITY, SIBLING, Leak, leak_of
 from ppbench.report.worst import worst_case
 
 LEDGER_TEMPLATES = Path(__file__).parent / "templates"
@@ -125,12 +126,13 @@ def site_rows(every: Sequence[TranscriptInfo], truth: Path) -> list[SiteRow]:
     for record in records:
         by_row.setdefault(row_key(record.config), []).append(record)
     known, store = Knowledge.of(records), Store(truth)
-    table, undefended = [], dict[str, Leak | None]()
+    table, undefended = [], dict[Key, Leak | None]()
+    place = [name for name in SIBLING if name != "auxiliary"]  # answers to one transcript use different further data
     for about in sorted(every, key=lambda a: a.defense.id != "none"):
         stated = parse_json(Truth, truth / "truth" / f"{about.id}.json")
-        mine = by_row[row_key(store.load(stated.cell).config)]
-        where = str((about.model, about.federation, about.threat, about.stage, about.batch))
-        leak = leak_of(mine, vouched=known.vouches(mine), none=undefended.get(where))
+        config = store.load(stated.cell).config
+        mine, where = by_row[row_key(config)], key_of(config).only(place)
+        leak = leak_of(mine, vouched=known.vouches(mine), none=undefended.get(where), aware=known.adaptive)
         if about.defense.id == "none":
             undefended[where] = leak
         table.append(_row(about, mine, leak, [e for e in book if e.transcript == about.id]))

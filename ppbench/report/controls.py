@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -154,12 +154,32 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     return [weakest or (checks[0] if checks else _undefended_check([])), _noise_check(noise)]
 
 
+Item = TypeVar("Item")
+
+
+def easiest(items: Iterable[Item], scene: Callable[[Item], tuple[str, int]]) -> list[Item]:
+    """Return the items in the scene where attacks have it easiest, which is judged first.
+
+    That is at random weights if some are there, and of these at the smallest batch. scene: returns stage and batch.
+    """
+    every = list(items)
+    every = [one for one in every if scene(one)[0] == "init"] or every
+    smallest = min((scene(one)[1] for one in every), default=0)
+    return [one for one in every if scene(one)[1] == smallest]
+
+
+def scene_of(record: Record) -> tuple[str, int]:
+    """Return the stage and the batch size of a cell."""
+    return record.config.stage, record.config.batch_size
+
+
 def _undefended_check(records: Sequence[Record]) -> Check:
     undefended = [r for r in records if r.config.defense.id == "none"]
-    easiest = [r for r in undefended if r.config.stage == "init"] or undefended
-    smallest = min((r.config.batch_size for r in easiest), default=1)
-    easiest = [r for r in easiest if r.config.batch_size == smallest]
-    read = [r for r in easiest if question_for(r).chapter == "uploads" and r.metric("batch_asr") is None]
+    read = [
+        r
+        for r in easiest(undefended, scene_of)
+        if question_for(r).chapter == "uploads" and r.metric("batch_asr") is None
+    ]
     images = [r for r in read if question_for(r).inputs]
     if not read:
         return _members_check(undefended)

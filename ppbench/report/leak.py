@@ -7,7 +7,7 @@ protection. `docs/levels.md` says how they were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,14 +18,24 @@ from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import RECOGNITION_METRICS, median_gain, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import BELIED, BROKEN_SHARE, CLEAR_MARGIN, rebuilding, rebuilt_share, value
-from ppbench.report.frame import EVALUATION, SCENE, Frame, Key, frame_of
+from ppbench.report.controls import (
+    BELIED,
+    BROKEN_SHARE,
+    CLEAR_MARGIN,
+    nothing_to_read,
+    rebuilding,
+    rebuilt_share,
+    value,
+)
+from ppbench.report.frame import EVALUATION, SCENE, SETTING, Frame, Key, frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
-from ppbench.report.worst import Measured, WorstCase, contenders
+from ppbench.report.words import STAGES
+from ppbench.report.worst import Measured, WorstCase, contenders, knows
 
 Level = Literal["rebuilt", "recognizable", "blind", "undecided"]
 QualifierCode = Literal[
-    "some_rebuilt", "untested", "undefended_stands", "undefended_missing", "unlearned", "belied", "unmeasured"
+    "some_rebuilt", "untested", "undefended_stands", "undefended_missing", "unlearned", "belied", "unmeasured", "failed"
 ]
 UNSEEN_MARGIN = 0.30
 """A share is unseen where its interval ends less than this above chance (seen: begins `CLEAR_MARGIN` above it)."""
@@ -33,6 +43,8 @@ FEWEST_UNITS = 6
 """Least number of units for a mean above chance: of 5 units all lie above it by chance in 1 of 32 runs."""
 GAIN_DB = 1.0
 """Decibels beyond the best blind guess: a median whose interval ends below this shows nothing more."""
+SIBLING = (*EVALUATION, *SCENE)
+"""The fields in which the undefended sibling of a setting is equal to it: the same training but for the defense."""
 SEVERITY: dict[Level, int] = {"blind": 0, "undecided": 1, "recognizable": 2, "rebuilt": 3}
 """The order of levels: an undecided leak may be worse than one shown to be nothing."""
 LEVEL_WORDS: dict[Level, str] = {
@@ -167,7 +179,8 @@ class Leak:
     """How far inputs of one setting leak: to everybody, and to unaware attackers; undefended: the leak of `none` there.
 
     compared: whether it is of a defense, which gets no credit where the undefended model withstands too; vouched:
-    whether an attack ran that is shown to know the defense; belied: flags against its own account, a clause or "".
+    whether an attack ran that is shown to know the defense; belied: flags against its own account, a clause or "";
+    lacking: whether an attack on inputs failed or diverged, so that a worse leak may be unseen.
     """
 
     everybody: Side
@@ -176,16 +189,26 @@ class Leak:
     compared: bool
     vouched: bool
     belied: str
+    lacking: bool = False
 
     @property
     def worst(self) -> WorstCase | None:
         """The worst case over all attacks."""
         return self.everybody.worst
 
+    @property
+    def aware(self) -> bool:
+        """Whether an attack that is best on some victim is aware of the defense."""
+        plain = {cell.cell_id for cell in self.unaware.cells}
+        winners = () if self.worst is None else self.worst.winners or (self.worst.leading,)
+        return any(cell.cell_id not in plain for cell in winners)
+
     @cached_property
     def level(self) -> Level:
-        """The level over all attacks; "blind" only where the undefended model leaks."""
+        """The level over all attacks; "blind" only where the undefended model leaks and no attack failed."""
         level = self.everybody.level
+        if level == "blind" and self.lacking:
+            return "undecided"
         return "undecided" if level == "blind" and (self.belied or self._unproven or self.unlearned) else level
 
     @cached_property
@@ -224,6 +247,8 @@ class Leak:
         share = self.everybody.share
         if self.level != "rebuilt" and share is not None and share.value:
             yield Qualifier("some_rebuilt", f"{share.value:.0%} of {self.noun} are rebuilt")
+        if self.lacking and not self.falls:
+            yield Qualifier("failed", "attacks failed")
         if self.worst is not None and not self.falls:
             if not self.everybody.measured:
                 yield Qualifier("unmeasured", f"{self.everybody.modality.unmeasured} was not measured")
@@ -251,19 +276,41 @@ class Leak:
         return next((b for r in self.everybody.cells if (b := value(r, "blind_median")) is not None), None)
 
 
-def leak_of(row: Sequence[Record], *, vouched: bool, none: Leak | None = None) -> Leak | None:
+def leak_of(
+    row: Sequence[Record], *, vouched: bool, none: Leak | None = None, aware: Callable[[Record], bool] = knows
+) -> Leak | None:
     """Return the leak of inputs in one setting, from its records of all attacks; None without reconstructions.
 
     vouched: whether an attack ran that is shown to know the defense (`Knowledge.vouches`); none: the undefended model's
-    leak in the same scene.
+    leak in the same scene; aware: returns whether a cell's attack is aware of the defense (`Knowledge.adaptive`).
     """
     cells = frame_of(row).about_inputs()
     if not cells:
         return None
     compared = cells[0].config.defense.id != "none"
     remarks = [flag.detail for record in row for flag in record.flags if flag.code in BELIED]
-    unaware = cells.of([r for r in cells if not r.config.attack.adaptive])
-    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(remarks)))
+    unaware = cells.of([r for r in cells if not aware(r)])
+    lacking = any(r.status != "complete" and not nothing_to_read(r) for r in cells)
+    return Leak(_side(cells), _side(unaware), none, compared, vouched, "; ".join(dict.fromkeys(remarks)), lacking)
+
+
+def leaks_of(records: Sequence[Record], known: Knowledge) -> dict[Key, Leak]:
+    """Return the leak of inputs in each setting, by `SETTING`, beside the undefended one of the same scene.
+
+    Flags of all cells of a setting count. The undefended sibling is that of the same evaluation and scene, and of the
+    same role where there is one. known: which attacks know a defense.
+    """
+    leaks: dict[Key, Leak] = {}
+    undefended: dict[Key, Leak] = {}
+    for key, row in sorted(frame_of(records).by(SETTING).items(), key=lambda pair: pair[0].defense != "none"):
+        beside = undefended.get(key.only((*SIBLING, "role")), undefended.get(key.only(SIBLING)))
+        leak = leak_of(row, vouched=known.vouches(row), none=beside, aware=known.adaptive)
+        if leak is not None:
+            leaks[key] = leak
+        if leak is not None and key.defense == "none":
+            undefended[key.only((*SIBLING, "role"))] = leak
+            undefended.setdefault(key.only(SIBLING), leak)
+    return leaks
 
 
 def _side(cells: Frame) -> Side:
@@ -301,10 +348,9 @@ class SkippedSearch:
         metric = self.undefended.metric(rebuilding(self.undefended.leading))
         assert metric is not None and metric.value is not None  # else it would not have stood
         figure = modality_of(self.undefended.config).stated(metric.value)
-        where = {"init": "at random weights", "final": "after training"}.get(self.scene.stage, self.scene.stage)
         return (
-            f"Batches of {self.scene.batch} {where}: {self.defense} was not searched, because the undefended model "
-            f"withstands there too ({figure}); --attack standard searches it."
+            f"Batches of {self.scene.batch} {STAGES[self.scene.stage].when}: {self.defense} was not searched, because "
+            f"the undefended model withstands there too ({figure}); --attack standard searches it."
         )
 
 

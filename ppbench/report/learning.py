@@ -6,6 +6,7 @@ withstands attacks. Learning is judged against the best constant answer, by the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,3 +96,23 @@ def keeps_enough(score: float | None, undefended: float | None, floor: float) ->
     if loss is None or score is None or undefended is None:
         return None
     return loss <= USABLE and score - floor >= KEPT_SHARE * (undefended - floor)
+
+
+def is_usable(uses: Sequence[Utility], undefended: Sequence[Utility]) -> bool | None:
+    """Return whether a setting is usable, by its models and the undefended ones at the same seeds.
+
+    None where an undefended model learned too little, or there is none; False where a model learned nothing; else
+    `keeps_enough` of the means.
+    """
+    if not undefended or not all(learning_of(use).suffices for use in undefended):
+        return None
+    if any(learning_of(use).state == "nothing" for use in uses):
+        return False
+    floor = 0.0 if mean_of([use.accuracy for use in uses]) is None else max(use.floor for use in uses)
+    return keeps_enough(mean_of([score_of(use) for use in uses]), mean_of([score_of(use) for use in undefended]), floor)
+
+
+def mean_of(figures: Sequence[float | None]) -> float | None:
+    """Return the mean; None where a figure is missing, or there is none."""
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) / len(known) if known and len(known) == len(figures) else None

@@ -20,9 +20,9 @@ from ppbench.records.schema import Metric, Record
 from ppbench.records.store import open_results
 from ppbench.report.columns import CELL_KEY, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, LONG, Column, Row
 from ppbench.report.controls import check_harness
+from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Frame, frame_of
 from ppbench.report.page.boards import boards_of, column_roots, no_claims, read_path, row_key, table_rows
-from ppbench.report.page.entries import Board, Entry
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 TableLevel = Literal["cells", "victims", "worst"]

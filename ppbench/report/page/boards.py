@@ -14,17 +14,18 @@ from ppbench.base.files import write_atomic
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import MissingQuestion, Question, question_for, question_of, questions
 from ppbench.records.figure import best, leakage_value
-from ppbench.records.schema import Metric, Record
+from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
 from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, ColumnValue, Row
 from ppbench.report.controls import Check, check_controls, value
-from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, TRAINED, Frame, Key, frame_of
+from ppbench.report.costs import relative_costs
+from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
+from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
-from ppbench.report.leak import Leak, leak_of
-from ppbench.report.learning import USABLE, learning_of, points_lost
-from ppbench.report.page.costs import relative_costs
-from ppbench.report.page.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
-from ppbench.report.page.evaluations import key_differences
+from ppbench.report.leak import Leak, leaks_of
+from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
+from ppbench.report.titles import key_differences
+from ppbench.report.words import STAGE_ORDER
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --
 
@@ -154,9 +155,8 @@ def write_csv(
     write_atomic(path, csv_text(records, claims, boards).encode())
 
 
-STAGE_ORDER = ("init", "iterate", "final", "audit")
 COSTLY = "costs accuracy"
-"""Badge of rows that lose more accuracy than a usable setting may."""
+"""Badge of rows whose model is not usable beside the undefended one."""
 UNLEARNED = "undefended model learned too little"
 """Badge of rows whose undefended model learned too little for losses to mean anything."""
 UNRANKED = {*UNINFORMED, COSTLY, "belied", COLLAPSED, AT_CHANCE, UNLEARNED, "diverged", "failed", "control"}
@@ -167,9 +167,10 @@ def boards_of(records: Sequence[Record], claims: Claims, sound: bool = True) -> 
     """Return every board of `records`, by question; sound: as in `judged_evaluations`, if False none is ranked."""
     frame = frame_of(records)
     scopes, known, far = frame.by(SCOPE), Knowledge.of(frame), strays(frame)
+    leaks = leaks_of(frame, known)
     known_here = frame.of([record for record in frame if not isinstance(question_for(record), MissingQuestion)])
     groups = sorted(known_here.by(BOARD).items(), key=lambda pair: _place(pair[0]))
-    return [_board(key, some, scopes[key.only(SCOPE)], known, claims, sound, far) for key, some in groups]
+    return [_board(key, some, scopes[key.only(SCOPE)], known, leaks, claims, sound, far) for key, some in groups]
 
 
 def _place(setting: Key) -> tuple[object, ...]:
@@ -183,15 +184,16 @@ def _board(
     members: Frame,
     scope: Sequence[Record],
     known: Knowledge,
+    leaks: Mapping[Key, Leak],
     claims: Claims,
     sound: bool,
     far: Set[Key],
 ) -> Board:
     question = question_of(setting.kind)
     name, rows = question.headline(members[0].config), members.by(ROW)
-    differs, leaks = key_differences(list(rows)), _leaks(rows, known)
+    differs = key_differences(list(rows))
     entries = [
-        replace(_entry(key, rows[key], name, known, claims, differs[key]), leak=leaks[key])
+        _entry(key, rows[key], name, known, leaks.get(key.only(SETTING)) if question.inputs else None, claims, differs)
         for key in sorted(rows, key=Key.text)
     ]
     entries = _with_strays(_with_losses(entries), far)
@@ -208,15 +210,26 @@ def _with_losses(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         whole = undefended.get(entry.key.only(EVALUATION))
         clause = "" if whole is None or entry.role == "control" else learning_of(whole).clause
-        loss = points_lost(entry.sample.utility.accuracy, None if whole is None else whole.accuracy)
+        usable = None if whole is None else is_usable([entry.sample.utility], [whole])
         if clause:
             title = f"{clause[0].upper()}{clause[1:]}, so no setting can be called usable: not ranked."
             entry = replace(entry, badges=(*entry.badges, Badge(UNLEARNED, "warning", title)))
-        elif entry.role == "compared" and loss is not None and loss > USABLE:
-            title = f"The model loses {loss:.1f} points of accuracy beside the undefended: not ranked."
-            entry = replace(entry, badges=(*entry.badges, Badge(COSTLY, "info", title)))
+        elif entry.role == "compared" and whole is not None and usable is False:
+            entry = replace(entry, badges=(*entry.badges, _costly(entry.sample.utility, whole)))
         marked.append(entry)
     return marked
+
+
+def _costly(use: Utility, undefended: Utility) -> Badge:
+    loss = points_lost(use.accuracy, undefended.accuracy)
+    does = (
+        f"loses more than {USABLE:g} points of what the undefended one explains, or more than half of what it learned"
+    )
+    if loss is not None:
+        does = (
+            f"loses {loss:.1f} points of accuracy" if loss > USABLE else "keeps less than half of what was learned"
+        ) + " beside the undefended"
+    return Badge(COSTLY, "info", f"The model {does}: not ranked.")
 
 
 def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
@@ -228,18 +241,15 @@ def _with_strays(entries: Sequence[Entry], far: Set[Key]) -> list[Entry]:
     return [replace(e, badges=(*e.badges, badge)) if e.key.only(TRAINED) in far else e for e in entries]
 
 
-def _leaks(rows: Mapping[Key, Frame], known: Knowledge) -> dict[Key, Leak | None]:
-    """Return the leak of inputs in each row, beside the undefended one of the same federation and seed."""
-    leaks: dict[Key, Leak | None] = {}
-    undefended: dict[Key, Leak | None] = {}
-    for key, row in sorted(rows.items(), key=lambda pair: pair[0].defense != "none"):
-        leaks[key] = leak_of(row, vouched=known.vouches(row), none=undefended.get(key.only(EVALUATION)))
-        if key.defense == "none":
-            undefended[key.only(EVALUATION)] = leaks[key]
-    return leaks
-
-
-def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims, differs: str) -> Entry:
+def _entry(
+    key: Key,
+    members: Frame,
+    name: str,
+    known: Knowledge,
+    leak: Leak | None,
+    claims: Claims,
+    differs: Mapping[Key, str],
+) -> Entry:
     flags = {(flag.code, flag.detail): flag for record in members for flag in record.flags}
     claimed = sorted({text for record in members if (text := claims(record))})
     plain = members.of([r for r in members if not known.adaptive(r)])
@@ -251,10 +261,11 @@ def _entry(key: Key, members: Frame, name: str, known: Knowledge, claims: Claims
         plain=worst if len(plain) == len(members) else plain.worst(name),
         worst=worst,
         labels=best([r for r in members if r.config.model.classes > 1], "label_accuracy"),
-        badges=tuple(badges_of(members, known)),
+        badges=tuple(badges_of(members, known, leak)),
         flags=tuple(flags[key] for key in sorted(flags)),
         claimed="; ".join(claimed),
-        differs=differs,
+        differs=differs[key],
+        leak=leak,
     )
 
 

@@ -26,9 +26,9 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.cap import STRAY_MARK, UNLEARNT, Cap, PpcPoint, SeriesCap, ppc_point
 from ppbench.report.controls import CONTROLS
+from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import TRAINED
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.entries import Board, Entry
 from ppbench.report.page.figures import INK, Plot, tip
 from ppbench.report.page.sections import board_title, weights_words
 

@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from ppbench.base.files import kind_of, make_folder, read_regular, write_atomic
 from ppbench.report.cap import Cap
+from ppbench.report.entries import Board
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.curves import curves, ppcs, tradeoff_of
-from ppbench.report.page.entries import Board
-from ppbench.report.page.evaluations import ALONE
 from ppbench.report.page.figures import Picture, Plot, svg_of
 from ppbench.report.page.sections import Chart, board_target
+from ppbench.report.titles import ALONE
 
 FIGURE_BUDGET = 8_000_000
 """Largest number of characters of figures on a page; further ones are named, and are only in figures/."""

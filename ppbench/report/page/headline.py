@@ -10,16 +10,16 @@ from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check, value
+from ppbench.report.costs import CostRow, TimesOf, costs
+from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE
 from ppbench.report.page.boards import boards_of, no_claims
-from ppbench.report.page.costs import CostRow, TimesOf, costs
-from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
-from ppbench.report.page.overview import Overview, overviews
-from ppbench.report.page.standing import Setting, Standing, Tone, reason_of
+from ppbench.report.page.overview import Overview, Standing, overviews
 from ppbench.report.page.trust import Trust, trust_of
+from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of
 
 HeadlineFate = Literal["fall", "exposed", "partly", "refuted", "stand", "open", "unlearned", "useless"]
 
@@ -54,12 +54,12 @@ class HeadlineRow:
     def fate(self) -> HeadlineFate:
         """The key of `FORMS` under which it is counted."""
         setting = self.standing.value
-        if setting.judgement.fate == "silent":
+        if setting.judgement.fate is None:
             return "open"
         if all(v.usable is False for v in self.standing.grid):
             return "useless"
-        if setting.judgement.fate != "leaks":
-            stands = setting.judgement.fate == "withstands"
+        if setting.judgement.fate != "falls":
+            stands = setting.judgement.fate == "stands"
             return "unlearned" if self.table.unlearned else "stand" if stands else "open"
         if setting.refuted and not (setting.leak is not None and setting.leak.falls):
             return "refuted"
@@ -113,7 +113,7 @@ def _one(row: HeadlineRow) -> Headline:
     if fate == "unlearned":
         words = f"{name}: inconclusive, because {row.table.unlearned}; no setting can be called usable"
         return Headline(f"{words}{_others(row)}{_recovered(row)}. {row.table.advice}", "warning")
-    if leak is None or setting.judgement.fate == "silent":
+    if leak is None or setting.judgement.fate is None:
         return Headline(f"{name}: {row.standing.verdict}{where}{end}", row.standing.tone)
     if fate in ("fall", "exposed", "partly"):
         refuted = "; its epsilon is refuted" if setting.refuted else ""
@@ -128,8 +128,7 @@ def _one(row: HeadlineRow) -> Headline:
     if setting.judgement.verdict.startswith("inconclusive"):
         words = f"it stands in {setting.judgement.seeds} of {setting.seeds} seeds{_others(row)}{_recovered(row)}"
         return Headline(f"{name}: inconclusive{where}, because {words}.", "warning")
-    reason = "attacks failed" if setting.lacking else reason_of(leak)
-    seen = f"{reason}{_figures(row)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
+    seen = f"{reason_of(leak)}{_figures(row)}{_beside(setting)}{_others(row)}{_recovered_elsewhere(row)}"
     return Headline(f"{name} is undecided{where}: {seen}.", "warning")
 
 
@@ -155,7 +154,7 @@ def _others(row: HeadlineRow) -> str:
     grid, setting, number = row.standing.grid, row.standing.value, len(row.standing.grid)
     others = [v for v in row.standing.leaking if v is not setting or row.fate == "useless"]
     shown = [v for v in others if v.leak is not None and v.leak.falls]
-    words, own = "", setting.judgement.fate == "leaks" and row.fate != "useless"
+    words, own = "", setting.judgement.fate == "falls" and row.fate != "useless"
     if shown:
         worst = max(shown, key=lambda v: (SEVERITY[v.leak.level], _amount(v)))  # type: ignore[union-attr]  # shown
         assert worst.leak is not None
@@ -224,12 +223,11 @@ def _in_seeds(setting: Setting) -> str:
 
 def _figures(row: HeadlineRow) -> str:
     """Return " at 46 dB (undefended 89, blind 11)"; for table rows the relative error."""
-    setting, none = row.standing.value, row.standing.none
+    setting = row.standing.value
     words = _amount_words(setting)
     if not words or setting.leak is None or setting.metric is None or not setting.leak.everybody.modality.decibels:
         return words
-    undefended = None if none is None else value(none.worst, "psnr_median")
-    pairs = (("undefended", undefended), ("blind", setting.leak.blind))
+    pairs = (("undefended", None if setting.beside is None else setting.beside.value), ("blind", setting.leak.blind))
     beside = ", ".join(f"{what} {number:.0f}" for what, number in pairs if number)
     return f"{words} ({beside})" if beside else words
 
@@ -336,11 +334,12 @@ def _but(fate: HeadlineFate, rows: Sequence[HeadlineRow]) -> str:
         return f"{words}, leaking at other settings" if leaking else words
     if fate != "stand":
         return ""
-    recovered = [word for word in ("labels", "members") if any(word in row.standing.value.recovered for row in rows)]
+    every = ("labels", *(word for word, _ in RECOVERED))
+    recovered = [word for word in every if any(word in row.standing.value.recovered for row in rows)]
     leaks = [row.standing.value.leak for row in rows]
-    words = f" but for {' and '.join(recovered)}" if recovered else ""
+    but = f" but for {' and '.join(recovered)}" if recovered else ""
     untested = any(leak is not None and leak.untested for leak in leaks)
-    return f"{words}, untested against aware attackers" if untested else words
+    return f"{but}, untested against aware attackers" if untested else but
 
 
 def _together(fates: set[HeadlineFate]) -> HeadlineFate:

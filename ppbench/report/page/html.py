@@ -30,24 +30,23 @@ from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
 from ppbench.report.controls import Check, statuses_of
+from ppbench.report.costs import TimesOf, costs
+from ppbench.report.entries import Board
 from ppbench.report.frame import RUNS, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak
 from ppbench.report.learning import USABLE
 from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
 from ppbench.report.page.cell_table import cell_table
-from ppbench.report.page.costs import TimesOf, costs
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.entries import Board
 from ppbench.report.page.evaluations import DefenseSentence, JudgedEvaluation, judged_evaluations, standalone_sentences
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
-from ppbench.report.page.overview import Overview
+from ppbench.report.page.overview import Overview, Standing
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
 from ppbench.report.page.sections import Section, board_target, section_metric
-from ppbench.report.page.standing import Standing
-from ppbench.report.verdict.lines import decibels
+from ppbench.report.words import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
 # -- A short introduction of a defense, with its paper --
@@ -208,7 +207,7 @@ def strip_of(name: str, setting: str, leak: Leak | None, album: Album) -> Strip 
     truth, best, blind = whole
     rows, lines = [truth], [StripLine("original", "")]
     sides = [(f"attacker unaware of {name}", leak.unaware.worst)]
-    sides += [(f"attacker aware of {name}", leak.worst)] if leak.worst.knows or leak.unaware.worst is None else []
+    sides += [(f"attacker aware of {name}", leak.worst)] if leak.aware or leak.unaware.worst is None else []
     for who, case in sides:
         pictures = None if case is None else _pictures(case, album)
         if pictures is not None:

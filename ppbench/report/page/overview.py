@@ -1,37 +1,107 @@
 """The head of a page: a table for each evaluation with all its seeds, one row per defense, a verdict in a few words.
 
-A row shows one control value: the usable one that leaks least. A setting is judged over all seeds, by the worst case at
-the smallest batch, at initialization where that was attacked, over all adversaries and roles. Nothing is concluded
-where controls fail.
+A row shows one control value: the usable one that leaks least. How a setting is judged: `ppbench.report.setting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppbench.metrics.modality import Modality, modality_of
 from ppbench.questions.base import question_of
-from ppbench.questions.membership import ASR, BATCH_ASR, CANARY_AUC, CANARY_TPR_1
-from ppbench.records.figure import best, leakage_value
-from ppbench.records.schema import Record
-from ppbench.report.controls import BROKEN_SHARE, Check, nothing_to_read, probe_words, taken_share
-from ppbench.report.frame import EVALUATION, TRAINED, Key
+from ppbench.records.figure import leakage_value
+from ppbench.report.controls import Check, probe_words, rebuilding
+from ppbench.report.costs import CostRow
+from ppbench.report.entries import Board, Entry
+from ppbench.report.findings import Finding, findings_of
+from ppbench.report.frame import EVALUATION, TRAINED, Key, key_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import advice, learning_of
-from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import JudgedEvaluation, checks_of, evaluation_titles, key_differences
+from ppbench.report.page.evaluations import JudgedEvaluation, checks_of
 from ppbench.report.page.sections import weights_words
-from ppbench.report.page.standing import SeedValue, Setting, Standing, standing_of, undefended
-from ppbench.report.verdict.lines import listed_values
+from ppbench.report.setting import SeedValue, Setting, Tone, settings_of
+from ppbench.report.titles import evaluation_titles
+from ppbench.report.words import listed_values
 
-BoardRows = list[tuple[Board, Entry]]
-Broken = Set[tuple[int, int | None]]
-"""(id of a board, seed) pairs at which the undefended model falls."""
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
 UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")
-_SETTING = tuple(name for name in TRAINED if name not in ("seed", "digest"))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One row. value: the setting shown; grid: all settings, best models first; none: the undefended model, or None."""
+
+    value: Setting
+    grid: tuple[Setting, ...]
+    none: Setting | None
+    verdict: str
+    tone: Tone
+
+    @property
+    def by_control(self) -> tuple[Setting, ...]:
+        """All settings, by role and control value."""
+        return tuple(sorted(self.grid, key=lambda v: (v.differs, v.entry.key.role, v.entry.key.value or 0.0)))
+
+    @property
+    def accuracies(self) -> tuple[float, float] | None:
+        """The lowest and the highest accuracy over the grid; None for a single setting."""
+        return _ends([v.accuracy for v in self.grid])
+
+    @property
+    def leaks(self) -> tuple[float, float] | None:
+        """The lowest and the highest figure of the worst case, as in `accuracies`."""
+        return _ends([None if v.metric is None else v.metric.value for v in self.grid])
+
+    @property
+    def leaking(self) -> tuple[Setting, ...]:
+        """The settings that are shown to leak."""
+        return tuple(v for v in self.grid if v.judgement.fate == "falls")
+
+    @property
+    def usable(self) -> tuple[Setting, ...]:
+        """The settings that are not shown to be unusable."""
+        return tuple(v for v in self.grid if v.usable is not False)
+
+
+def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
+    known = [v for v in values if v is not None]
+    return (min(known), max(known)) if len(values) > 1 and known else None
+
+
+def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
+    """Return a defense's row beside the undefended.
+
+    The row shows the usable setting that leaks least; of equals, the one that resists unaware attackers best.
+    """
+    ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
+    usable = [v for v in ordered if v.usable is not False]
+    value = min(usable or ordered, key=_leaking)
+    verdict, tone = value.judgement.verdict, value.judgement.tone
+    if not usable and value.judgement.fate is not None:
+        verdict, tone = f"no usable setting; {verdict}", "warning"
+    return Standing(value, tuple(ordered), none, verdict, tone)
+
+
+def undefended(none: Setting) -> Standing:
+    """Return the row of the undefended model."""
+    return Standing(none, (none,), None, "undefended", "info")
+
+
+def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
+    order = ("stands", "undecided", None, "falls").index(setting.judgement.fate)
+    if setting.leak is None:
+        return order, 0, setting.lacking, len(setting.recovered), 0.0
+    level = setting.leak.level
+    plainly = 0.0 if level == "blind" else _plainly(setting.shown)
+    return order, SEVERITY[level], setting.lacking, len(setting.recovered), plainly
+
+
+def _plainly(value: SeedValue) -> float:
+    """Return how much unaware attackers find, larger is more."""
+    plain = value.entry.plain
+    metric = None if plain is None else plain.metric(rebuilding(plain))
+    return float("inf") if metric is None or metric.value is None else leakage_value(metric)
 
 
 @dataclass(frozen=True)
@@ -70,7 +140,7 @@ class Overview:
     def questions(self) -> bool:
         """Whether anything was attacked; else only costs are reported."""
         values = [row.value for row in self.compared]
-        return any(v.leak is not None or any((v.members, v.batch, v.canaries, v.outputs)) for v in values)
+        return any(v.leak is not None or any(one.findings for one in v.values) for v in values)
 
     @property
     def unlearned(self) -> str:
@@ -92,17 +162,17 @@ def overviews(
     boards: Sequence[Board], evaluations: Sequence[JudgedEvaluation], costs: Sequence[CostRow]
 ) -> list[Overview]:
     """Return one table per evaluation that has a defense, with all its seeds."""
-    rows: dict[Key, BoardRows] = {}
+    rows: dict[Key, list[Entry]] = {}
     for board in boards:
         for entry in board.entries:
-            rows.setdefault(entry.key.only(EVALUATION), []).append((board, entry))
+            rows.setdefault(entry.key.only(EVALUATION), []).append(entry)
     paid = {row.entry.key.only(TRAINED): row for row in costs}
     alike = _alike([one for one in evaluations if one.key in rows])
     words = evaluation_titles(alike)
     tables = [
-        _overview(about, seeds, part, paid)
+        _overview(about, seeds, part, [one for seed in seeds for one in findings_of(seed.records)], paid)
         for key, seeds in alike.items()
-        for about, part in _probed(_with_seeds(words[key], seeds), [pair for one in seeds for pair in rows[one.key]])
+        for about, part in _probed(_with_seeds(words[key], seeds), [entry for one in seeds for entry in rows[one.key]])
     ]
     return [table for table in tables if table.compared]
 
@@ -130,98 +200,35 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
     return f"{about}, seed{'s' if len(numbers) > 1 else ''} {listed_values(numbers)}"
 
 
-def _probed(about: str, rows: BoardRows) -> Iterator[tuple[str, BoardRows]]:
+def _probed(about: str, rows: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
-    probes = {id(b): (b.setting.probe, b.setting.probe_rounds) for b, _ in rows if not _of_model(b)}
-    if len(set(probes.values())) < 2:
-        yield about, rows
+    probes = [None if _of_model(entry) else (entry.key.probe, entry.key.probe_rounds) for entry in rows]
+    several = sorted({probe for probe in probes if probe is not None})
+    if len(several) < 2:
+        yield about, list(rows)
         return
-    for probe in sorted(set(probes.values())):
-        some = [(board, entry) for board, entry in rows if probes.get(id(board), probe) == probe]
-        yield f"{about}, {probe_words(*probe)}", some
+    for one in several:
+        some = [entry for entry, probe in zip(rows, probes, strict=True) if probe in (one, None)]
+        yield f"{about}, {probe_words(*one)}", some
 
 
-def _of_model(board: Board) -> bool:
-    return question_of(board.setting.kind).source == "model"
+def _of_model(entry: Entry) -> bool:
+    return question_of(entry.key.kind).source == "model"
 
 
-def _overview(about: str, seeds: Sequence[JudgedEvaluation], rows: BoardRows, paid: dict[Key, CostRow]) -> Overview:
-    main, broken = _main(rows), {(id(board), entry.key.seed) for board, entry in rows if _breaks(entry)}
+def _overview(
+    about: str,
+    seeds: Sequence[JudgedEvaluation],
+    rows: Sequence[Entry],
+    findings: Sequence[Finding],
+    paid: Mapping[Key, CostRow],
+) -> Overview:
     sound = {one.key for one in seeds if one.reliable}
-    trained: dict[Key, BoardRows] = {}
-    for board, entry in rows:
-        if entry.defense.id != "full_noise":
-            trained.setdefault(entry.key.only(TRAINED), []).append((board, entry))
-    settings: dict[Key, list[SeedValue]] = {}
-    for key in sorted(trained, key=Key.text):
-        reliable = key.only(EVALUATION) in sound
-        value = _value(trained[key], main, broken, paid.get(key), reliable)
-        settings.setdefault(key.only(_SETTING), []).append(value)
-    grids: dict[str, list[Key]] = {}
-    for key in settings:
-        grids.setdefault(key.defense, []).append(key)
-    plain = next((Setting(tuple(settings[key]), None, len(seeds)) for key in grids.pop("none", [])), None)
-    words = key_differences(list(settings))
-    compared = [
-        standing_of([Setting(tuple(settings[key]), plain, len(seeds), len(grid), words[key]) for key in grid], plain)
-        for _, grid in sorted(grids.items())
-    ]
-    headline = next((board.headline for board, entry in rows if board in main and entry.worst is not None), "")
-    setting = main[0].setting if main and headline else None
-    scene = "" if setting is None else f"batch {setting.batch}, {weights_words(setting)}"
-    federation = rows[0][1].sample.config.federation
-    table = (*([] if plain is None else [undefended(plain)]), *compared)
-    return Overview(about, checks_of(seeds), bool(sound), headline, scene, table, advice(federation))
-
-
-def _main(rows: BoardRows) -> list[Board]:
-    """Return the judged boards: of uploads at the smallest batch, at initialization where that was attacked."""
-    uploads = [b for b, _ in rows if question_of(b.setting.kind).inputs]
-    uploads = [b for b in uploads if b.setting.stage == "init"] or uploads
-    smallest = min((b.setting.batch for b in uploads), default=0)
-    return list({id(b): b for b in uploads if b.setting.batch == smallest}.values())
-
-
-def _breaks(entry: Entry) -> bool:
-    """Return whether a row is of the undefended model, and half of its victims are rebuilt or re-identified."""
-    return entry.defense.id == "none" and entry.worst is not None and taken_share(entry.worst) >= BROKEN_SHARE
-
-
-def _value(rows: BoardRows, main: Sequence[Board], broken: Broken, cost: CostRow | None, reliable: bool) -> SeedValue:
-    """Return the results of one setting at one seed, from its rows on all boards."""
-    judged = [(board, entry) for board, entry in rows if any(board is one for one in main)]
-    measured = [(board, entry) for board, entry in judged if entry.worst is not None]
-    _, entry = max(measured or judged or rows, key=_severity)
-    members, extracted = (
-        [r for b, e in rows if b.setting.kind == kind for r in e.records] for kind in ("membership", "extraction")
-    )
-    outputs = [r for r in extracted if r.config.stage == "iterate"]
-    everything = [r for _, e in rows for r in e.records]
-    return SeedValue(
-        entry=entry,
-        leak=entry.leak if judged else None,
-        labels=best([e.labels for _, e in judged if e.labels is not None], "label_accuracy"),
-        batch=best([r for r in everything if _beside(r, entry)], BATCH_ASR.name),
-        members=best([r for r in members if r.config.stage != "audit"], ASR.name),
-        canaries=best([r for r in members if r.config.stage == "audit"], CANARY_TPR_1.name),
-        membership=tuple((m.name, top) for m in (ASR, CANARY_AUC) if (top := best(members, m.name)) is not None),
-        outputs=best(outputs, "agreement") or best(outputs, "output_error"),
-        tried=len(members),
-        reliable=reliable and all((id(b), e.key.seed) in broken for b, e in measured),
-        lacking=any(r.status != "complete" and not nothing_to_read(r) for _, e in judged or rows for r in e.records),
-        cost=cost,
-    )
-
-
-def _beside(record: Record, entry: Entry) -> bool:
-    """Return whether a cell attacks the members of a batch in a row's scene."""
-    one, other = record.config, entry.sample.config
-    scenes = [(c.threat_model.id, c.stage, c.batch_size, c.probe, c.probe_rounds, c.role) for c in (one, other)]
-    return record.metric(BATCH_ASR.name) is not None and scenes[0] == scenes[1]
-
-
-def _severity(pair: tuple[Board, Entry]) -> tuple[int, float]:
-    board, entry = pair
-    metric = entry.worst.metric(board.headline) if entry.worst is not None else None
-    level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
-    return level, -float("inf") if metric is None or metric.value is None else leakage_value(metric)
+    grids = settings_of(rows, findings, paid, sound, len(seeds))
+    none = next(iter(grids.pop("none", [])), None)
+    table = (*([] if none is None else [undefended(none)]), *(standing_of(grid, none) for grid in grids.values()))
+    worst = [v.worst for row in table for setting in row.grid for v in setting.values if v.worst is not None]
+    scenes = dict.fromkeys(f"batch {case.config.batch_size}, {weights_words(key_of(case.config))}" for case in worst)
+    headline = rebuilding(worst[0]) if worst else ""
+    federation = rows[0].sample.config.federation
+    return Overview(about, checks_of(seeds), bool(sound), headline, " or ".join(scenes), table, advice(federation))

@@ -20,10 +20,10 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.records.store import CellImages
 from ppbench.report.controls import value
+from ppbench.report.costs import CostRow
+from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.boards import Claims
-from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry
 from ppbench.report.page.evaluations import DefenseSentence
 from ppbench.report.page.sections import Section
 

@@ -12,9 +12,10 @@ from ppbench.records.figure import best
 from ppbench.records.schema import Metric
 from ppbench.report.cap import Cap
 from ppbench.report.controls import rebuilt_share
+from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Key
-from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import ALONE
+from ppbench.report.titles import ALONE
+from ppbench.report.words import STAGES
 from ppbench.report.worst import Measured
 
 AUDITED = {
@@ -108,7 +109,7 @@ def weights_words(setting: Key) -> str:
         return f"an audited training ({setting.canaries} canaries, {setting.references} reference runs)"
     if question_of(setting.kind).source == "model":
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
-    return {"init": "random weights", "final": "trained weights"}.get(setting.stage, setting.stage)
+    return STAGES[setting.stage].weights
 
 
 def batch_of(setting: Key) -> str:

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ppbench.metrics.epsilon import VACUOUS, epsilon_words
 from ppbench.questions.base import questions
 from ppbench.records.schema import Record
+from ppbench.report.findings import findings_of
 from ppbench.report.frame import TRAINED, frame_of
+from ppbench.report.knowing import Knowledge
 from ppbench.report.learning import learning_of
 from ppbench.report.refutation import refutation_of
-from ppbench.report.verdict.lines import listed_values, setting_labels
 from ppbench.report.verdict.models import audit_verdicts, model_verdicts
 from ppbench.report.verdict.uploads import upload_verdicts
 from ppbench.report.verdict.verdict import Verdict
+from ppbench.report.words import listed_values, setting_labels
 
 MOST_DIFFERING_WORDS = 3  # words in which reasons may differ and still be joined into one
 
 
-def verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
-    """Return the verdicts on `defense`, question by question; every figure is a record's."""
+def verdicts(defense: str, records: Sequence[Record], known: Knowledge | None = None) -> list[Verdict]:
+    """Return the verdicts on `defense`, question by question; every figure is a record's.
+
+    known: which attacks know a defense, by default as `records` show.
+    """
     frame = frame_of(records)
-    results = [*upload_verdicts(defense, frame), *model_verdicts(defense, frame), *audit_verdicts(defense, frame)]
+    known = Knowledge.of(frame) if known is None else known
+    findings = [one for one in findings_of(frame) if one.row.key.defense == defense]
+    results = upload_verdicts(defense, frame, known, findings)
+    results += [*model_verdicts(defense, frame, findings), *audit_verdicts(defense, frame, findings)]
     for name, question in questions().items():
         own = [] if question.chapter else [r for r in frame if r.config.attack.kind == name]
         results += [Verdict(defense, name, None, sentence) for sentence in question.sentences(defense, own)]
-    stated = guarantee_sentences([r for r in frame if r.config.defense.id == defense])
-    results += [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    results += _guarantees(defense, [r for r in frame if r.config.defense.id == defense])
     learned = next((learning_of(r.utility) for r in frame if r.config.defense.id == "none"), None)
     if defense == "none" or learned is None or learned.suffices:
         return results
     clause = f"{learned.clause[0].upper()}{learned.clause[1:]}, so no setting can be called usable."
-    results = [replace(one, fate="undecided") if one.fate == "stands" else one for one in results]
     return [*results, Verdict(defense, "usability", None, clause)]
 
 
@@ -41,10 +46,15 @@ def sentences(defense: str, records: Sequence[Record]) -> list[str]:
     return [verdict.sentence for verdict in verdicts(defense, records)]
 
 
-def guarantee_sentences(records: Sequence[Record]) -> list[str]:
-    """Return sentences on what one defense guarantees, by `Record.privacy`; reasons are joined over control values."""
+def _guarantees(defense: str, records: Sequence[Record]) -> list[Verdict]:
+    """Return what one defense guarantees, by `Record.privacy`; reasons are joined over control values.
+
+    A refuted guarantee falls.
+    """
     label = setting_labels(records)
-    lines = _stated(records, label)
+    stated, refuted = _stated(records, label)
+    verdicts = [Verdict(defense, "guarantee", None, sentence) for sentence in stated]
+    verdicts += [Verdict(defense, "guarantee", "falls", sentence) for sentence in refuted]
     reasons: dict[str, list[str]] = {}
     values_of = {r.cell_id: 0.0 if (c := r.config.defense.control) is None else c.value for r in records}
     for record in sorted(records, key=lambda r: (values_of[r.cell_id], r.cell_id)):
@@ -52,15 +62,15 @@ def guarantee_sentences(records: Sequence[Record]) -> list[str]:
         if record.privacy.epsilon is None and reason:
             reasons.setdefault(reason, []).append(label[record.cell_id])
     if not reasons:
-        return lines
+        return verdicts
     places = {reason: list(dict.fromkeys(at)) for reason, at in reasons.items()}
     known = list(dict.fromkeys(word for at in places.values() for word in at))
-    where = f" at {listed_values(known)}" if lines and known != [""] else ""
-    return [*lines, f"No epsilon can be given{where}: {_clauses(places)}."]
+    where = f" at {listed_values(known)}" if verdicts and known != [""] else ""
+    return [*verdicts, Verdict(defense, "guarantee", None, f"No epsilon can be given{where}: {_clauses(places)}.")]
 
 
-def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
-    """Return sentences on the stated epsilons; label: words of the setting, by cell."""
+def _stated(records: Sequence[Record], label: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return sentences on the stated epsilons, and on refuted ones; label: words of the setting, by cell."""
     refuted: list[str] = []
     bounds: list[float] = []
     vacuous: dict[str, float] = {}
@@ -77,7 +87,7 @@ def _stated(records: Sequence[Record], label: dict[str, str]) -> list[str]:
     formal = [f"Formal guarantee over the whole training: epsilon {span} for a single example."] if bounds else []
     words = [f"{epsilon_words(stated)}{f' at {at}' if at else ''}" for at, stated in vacuous.items()]
     none = [f"There is {', '.join(words)}."] if words else []
-    return [*formal, *none, *refuted]
+    return [*formal, *none], refuted
 
 
 def _clauses(reasons: dict[str, list[str]]) -> str:

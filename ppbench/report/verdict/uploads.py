@@ -1,8 +1,8 @@
-"""Verdicts on what uploads give away of inputs: images, or rows of a table."""
+"""Sentences on what uploads give away of inputs, images or rows of a table, of labels, and of who was in a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.labels import multiset_chance
@@ -10,48 +10,29 @@ from ppbench.metrics.modality import modality_of
 from ppbench.questions.image_metrics import gallery_size
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record, Utility
-from ppbench.report.controls import above_chance, rebuilding, value
-from ppbench.report.frame import Key
+from ppbench.report.controls import easiest, rebuilding, value
+from ppbench.report.findings import Fate, Finding, fate_of, joint_fate
 from ppbench.report.knowing import Knowledge
-from ppbench.report.leak import Leak, Side, leak_of
-from ppbench.report.verdict.lines import (
-    STAGE_WORDS,
-    SettingRow,
-    attack_at,
-    decibels,
-    figure,
-    listed_values,
-    probe_text,
-    undefended_row,
-    upload_rows,
-    utility_text,
-)
-from ppbench.report.verdict.verdict import Fate, Verdict, fate_of, joint_fate, members_fate, unless_belied
+from ppbench.report.leak import Leak, Side, leaks_of
+from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
+from ppbench.report.verdict.verdict import Verdict
+from ppbench.report.words import STAGES, attack_at, decibels, figure, listed_values, utility_text
 from ppbench.report.worst import attack_of
 
-# -- Verdicts on what uploads give away beside inputs: the labels of a batch, and its members --
+# -- Sentences on what uploads give away beside inputs: the labels of a batch, and its members --
 
 BATCH_ASR = "batch_asr"
 
 
-def batch_member_verdicts(
-    mine: Sequence[SettingRow], rows: Sequence[SettingRow], stage: str, batch: int
-) -> list[Verdict]:
-    """Return whether uploads reveal who was in a batch, one verdict per group of control values with one fate."""
-    attacked = [row for row in mine if (row.key.stage, row.key.batch) == (stage, batch) and row.top(BATCH_ASR)]
-    none = None if mine and mine[0].key.defense == "none" else undefended_row(rows, stage, batch)
-    undefended = None if none is None else none.top(BATCH_ASR)
-    known = undefended if above_chance(undefended, BATCH_ASR) else None
-    tried = sum(value(record, BATCH_ASR) is not None for row in attacked for record in row.records)
-    groups: dict[Fate, list[SettingRow]] = {}
-    for row in attacked:
-        became = members_fate(row.top(BATCH_ASR), tried, known, BATCH_ASR)  # type: ignore[arg-type]  # `attacked` rows have one
-        groups.setdefault(unless_belied(became, [f for r in row.records for f in r.flags]), []).append(row)
-    beside = "" if undefended is None else f", undefended {figure(undefended, BATCH_ASR, '.0%')}"
+def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
+    """Return whether uploads reveal who was in a batch, one verdict per batch size, and group of one outcome."""
+    groups: dict[tuple[int, Fate], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.row.key.batch, one.fate), []).append(one)
     verdicts = []
-    for became, some in groups.items():
-        top = max(some, key=lambda row: value(row.top(BATCH_ASR), BATCH_ASR) or 0.0)
-        labels = [row.control for row in some if row.control]
+    for (batch, became), some in groups.items():
+        top = max(some, key=lambda one: value(one.top, BATCH_ASR) or 0.0)
+        labels = [one.row.control for one in some if one.row.control]
         where = f" at {listed_values(labels)}" if labels and len(groups) > 1 else ""
         head = f"who was in a batch of {batch}"
         does = {
@@ -59,16 +40,17 @@ def batch_member_verdicts(
             "stands": f"An upload{where} does not reveal {head} to an unaware attack",
             "undecided": f"Whether an upload{where} reveals {head} is undecided",
         }[became]
-        strongest = top.top(BATCH_ASR)
-        at, asr = attack_at(attack_of(strongest), top.control), figure(strongest, BATCH_ASR, ".0%")
-        text = f"{at}: ASR at most {asr}{beside}, chance 50%"
-        keys = tuple(row.key for row in some)
-        verdicts.append(Verdict(top.key.defense, "members", became, f"{does} ({text}).", keys, strongest, BATCH_ASR))
+        none = top.undefended.figure
+        beside = "" if none is None else f", undefended {figure(none, BATCH_ASR, '.0%')}"
+        at, asr = attack_at(attack_of(top.top), top.row.control), figure(top.top, BATCH_ASR, ".0%")
+        sentence = f"{does} ({at}: ASR at most {asr}{beside}, chance 50%)."
+        keys = tuple(one.row.key for one in some)
+        verdicts.append(Verdict(top.row.key.defense, "members", became, sentence, keys, top.top, BATCH_ASR))
     return verdicts
 
 
-def label_verdicts(rows: Sequence[SettingRow], stage: str) -> list[Verdict]:
-    """Return how many labels were recovered: by batch size, and by control value at the smallest batch of a stage."""
+def label_verdicts(rows: Sequence[SettingRow]) -> list[Verdict]:
+    """Return how many labels were recovered: by batch size, and by control value in the easiest scene."""
     recovered = [(row, value(cell, "label_accuracy") or 0.0, cell) for row in rows if (cell := row.labels) is not None]
     if not recovered:
         return []
@@ -79,101 +61,103 @@ def label_verdicts(rows: Sequence[SettingRow], stage: str) -> list[Verdict]:
         span = " to ".join(dict.fromkeys(f"{end:.0%}" for end in ends))
         by_batch.append(f"{span} at batch {batch} (chance {multiset_chance(classes, batch):.0%})")
     sentences = [f"Labels recovered by the strongest attack of each cell: {', '.join(by_batch)}."]
-    smallest = min(row.key.batch for row, _, _ in recovered)
     shares: dict[str, list[str]] = {}
-    for row, v, _ in recovered:
-        if (row.key.stage, row.key.batch) == (stage, smallest) and row.control:
+    easy = easiest(recovered, lambda one: (one[0].key.stage, one[0].key.batch))
+    for row, v, _ in easy:
+        if row.control:
             shares.setdefault(f"{v:.0%}", []).append(row.control)
     if len(shares) > 1:
         text = ", ".join(f"{share} at {listed_values(labels)}" for share, labels in shares.items())
-        sentences.append(f"Labels at batch {smallest}, {STAGE_WORDS[stage]}: {text}.")
+        sentences.append(f"Labels at {_where(easy[0][0])}: {text}.")
     keys = tuple(row.key for row, _, _ in recovered)
     return [
         Verdict(rows[0].key.defense, "labels", None, sentence, keys, top, "label_accuracy") for sentence in sentences
     ]
 
 
-Leaks = Mapping[Key, Leak]
-"""The leak of inputs, by setting."""
-
-
-def upload_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
+def upload_verdicts(
+    defense: str, records: Sequence[Record], known: Knowledge, findings: Sequence[Finding]
+) -> list[Verdict]:
     """Return the verdicts on uploads, by adversary.
 
-    On inputs there is one per control value, at the smallest batch, at random weights if attacked there; values at
-    which the server sees what it would see without the defense share one.
+    On inputs there is one per control value, in the setting's easiest scene; values at which the server sees what it
+    would see without the defense share one. known: which attacks know a defense; findings: those of `defense`.
     """
-    verdicts, known = list[Verdict](), Knowledge.of(records)
-    everything = upload_rows(records)
+    verdicts = list[Verdict]()
+    everything = upload_rows(records, leaks_of(records, known))
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
     usual = [recorded_threat(threat).lone_server for threat in seen] == [True]
     scenes = sorted({(row.key.threat, row.key.probe, row.key.probe_rounds) for row in everything})
+    undefended = next((row.utility for row in everything if row.key.defense == "none" != defense), None)
     for scene in scenes:
         threat = scene[0]
-        rows = [row for row in everything if (row.key.threat, row.key.probe, row.key.probe_rounds) == scene]
-        words = ["" if usual else threat, probe_text(rows[0], everything)]
+        mine = [row for row in everything if row.key.defense == defense and _view(row) == scene]
+        words = ["" if usual else threat, probe_text(next(r for r in everything if _view(r) == scene), everything)]
         prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
-        leaks = leaks_of(rows, known)
-        for role in sorted({row.key.role for row in rows if row.key.defense == defense}):
-            some = [row for row in rows if row.key.defense != defense or row.key.role == role]
-            results = _seen(defense, some, leaks, masked and recorded_threat(threat).lone_server, role)
+        for role in sorted({row.key.role for row in mine}):
+            some = [row for row in mine if row.key.role == role]
+            members = [f for f in findings if f.subject == "batch members" and f.row.key in {r.key for r in some}]
+            results = _seen(some, members, undefended, masked and recorded_threat(threat).lone_server)
             verdicts += [verdict.worded(prefix + verdict.sentence) for verdict in results]
     return verdicts
 
 
-def leaks_of(rows: Sequence[SettingRow], known: Knowledge) -> Leaks:
-    """Return the leak of inputs in each row of one scene, beside the undefended row of the same stage and batch."""
-    leaks: dict[Key, Leak] = {}
-    for row in sorted(rows, key=lambda row: row.key.defense != "none"):
-        none = undefended_row(rows, row.key.stage, row.key.batch)
-        beside = None if none is None else leaks.get(none.key)
-        if (leak := leak_of(row.records, vouched=known.vouches(row.records), none=beside)) is not None:
-            leaks[row.key] = leak
-    return leaks
+def _view(row: SettingRow) -> tuple[str, str, int]:
+    return row.key.threat, row.key.probe, row.key.probe_rounds
 
 
-def _seen(defense: str, rows: Sequence[SettingRow], leaks: Leaks, masked: bool, role: str) -> list[Verdict]:
+def _seen(
+    mine: Sequence[SettingRow], members: Sequence[Finding], undefended: Utility | None, masked: bool
+) -> list[Verdict]:
     """Return one adversary's verdicts on victims in one role. masked: whether one may say "this is FedSGD"."""
-    mine = [row for row in rows if row.key.defense == defense]
-    stage = "init" if any(row.key.stage == "init" for row in mine) else "final"
-    undefended = next((row.utility for row in rows if row.key.defense == "none"), None)
-    undefended = None if defense == "none" else undefended
-    smallest = min((row.key.batch for row in mine), default=1)
-    first = _attacked(mine, leaks, stage, smallest)
+    attacked = [row for row in mine if row.leak is not None]
+    judged = judged_keys(row.key for row in attacked)
+    first = [row for row in attacked if row.key in judged]
     if first and not modality_of(first[0].records[0].config).decibels:
-        errors = [_verdict([row], leaks, _row_error(row, leaks[row.key], undefended)) for row in first]
-        return errors + label_verdicts(mine, stage)
-    bare = [row for row in first if masked and _as_undefended(row, leaks)]
-    verdicts = [_fedsgd(bare, leaks, undefended, everywhere=len(bare) == len(first))] if bare else []
-    verdicts += [_verdict([row], leaks, _images(row, leaks[row.key], undefended)) for row in first if row not in bare]
-    scenes = [(stage, batch) for batch in sorted({row.key.batch for row in mine} - {smallest})]
-    scenes += [("final", smallest)] if stage == "init" else []
-    more = [verdict for scene in scenes for verdict in _scene(_attacked(mine, leaks, *scene), leaks, stage)]
-    more += [*label_verdicts(mine, stage), *batch_member_verdicts(mine, rows, stage, smallest)]
+        errors = [_verdict([row], _row_error(row, leak_in(row), undefended)) for row in first]
+        return errors + label_verdicts(mine)
+    bare = [row for row in first if masked and _as_undefended(row)]
+    verdicts = [_fedsgd(bare, undefended, everywhere=len(bare) == len(first))] if bare else []
+    verdicts += [_verdict([row], _images(row, leak_in(row), undefended)) for row in first if row not in bare]
+    more = [verdict for where, some in _other_scenes(attacked, first) for verdict in _scene(some, where)]
+    more += [*label_verdicts(mine), *batch_member_verdicts(members)]
+    role = mine[0].key.role
     if not role:
         return verdicts + more
     return verdicts + [v.worded(f"Of the {role}: {v.sentence[0].lower()}{v.sentence[1:]}") for v in more]
 
 
-def _attacked(rows: Sequence[SettingRow], leaks: Leaks, stage: str, batch: int) -> list[SettingRow]:
-    return [row for row in rows if (row.key.stage, row.key.batch) == (stage, batch) and row.key in leaks]
+def _other_scenes(attacked: Sequence[SettingRow], first: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
+    """Return the rows in larger batches by batch size, then those after training at the smallest batch, with words."""
+    stage = "init" if any(row.key.stage == "init" for row in first) else "final"
+    smallest = min((row.key.batch for row in first), default=1)
+    batches = sorted({row.key.batch for row in attacked} - {smallest})
+    scenes = [(stage, batch, f"In batches of {batch}") for batch in batches]
+    scenes += [("final", smallest, "After training")] if stage == "init" else []
+    rest = [row for row in attacked if row not in first]
+    rows = [(w, [row for row in rest if (row.key.stage, row.key.batch) == (s, b)]) for s, b, w in scenes]
+    return [(where, some) for where, some in rows if some]
 
 
-def _verdict(
-    rows: Sequence[SettingRow], leaks: Leaks, sentence: str, of: SettingRow | None = None, plain: bool = False
-) -> Verdict:
+def leak_in(row: SettingRow) -> Leak:
+    """Return the leak of inputs in a row where inputs were attacked."""
+    assert row.leak is not None
+    return row.leak
+
+
+def _verdict(rows: Sequence[SettingRow], sentence: str, of: SettingRow | None = None, plain: bool = False) -> Verdict:
     """Return the verdict on inputs in the settings of `rows`; of: row of the figures; plain: of unaware attacks."""
     metric = rebuilding(rows[0].records[0])
     what = modality_of(rows[0].records[0].config).content
-    leak = leaks[(of or rows[0]).key]
+    leak = leak_in(of or rows[0])
     strongest = leak.unaware.worst if plain else leak.worst
-    became = joint_fate(fate_of(leaks[row.key].level) for row in rows)
+    became = joint_fate(fate_of(leak_in(row).level) for row in rows)
     return Verdict(rows[0].key.defense, what, became, sentence, tuple(r.key for r in rows), strongest, metric, leak)
 
 
 def _where(row: SettingRow) -> str:
-    return f"batch {row.key.batch}, {STAGE_WORDS[row.key.stage]}"
+    return f"batch {row.key.batch}, {STAGES[row.key.stage].when}"
 
 
 def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
@@ -195,9 +179,9 @@ def _unattacked(row: SettingRow, what: str, utility: str) -> str:
     return f"{row.name}: what becomes of {what} is undecided, no attack on it gave a figure; {_where(row)}; {utility}."
 
 
-def _as_undefended(row: SettingRow, leaks: Leaks) -> bool:
+def _as_undefended(row: SettingRow) -> bool:
     """Return whether an unaware attack rebuilds images from single gradients as well as without the defense."""
-    mine, none = leaks[row.key], leaks[row.key].undefended
+    mine, none = leak_in(row), leak_in(row).undefended
     if none is None or mine.unaware.level != "rebuilt" or none.unaware.level != "rebuilt":
         return False
     if mine.unaware.worst is None or none.worst is None or row.records[0].config.federation.upload != "gradient":
@@ -210,21 +194,21 @@ def _as_undefended(row: SettingRow, leaks: Leaks) -> bool:
     return bool(ours.low <= theirs.high and theirs.low <= ours.high)  # type: ignore[operator]  # none is None
 
 
-def _fedsgd(bare: Sequence[SettingRow], leaks: Leaks, undefended: Utility | None, *, everywhere: bool) -> Verdict:
+def _fedsgd(bare: Sequence[SettingRow], undefended: Utility | None, *, everywhere: bool) -> Verdict:
     """Return the verdict on a masked defense whose server reads plain gradients at the control values `bare`."""
-    least = min(bare, key=lambda row: (value(leaks[row.key].unaware.worst, "psnr_median") or 0.0, row.control))
+    least = min(bare, key=lambda row: (value(leak_in(row).unaware.worst, "psnr_median") or 0.0, row.control))
     labels = [row.control for row in bare if row.control]
     where = (
         f" at {listed_values(labels)}" if labels and not everywhere else " over the whole grid" if len(bare) > 1 else ""
     )
-    several, plain, none = len(bare) > 1, leaks[least.key].unaware.worst, leaks[least.key].undefended
+    several, plain, none = len(bare) > 1, leak_in(least).unaware.worst, leak_in(least).undefended
     at, few = attack_at(attack_of(plain), least.control if several else ""), "at least " if several else ""
     sentence = (
         f"To the server this is FedSGD{where}: images are rebuilt as they are without a defense ({at}: {few}"
         f"{decibels(plain)}, undefended {decibels(None if none is None else none.worst)}); {_where(least)}; "
         f"{utility_text(least.utility, undefended)}."
     )
-    return _verdict(bare, leaks, sentence, least, plain=True)
+    return _verdict(bare, sentence, least, plain=True)
 
 
 def _images(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
@@ -236,7 +220,7 @@ def _images(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
     strong = f"{attack_of(leak.worst)}: {decibels(leak.worst)}{blind}"
     weak = "" if leak.unaware.worst is None else f"{attack_of(leak.unaware.worst)}: {decibels(leak.unaware.worst)}"
     if leak.plain == "rebuilt":
-        beside = f"; an aware attacker: {strong}" if leak.worst.knows else blind
+        beside = f"; an aware attacker: {strong}" if leak.aware else blind
         words = f"images are rebuilt, even by an unaware attacker ({weak}{beside})"
     elif leak.level == "rebuilt":
         words = f"images are rebuilt by an aware attacker ({strong}){_to_the_unaware(leak, weak)}"
@@ -286,14 +270,13 @@ def _clauses(leak: Leak) -> str:
     return "".join(f"; {qualifier.words}" for qualifier in leak.qualifiers)
 
 
-def _scene(rows: Sequence[SettingRow], leaks: Leaks, first: str) -> Iterable[Verdict]:
-    """Yield the verdict on images in larger batches, or after training, over the grid; first: first reported stage."""
-    if all(leaks[row.key].worst is None for row in rows):
+def _scene(rows: Sequence[SettingRow], where: str) -> Iterable[Verdict]:
+    """Yield the verdict on images over the grid in another scene than the first; where: the scene in words."""
+    if all(leak_in(row).worst is None for row in rows):
         return
-    falling = [row for row in rows if leaks[row.key].falls] or list(rows)
-    top = max(falling, key=lambda row: value(leaks[row.key].worst, "psnr_median") or 0.0)
-    leak, levels = leaks[top.key], {leaks[row.key].level for row in rows}
-    where = f"In batches of {top.key.batch}" if top.key.stage == first else "After training"
+    falling = [row for row in rows if leak_in(row).falls] or list(rows)
+    top = max(falling, key=lambda row: value(leak_in(row).worst, "psnr_median") or 0.0)
+    leak, levels = leak_in(top), {leak_in(row).level for row in rows}
     whole = "" if len(rows) == 1 else " over the whole grid"
     does = {
         "rebuilt": f"images are rebuilt{whole}",
@@ -307,4 +290,4 @@ def _scene(rows: Sequence[SettingRow], leaks: Leaks, first: str) -> Iterable[Ver
     blind = "" if leak.blind is None else f", blind guess {leak.blind:.1f} dB"
     at = attack_at(attack_of(leak.worst), top.control)
     sentence = f"{where}, {does}: at most {decibels(leak.worst)} ({at}{blind}{none}){_clauses(leak)}."
-    yield _verdict(rows, leaks, sentence, top)
+    yield _verdict(rows, sentence, top)

@@ -1,28 +1,14 @@
-"""Verdicts: one for each question about a defense, and the rules that decide them."""
+"""Verdicts: one sentence for each question about a defense, with what it renders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from ppbench.records.figure import Figured
-from ppbench.records.schema import Flag
-from ppbench.report.controls import BELIED, above_chance, value, widened
+from ppbench.report.findings import Fate
 from ppbench.report.frame import Key
-from ppbench.report.leak import Leak, Level
+from ppbench.report.leak import Leak
 from ppbench.report.worst import Measured, attack_of, cell_of
-
-READ_SHARE, HARDLY_READ = (
-    0.9,
-    0.2,
-)  # shares of the true decisions, beyond chance: read from the first on, hardly any below the second
-READ_ERROR, UNREAD_ERROR = (
-    0.2,
-    0.5,
-)  # relative errors of predicted numbers: read up to the first, not read from the second on
-Fate = Literal["falls", "stands", "undecided"]
-ModelFate = Literal["falls", "part", "stands", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -65,77 +51,3 @@ class Verdict:
             "figure": None if figure is None else figure.model_dump(),
             "sentence": self.sentence,
         }
-
-
-def fate_of(level: Level) -> Fate:
-    """Return the fate of inputs with a level of leak."""
-    return "falls" if level in ("rebuilt", "recognizable") else "stands" if level == "blind" else "undecided"
-
-
-def unless_belied(became: Fate, flags: Iterable[Flag]) -> Fate:
-    """Return `became`, but "undecided" instead of "stands" where a flag belies the defense's own account."""
-    return "undecided" if became == "stands" and any(flag.code in BELIED for flag in flags) else became
-
-
-def members_fate(record: Figured, tried: int, undefended: Figured | None, name: str = "asr") -> Fate:
-    """Return whether the strongest of `tried` cells finds members, by the metric `name`.
-
-    "falls": it lies above chance at Bonferroni's level; "stands": it does not, and lies below `undefended`, a cell that
-    finds members of the undefended model; else "undecided".
-    """
-    if above_chance(record, name, tried):
-        return "falls"
-    metric, beside = record.metric(name), value(undefended, name)
-    if metric is None or metric.high is None or beside is None:
-        return "undecided"
-    return "stands" if metric.high < beside else "undecided"
-
-
-def outputs_fate(record: Figured, tried: int) -> ModelFate:
-    """Return whether an attack reads the true model's outputs: nearly all, in part, or hardly any.
-
-    Decisions are judged by their agreement beyond chance, (a - chance) / (1 - chance); predictions of numbers,
-    and those of a model that always decides alike, by their relative error. The interval is Bonferroni's for `tried`
-    cells.
-    """
-    agreement = record.metric("agreement")
-    chance = 1.0 if agreement is None else agreement.chance or 0.0
-    if record.config.model.classes > 1 and chance < 1:
-        ends = widened(agreement, tried)
-        if ends is None:
-            return "undecided"
-        low, high = ((end - chance) / (1 - chance) for end in ends)
-        return (
-            "falls"
-            if low >= READ_SHARE
-            else "stands"
-            if high < HARDLY_READ
-            else "part"
-            if low >= HARDLY_READ
-            else "undecided"
-        )
-    ends = widened(record.metric("output_error"), tried)
-    if ends is None:
-        return "undecided"
-    low, high = ends
-    return (
-        "falls"
-        if high <= READ_ERROR
-        else "stands"
-        if low >= UNREAD_ERROR
-        else "part"
-        if high < UNREAD_ERROR
-        else "undecided"
-    )
-
-
-def same_outputs(record: Figured, tried: int) -> bool:
-    """Return whether a model answers as the true one, by its decisions or by its outputs."""
-    ends = widened(record.metric("output_error"), tried)
-    return outputs_fate(record, tried) == "falls" or (ends is not None and ends[1] <= READ_ERROR)
-
-
-def joint_fate(fates: Iterable[ModelFate]) -> Fate:
-    """Return the joint fate of several attacks or settings: "falls" where any does, "stands" where all do."""
-    every = set(fates)
-    return "falls" if every & {"falls", "part"} else "stands" if every == {"stands"} else "undecided"

@@ -1,48 +1,57 @@
-"""A defense's results over its control values and seeds, and the setting that its row shows."""
+"""The setting: a defense at one control value over all its seeds, judged once for page, terminal, JSON and headline.
+
+A setting is judged by the worst case in the scene where attacks have it easiest (`easiest`), over all adversaries and
+roles, beside the undefended model of the same scene, and by what is given away beside inputs (`findings_of`). Nothing
+is concluded where controls fail.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from ppbench.metrics.epsilon import epsilon_words
+from ppbench.questions.membership import CANARY_TPR_1
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record
-from ppbench.report.controls import above_chance, rebuilding, value, widened
+from ppbench.report.controls import above_chance, nothing_to_read, rebuilding, value, widened
+from ppbench.report.costs import CostRow
+from ppbench.report.entries import Entry
+from ppbench.report.findings import Fate, Finding, Subject
+from ppbench.report.frame import EVALUATION, SETTING, TRAINED, Key
 from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak
-from ppbench.report.learning import Learning, LearningState, keeps_enough, learning_of, points_lost, score_of
-from ppbench.report.page.costs import CostRow
-from ppbench.report.page.entries import Entry
+from ppbench.report.learning import Learning, LearningState, is_usable, learning_of, mean_of, points_lost
 from ppbench.report.refutation import Refutation
-from ppbench.report.verdict.verdict import members_fate, outputs_fate
+from ppbench.report.rows import judged_keys
+from ppbench.report.titles import key_differences
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]
-KEEPS: tuple[str, Tone] = ("members not found", "good")
+RECOVERED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
+    ("members", ("members", "canaries")),
+    ("batch members", ("batch members",)),
+)
+"""What is recovered beside inputs and labels, and the subjects of findings that show it."""
+FATE_WORDS: dict[Fate | None, str] = {"falls": "leaks", "stands": "withstands", "undecided": "open", None: "silent"}
+"""A fate in JSON; "silent" where nothing is concluded."""
+_SETTING = tuple(name for name in TRAINED if name not in ("seed", "digest"))
 
 
 @dataclass(frozen=True)
 class SeedValue:
     """A defense at one control value and seed.
 
-    entry: its row of the judged boards that leaks most; leak: that of the row; labels: the cell with the highest label
-    accuracy; batch: the strongest cell on members of a batch, in that scene; members, canaries, outputs: the strongest
-    cells; membership, tried: the strongest membership cells by metric, and the number of all; reliable: whether the
-    controls of its evaluation hold and the undefended model falls on all judged boards; lacking: whether an attack
-    failed or training diverged; cost: its row of the costs.
+    entry: its row of the judged boards that leaks most; leak: that of the row; labelled: its row with the most labels;
+    findings: what is given away of members and outputs; reliable: whether the controls of its evaluation hold; lacking:
+    whether an attack failed or training diverged; cost: its row of the costs.
     """
 
     entry: Entry
     leak: Leak | None
-    labels: Record | None
-    batch: Record | None
-    members: Record | None
-    canaries: Record | None
-    membership: tuple[tuple[str, Record], ...]
-    outputs: Record | None
-    tried: int
+    labelled: Entry | None
+    findings: tuple[Finding, ...]
     reliable: bool
     lacking: bool
     cost: CostRow | None
@@ -55,7 +64,12 @@ class SeedValue:
     @property
     def metric(self) -> Metric | None:
         """The headline metric of the worst case."""
-        return None if self.worst is None else self.worst.metric(rebuilding(self.worst))
+        return _headline(self.worst)
+
+    @property
+    def labels(self) -> Record | None:
+        """The cell with the highest label accuracy."""
+        return None if self.labelled is None else self.labelled.labels
 
     @property
     def accuracy(self) -> float | None:
@@ -72,10 +86,9 @@ class SeedValue:
         """Whether the stated epsilon is refuted."""
         return self.refutation is not None
 
-    @property
-    def gives_members(self) -> bool:
-        """Whether members or canaries are found above chance, at the level of all cells tried."""
-        return any(above_chance(record, name, self.tried) for name, record in self.membership)
+    def about(self, *subjects: Subject) -> list[Finding]:
+        """Return the findings on some subjects."""
+        return [one for one in self.findings if one.subject in subjects]
 
     @property
     def gives_labels(self) -> bool:
@@ -83,26 +96,27 @@ class SeedValue:
 
         The share of the commonest class counts as chance where it is larger.
         """
-        if self.labels is None or not above_chance(self.labels, "label_accuracy", len(self.entry.records)):
+        tried = 0 if self.labelled is None else len(self.labelled.records)
+        if self.labels is None or not above_chance(self.labels, "label_accuracy", tried):
             return False
-        ends = widened(self.labels.metric("label_accuracy"), len(self.entry.records))
+        ends = widened(self.labels.metric("label_accuracy"), tried)
         return ends is None or ends[0] > self.labels.utility.floor
 
-    @property
+    @cached_property
     def recovered(self) -> tuple[str, ...]:
-        """What is recovered beside inputs: "labels", "members"."""
-        parts = (("labels", self.gives_labels), ("members", self.gives_members))
-        return tuple(word for word, is_recovered in parts if is_recovered)
+        """What is recovered beside inputs: "labels", "members", "batch members"."""
+        own = [word for word, subjects in RECOVERED if any(one.fate == "falls" for one in self.about(*subjects))]
+        return ("labels", *own) if self.gives_labels else tuple(own)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgment of a setting. fate: "leaks" if shown, "withstands" if in every seed, else "open" or "silent".
+    """The judgment of a setting. fate: "falls" if shown, "stands" if in every seed; None where nothing is concluded.
 
     verdict: in a few words; tone: whether it is good news; seeds: number of seeds with that fate.
     """
 
-    fate: Literal["leaks", "withstands", "open", "silent"]
+    fate: Fate | None
     verdict: str
     tone: Tone
     seeds: int = 1
@@ -113,14 +127,13 @@ class Setting:
     """A defense at one control value over all its seeds.
 
     values: one for each seed; none: the undefended model at the same seeds, or None; seeds: how many seeds there are;
-    tried: how many settings the defense has; differs: differences from others beside the control value. Figures are
-    those of the seed that leaks most; accuracy is the mean.
+    differs: differences from others beside the control value. Figures are those of the seed that leaks most; accuracy
+    is the mean.
     """
 
     values: tuple[SeedValue, ...]
     none: Setting | None
     seeds: int
-    tried: int = 1
     differs: str = ""
 
     @cached_property
@@ -154,6 +167,12 @@ class Setting:
         return self.shown.metric
 
     @property
+    def beside(self) -> Metric | None:
+        """The headline metric of the undefended model in the same scene and seed."""
+        undefended = None if self.leak is None else self.leak.undefended
+        return None if undefended is None else _headline(undefended.worst)
+
+    @property
     def cost(self) -> CostRow | None:
         """That seed's costs."""
         return self.shown.cost
@@ -170,35 +189,38 @@ class Setting:
         return next((top for name, top in tops if name == "reidentified"), None)
 
     @property
-    def batch(self) -> Record | None:
+    def batch(self) -> Measured | None:
         """The strongest cell of all seeds on members of a batch."""
-        return best([v.batch for v in self.values if v.batch is not None], "batch_asr")
+        return best([one.top for one in self._about("batch members")], "batch_asr")
 
     @property
-    def members(self) -> Record | None:
+    def members(self) -> Measured | None:
         """The strongest membership cell of all seeds."""
-        return best([v.members for v in self.values if v.members is not None], "asr")
+        return best([one.top for one in self._about("members")], "asr")
 
     @property
     def canaries(self) -> Record | None:
         """The strongest audit of all seeds."""
-        return best([v.canaries for v in self.values if v.canaries is not None], "canary_tpr_at_1pct_fpr")
+        return best([r for one in self._about("canaries") for r in one.row.records], CANARY_TPR_1.name)
 
     @property
-    def outputs(self) -> Record | None:
-        """The strongest extraction of all seeds."""
-        cells = [v.outputs for v in self.values if v.outputs is not None]
+    def outputs(self) -> Measured | None:
+        """The strongest extraction of all seeds, of what clients train on."""
+        cells = [one.top for one in self._about("outputs")]
         return best(cells, "agreement") or best(cells, "output_error")
+
+    def _about(self, subject: Subject) -> list[Finding]:
+        return [one for v in self.values for one in v.about(subject)]
 
     @property
     def accuracy(self) -> float | None:
         """The delivered model's accuracy, the mean over seeds; None where one has none."""
-        return _mean([v.accuracy for v in self.values])
+        return mean_of([v.accuracy for v in self.values])
 
     @property
     def mse(self) -> float | None:
         """The mean squared error where targets are numbers, the mean over seeds."""
-        return _mean([v.entry.sample.utility.mse for v in self.values])
+        return mean_of([v.entry.sample.utility.mse for v in self.values])
 
     @property
     def use(self) -> float:
@@ -227,8 +249,9 @@ class Setting:
 
     @property
     def recovered(self) -> tuple[str, ...]:
-        """What is recovered beside inputs at some seed: "labels", "members"."""
-        return tuple(word for word in ("labels", "members") if any(word in v.recovered for v in self.values))
+        """What is recovered beside inputs at some seed: "labels", "members", "batch members"."""
+        words = ("labels", *(word for word, _ in RECOVERED))
+        return tuple(word for word in words if any(word in v.recovered for v in self.values))
 
     @property
     def lacking(self) -> bool:
@@ -241,7 +264,7 @@ class Setting:
 
         None where that one learned too little.
         """
-        loss = points_lost(self.accuracy, _mean([v.accuracy for v in self._same_seeds]))
+        loss = points_lost(self.accuracy, mean_of([v.accuracy for v in self._same_seeds]))
         known = self.none is not None and self.none.learning.suffices
         return None if loss is None or not known else 0.0 - loss
 
@@ -259,46 +282,37 @@ class Setting:
 
     @cached_property
     def usable(self) -> bool | None:
-        """Whether the model is usable: see `keeps_enough`; None without an undefended model that learned."""
+        """Whether the model is usable: see `is_usable`; None without an undefended model that learned."""
         if self.none is None or not self.none.learning.suffices:
             return None
-        if self.learning.state == "nothing":
-            return False
-        uses = [v.entry.sample.utility for v in self.values]
-        beside = [v.entry.sample.utility for v in self._same_seeds]
-        floor = 0.0 if self.accuracy is None else max(use.floor for use in uses)
-        return keeps_enough(_mean([score_of(use) for use in uses]), _mean([score_of(use) for use in beside]), floor)
+        uses, beside = ([v.entry.sample.utility for v in values] for values in (self.values, self._same_seeds))
+        return is_usable(uses, beside)
 
     @cached_property
     def judgement(self) -> Judgement:
         """The judgment over all seeds; "withstands" needs every one of them."""
-        every = [(v, _judged(v, self._beside(v), self.tried)) for v in self.sound]
+        every = [(v, _judged(v)) for v in self.sound]
         if not every:
-            return Judgement("silent", "nothing concluded", "info")
-        leaking = [pair for pair in every if pair[1].fate == "leaks"]
+            return Judgement(None, "nothing concluded", "info")
+        leaking = [pair for pair in every if pair[1].fate == "falls"]
         if leaking:
             worst = max(leaking, key=lambda pair: _severity(pair[0]))[1]
             count = "" if len(leaking) == self.seeds else f" ({len(leaking)} of {self.seeds} seeds)"
             return replace(worst, verdict=f"{worst.verdict}{count}", seeds=len(leaking))
-        withstanding = [one for _, one in every if one.fate == "withstands"]
+        withstanding = [one for _, one in every if one.fate == "stands"]
         if len(withstanding) == self.seeds:
             fullest = max(withstanding, key=lambda one: len(one.verdict))  # with all qualifiers
             return replace(fullest, seeds=self.seeds)
         if withstanding:
             words = f"inconclusive ({len(withstanding)} of {self.seeds} seeds)"
-            return Judgement("open", words, "warning", len(withstanding))
+            return Judgement("undecided", words, "warning", len(withstanding))
         return max(every, key=lambda pair: _severity(pair[0]))[1]
-
-    def _beside(self, value: SeedValue) -> SeedValue | None:
-        """Return the undefended model at a value's seed."""
-        same = (v for v in (() if self.none is None else self.none.values) if v.entry.key.seed == value.entry.key.seed)
-        return next(same, None)
 
     @property
     def verdict(self) -> str:
         """The verdict in a few words, with "not usable" where that applies."""
         words = self.judgement.verdict
-        return f"{words}; not usable" if self.usable is False and self.judgement.fate != "silent" else words
+        return f"{words}; not usable" if self.usable is False and self.judgement.fate is not None else words
 
     @property
     def tone(self) -> Tone:
@@ -316,7 +330,7 @@ class Setting:
             "role": self.entry.sample.config.role,
             "seeds": sorted(v.entry.key.seed or 0 for v in self.values),
             "verdict": self.judgement.verdict,
-            "fate": self.judgement.fate,
+            "fate": FATE_WORDS[self.judgement.fate],
             "level": None if self.leak is None else self.leak.level,
             "accuracy": self.accuracy,
             "points": self.loss,
@@ -327,90 +341,22 @@ class Setting:
         }
 
 
-def _mean(figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) / len(known) if known and len(known) == len(figures) else None
+def _headline(worst: WorstCase | None) -> Metric | None:
+    """Return the headline metric of reconstructions."""
+    return None if worst is None else worst.metric(rebuilding(worst))
 
 
 def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
     """Return the order of seeds: level of leak, refuted epsilon, failures, and amount of the leak."""
     if value.leak is None:
-        return int(value.gives_members), value.refuted, value.lacking, 0.0
+        return int(any(one.fate == "falls" for one in value.findings)), value.refuted, value.lacking, 0.0
     metric = value.metric
     amount = -float("inf") if metric is None or metric.value is None else leakage_value(metric)
     return SEVERITY[value.leak.level], value.refuted, value.lacking, amount
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One row. value: the setting shown; grid: all settings, best models first; none: the undefended model, or None."""
-
-    value: Setting
-    grid: tuple[Setting, ...]
-    none: Setting | None
-    verdict: str
-    tone: Tone
-
-    @property
-    def by_control(self) -> tuple[Setting, ...]:
-        """All settings, by role and control value."""
-        return tuple(sorted(self.grid, key=lambda v: (v.differs, v.entry.key.role, v.entry.key.value or 0.0)))
-
-    @property
-    def accuracies(self) -> tuple[float, float] | None:
-        """The lowest and the highest accuracy over the grid; None for a single setting."""
-        return _ends([v.accuracy for v in self.grid])
-
-    @property
-    def leaks(self) -> tuple[float, float] | None:
-        """The lowest and the highest figure of the worst case, as in `accuracies`."""
-        return _ends([None if v.metric is None else v.metric.value for v in self.grid])
-
-    @property
-    def leaking(self) -> tuple[Setting, ...]:
-        """The settings that are shown to leak."""
-        return tuple(v for v in self.grid if v.judgement.fate == "leaks")
-
-    @property
-    def usable(self) -> tuple[Setting, ...]:
-        """The settings that are not shown to be unusable."""
-        return tuple(v for v in self.grid if v.usable is not False)
-
-
-def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
-    known = [v for v in values if v is not None]
-    return (min(known), max(known)) if len(values) > 1 and known else None
-
-
-def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
-    """Return a defense's row beside the undefended.
-
-    The row shows the usable setting that leaks least; of equals, the one that resists unaware attackers best.
-    """
-    ordered = sorted(grid, key=lambda v: (-v.use, v.entry.name))
-    usable = [v for v in ordered if v.usable is not False]
-    value = min(usable or ordered, key=_leaking)
-    verdict, tone = value.judgement.verdict, value.judgement.tone
-    if not usable and value.judgement.fate != "silent":
-        verdict, tone = f"no usable setting; {verdict}", "warning"
-    return Standing(value, tuple(ordered), none, verdict, tone)
-
-
-def undefended(none: Setting) -> Standing:
-    """Return the row of the undefended model."""
-    return Standing(none, (none,), None, "undefended", "info")
-
-
-def _leaking(setting: Setting) -> tuple[int, int, bool, int, float]:
-    order = ("withstands", "open", "silent", "leaks").index(setting.judgement.fate)
-    if setting.leak is None:
-        return order, 0, setting.lacking, len(setting.recovered), 0.0
-    level = setting.leak.level
-    plainly = 0.0 if level == "blind" else _plainly(setting.shown)
-    return order, SEVERITY[level], setting.lacking, len(setting.recovered), plainly
-
-
 UNDECIDED_REASONS = {
+    "failed": "undecided, attacks failed",
     "undefended_stands": "undecided, undefended stands too",
     "undefended_missing": "undecided, undefended not attacked",
     "unlearned": "undecided, undefended model learned too little",
@@ -436,8 +382,6 @@ def chip(value: SeedValue) -> tuple[str, Tone]:
         clear = leak.everybody.clear if leak.level == "recognizable" else ()
         seen = [f"{LEVEL_WORDS[leak.level]} by {winner_of(clear[0][1] if clear else leak.worst)}"] if leak.falls else []
         return ", ".join([*seen, *_refuted(value)]), "error"
-    if value.lacking:
-        return "undecided, attacks failed", "warning"
     if leak.level == "undecided":
         reason = next(
             (UNDECIDED_REASONS[q.code] for q in leak.qualifiers if q.code in UNDECIDED_REASONS),
@@ -456,39 +400,99 @@ def _refuted(value: SeedValue) -> list[str]:
     return [] if value.refutation is None else [f"epsilon refuted by {value.refutation.by}"]
 
 
-def _judged(value: SeedValue, none: SeedValue | None, tried: int) -> Judgement:
-    """Return the judgment of a setting, one of `tried`, at one seed, beside the undefended model of that seed."""
+def _judged(value: SeedValue) -> Judgement:
+    """Return the judgment of a setting at one seed."""
     if value.leak is None:
-        return _of_model(value, none, tried)
+        return _without_inputs(value)
     verdict, tone = chip(value)
     if tone == "error":
-        return Judgement("leaks", verdict, tone)
-    withstands = value.leak.level == "blind" and not value.lacking
-    return Judgement("withstands" if withstands else "open", verdict, tone)
+        return Judgement("falls", verdict, tone)
+    return Judgement("stands" if value.leak.level == "blind" else "undecided", verdict, tone)
 
 
-def _of_model(value: SeedValue, none: SeedValue | None, tried: int) -> Judgement:
-    """Return the judgment by members and by outputs, where there are no reconstructions."""
+def _without_inputs(value: SeedValue) -> Judgement:
+    """Return the judgment by what is given away beside inputs, where there are no reconstructions."""
     if value.refuted:
-        return Judgement("leaks", ", ".join(_refuted(value)), "error")
-    if value.gives_members:
-        return Judgement("leaks", f"gives members to {winner_of(value.membership[0][1])}", "error")
-    if value.outputs is not None and outputs_fate(value.outputs, tried) == "falls":
-        return Judgement("leaks", f"outputs read by {winner_of(value.outputs)}", "error")
-    known = none.members if none is not None and none.gives_members else None
-    if value.members is not None and members_fate(value.members, value.tried, known) == "stands":
-        return Judgement("withstands", *KEEPS)
+        return Judgement("falls", ", ".join(_refuted(value)), "error")
+    for word, subjects in RECOVERED:
+        for one in value.about(*subjects):
+            if one.fate == "falls":
+                return Judgement("falls", f"gives {word} to {winner_of(one.top)}", "error")
+    for one in value.about("outputs"):
+        if one.fate == "falls":
+            whole = "falls" in (one.plain, one.knowing)
+            return Judgement("falls", f"outputs read {'' if whole else 'in part '}by {winner_of(one.top)}", "error")
+    judged = value.about("members", "batch members", "outputs")
+    if value.about("members", "batch members") and all(one.fate == "stands" for one in judged):
+        read = ", outputs not read" if value.about("outputs") else ""
+        return Judgement("stands", f"members not found{read}", "good")
     # That no members are found shows little: weak attacks end at chance.
-    return Judgement("open", "undecided", "warning")
-
-
-def _plainly(value: SeedValue) -> float:
-    """Return how much unaware attackers find, larger is more."""
-    plain = value.entry.plain
-    metric = None if plain is None else plain.metric(rebuilding(plain))
-    return float("inf") if metric is None or metric.value is None else leakage_value(metric)
+    return Judgement("undecided", "undecided", "warning")
 
 
 def winner_of(record: Measured | None) -> str:
     """Return a cell's attack, or a worst case's most frequent winner."""
     return record.attack if isinstance(record, WorstCase) else attack_of(record)
+
+
+# -- settings from the rows of all boards ------------------------------------------------------------------------------
+def settings_of(
+    entries: Sequence[Entry], findings: Sequence[Finding], paid: Mapping[Key, CostRow], sound: Set[Key], seeds: int
+) -> dict[str, list[Setting]]:
+    """Return the settings of each defense in one evaluation with all its seeds, `none` first, without `full_noise`.
+
+    entries: its rows on all boards; findings: those on them; paid: the costs, by `TRAINED`; sound: the keys of the
+    reliable seeds, by `EVALUATION`; seeds: how many there are.
+    """
+    trained: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        if entry.defense.id != "full_noise":
+            trained.setdefault(entry.key.only(TRAINED), []).append(entry)
+    values: dict[Key, list[SeedValue]] = {}
+    for key in sorted(trained, key=Key.text):
+        rows = {entry.key.only(SETTING) for entry in trained[key]}
+        own = [one for one in findings if one.row.key in rows]
+        value = _seed_value(trained[key], own, paid.get(key), key.only(EVALUATION) in sound)
+        values.setdefault(key.only(_SETTING), []).append(value)
+    grids: dict[str, list[Key]] = {}
+    for key in values:
+        grids.setdefault(key.defense, []).append(key)
+    words, none = key_differences(list(values)), grids.pop("none", [])[:1]
+    plain = next((Setting(tuple(values[key]), None, seeds) for key in none), None)
+    settings = {} if plain is None else {"none": [plain]}
+    return settings | {
+        name: [Setting(tuple(values[key]), plain, seeds, words[key]) for key in grid]
+        for name, grid in sorted(grids.items())
+    }
+
+
+def _seed_value(
+    entries: Sequence[Entry], findings: Sequence[Finding], cost: CostRow | None, reliable: bool
+) -> SeedValue:
+    """Return the results of one training, from its rows on all boards."""
+    judged = _easiest([entry for entry in entries if entry.leak is not None])
+    labelled = _easiest([entry for entry in entries if entry.labels is not None])
+    most = best([entry.labels for entry in labelled if entry.labels is not None], "label_accuracy")
+    failed = any(r.status != "complete" and not nothing_to_read(r) for entry in entries for r in entry.records)
+    measured = [entry for entry in judged if entry.worst is not None]
+    entry = max(measured or judged or entries, key=_entry_severity)
+    return SeedValue(
+        entry=entry,
+        leak=entry.leak if judged else None,
+        labelled=next((one for one in labelled if one.labels is most), None),
+        findings=tuple(findings),
+        reliable=reliable,
+        lacking=any(one.leak is not None and one.leak.lacking for one in judged) if judged else failed,
+        cost=cost,
+    )
+
+
+def _easiest(entries: Sequence[Entry]) -> list[Entry]:
+    keys = judged_keys(entry.key.only(SETTING) for entry in entries)
+    return [entry for entry in entries if entry.key.only(SETTING) in keys]
+
+
+def _entry_severity(entry: Entry) -> tuple[int, float]:
+    metric = _headline(entry.worst) if entry.leak is not None else None
+    level = -1 if entry.leak is None else SEVERITY[entry.leak.level]
+    return level, -float("inf") if metric is None or metric.value is None else leakage_value(metric)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from ppbench.records.figure import best
 from ppbench.records.run_files import ClientTime, EncryptionTime
 from ppbench.records.schema import Cost, Metric, Record
+from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
-from ppbench.report.page.entries import Board, Entry
-from ppbench.report.page.evaluations import evaluation_words
 from ppbench.report.refutation import Refutation, refutation_of
+from ppbench.report.titles import evaluation_words
 
 TimesOf = Callable[[Record], ClientTime | None]
 """Returns the times measured in a record's training, as `times.time_of` of a folder does."""

@@ -106,8 +106,11 @@ class Board:
         return modality_of(self.entries[0].sample.config).decibels
 
 
-def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
-    """Yield the remarks on a row with the records `members`; known: which attacks know a defense."""
+def badges_of(members: Sequence[Record], known: Knowledge, leak: Leak | None = None) -> Iterable[Badge]:
+    """Yield the remarks on a row with the records `members`.
+
+    known: which attacks know a defense; leak: the leak of inputs in the whole setting, None without reconstructions.
+    """
     defense = members[0].config.defense.id
     if defense in CONTROLS:
         yield Badge("control", "info", "Shows whether the attacks work at all; never ranked.")
@@ -116,7 +119,7 @@ def badges_of(members: Sequence[Record], known: Knowledge) -> Iterable[Badge]:
     elif not known.vouches(members):
         title = "Attacks here declare that they know this defense, but nothing else shows it: not ranked."
         yield Badge(UNINFORMED[1], "warning", title)
-    if any(flag.code in BELIED for record in members for flag in record.flags):
+    if (leak is not None and leak.belied) or any(f.code in BELIED for record in members for f in record.flags):
         yield Badge("belied", "error", "Its server, or its training, contradicts what attacks are given: not ranked.")
     if known.weaker(members):
         yield Badge(

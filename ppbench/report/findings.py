@@ -1,0 +1,284 @@
+"""What settings give away beside inputs: who was in a batch, members, canaries, the true model's outputs.
+
+Each is judged here once; the table of settings, JSON and sentences read it. A figure is judged as the largest of all
+cells of its question on the defense in that scene, over its control values, since the largest is what is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from ppbench.federation.threats import recorded_threat
+from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
+from ppbench.records.figure import Figured, best
+from ppbench.records.schema import Flag, Record
+from ppbench.report.controls import BELIED, above_chance, value, widened
+from ppbench.report.frame import EVALUATION, frame_of
+from ppbench.report.leak import Level
+from ppbench.report.learning import learning_of
+from ppbench.report.rows import (
+    SettingRow,
+    Sides,
+    audit_rows,
+    extraction_metric_of,
+    judged_keys,
+    model_rows,
+    upload_rows,
+)
+from ppbench.report.worst import Measured
+
+READ_SHARE, HARDLY_READ = (
+    0.9,
+    0.2,
+)  # shares of the true decisions, beyond chance: read from the first on, hardly any below the second
+READ_ERROR, UNREAD_ERROR = (
+    0.2,
+    0.5,
+)  # relative errors of predicted numbers: read up to the first, not read from the second on
+Fate = Literal["falls", "stands", "undecided"]
+ModelFate = Literal["falls", "part", "stands", "undecided"]
+Subject = Literal["batch members", "members", "canaries", "outputs"]
+
+
+def fate_of(level: Level) -> Fate:
+    """Return the fate of inputs with a level of leak."""
+    return "falls" if level in ("rebuilt", "recognizable") else "stands" if level == "blind" else "undecided"
+
+
+def unless_belied(became: Fate, flags: Iterable[Flag]) -> Fate:
+    """Return `became`, but "undecided" instead of "stands" where a flag belies the defense's own account."""
+    return "undecided" if became == "stands" and any(flag.code in BELIED for flag in flags) else became
+
+
+def members_fate(record: Figured, tried: int, undefended: Figured | None, name: str = "asr") -> Fate:
+    """Return whether the strongest of `tried` cells finds members, by the metric `name`.
+
+    "falls": it lies above chance at Bonferroni's level; "stands": it does not, and lies below `undefended`, a cell that
+    finds members of the undefended model; else "undecided".
+    """
+    if above_chance(record, name, tried):
+        return "falls"
+    metric, beside = record.metric(name), value(undefended, name)
+    if metric is None or metric.high is None or beside is None:
+        return "undecided"
+    return "stands" if metric.high < beside else "undecided"
+
+
+def outputs_fate(record: Figured, tried: int) -> ModelFate:
+    """Return whether an attack reads the true model's outputs: nearly all, in part, or hardly any.
+
+    Decisions are judged by their agreement beyond chance, (a - chance) / (1 - chance); predictions of numbers,
+    and those of a model that always decides alike, by their relative error. The interval is Bonferroni's for `tried`
+    cells.
+    """
+    agreement = record.metric("agreement")
+    chance = 1.0 if agreement is None else agreement.chance or 0.0
+    if record.config.model.classes > 1 and chance < 1:
+        ends = widened(agreement, tried)
+        if ends is None:
+            return "undecided"
+        low, high = ((end - chance) / (1 - chance) for end in ends)
+        return (
+            "falls"
+            if low >= READ_SHARE
+            else "stands"
+            if high < HARDLY_READ
+            else "part"
+            if low >= HARDLY_READ
+            else "undecided"
+        )
+    ends = widened(record.metric("output_error"), tried)
+    if ends is None:
+        return "undecided"
+    low, high = ends
+    return (
+        "falls"
+        if high <= READ_ERROR
+        else "stands"
+        if low >= UNREAD_ERROR
+        else "part"
+        if high < UNREAD_ERROR
+        else "undecided"
+    )
+
+
+def same_outputs(record: Figured, tried: int) -> bool:
+    """Return whether a model answers as the true one, by its decisions or by its outputs."""
+    ends = widened(record.metric("output_error"), tried)
+    return outputs_fate(record, tried) == "falls" or (ends is not None and ends[1] <= READ_ERROR)
+
+
+def joint_fate(fates: Iterable[ModelFate]) -> Fate:
+    """Return the joint fate of several attacks or settings: "falls" where any does, "stands" where all do."""
+    every = set(fates)
+    return "falls" if every & {"falls", "part"} else "stands" if every == {"stands"} else "undecided"
+
+
+# -- findings: one for each setting and subject ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Undefended:
+    """The undefended model's figure beside a finding. figure: the strongest cell, one of `tried`, or None."""
+
+    figure: Measured | None = None
+    tried: int = 1
+
+    def known(self, metric: str) -> Measured | None:
+        """Return the figure where it is above chance, so that staying below it means something."""
+        return self.figure if above_chance(self.figure, metric, self.tried) else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one setting gives away of a subject, in one scene at one seed.
+
+    metric: the figure that decides; sides: the strongest unaware and aware attacks; tried: how many cells of the
+    defense were tried, over its grid; plain, knowing: the outcome by each side where they are judged apart.
+    """
+
+    row: SettingRow
+    subject: Subject
+    metric: str
+    fate: Fate
+    sides: Sides
+    tried: int
+    undefended: Undefended = Undefended()
+    plain: ModelFate | None = None
+    knowing: ModelFate | None = None
+
+    @property
+    def top(self) -> Measured:
+        """The strongest attack."""
+        assert self.sides.worst is not None  # else there is no finding
+        return self.sides.worst
+
+
+def findings_of(records: Sequence[Record]) -> list[Finding]:
+    """Return what is given away beside inputs in each setting of each defense, evaluation by evaluation.
+
+    Nothing stands where the undefended model learned too little.
+    """
+    every: list[Finding] = []
+    for some in frame_of(records).by(EVALUATION).values():
+        judges = ((_in_batches, upload_rows(some)), (_of_models, model_rows(some)), (_of_audits, audit_rows(some)))
+        defenses = dict.fromkeys(r.config.defense.id for r in some)
+        own = [one for name in defenses for judge, rows in judges for one in judge(name, rows)]
+        learned = next((learning_of(r.utility) for r in some if r.config.defense.id == "none"), None)
+        every += own if learned is None or learned.suffices else map(_unproven, own)
+    return every
+
+
+def _unproven(one: Finding) -> Finding:
+    """Return the finding beside an undefended model that learned too little for anything to stand."""
+    plain, knowing = (_unless_stands(side) for side in (one.plain, one.knowing))
+    return replace(one, fate="undecided" if one.fate == "stands" else one.fate, plain=plain, knowing=knowing)
+
+
+def _unless_stands(side: ModelFate | None) -> ModelFate | None:
+    return "undecided" if side == "stands" else side
+
+
+def _view(row: SettingRow) -> tuple[object, ...]:
+    """Return what an adversary sees of uploads in a row."""
+    key = row.key
+    return key.threat, key.auxiliary, key.probe, key.probe_rounds, key.stage, key.batch
+
+
+def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
+    """Yield what uploads reveal of who was in a batch, at each setting's easiest scene."""
+    name = BATCH_ASR.name
+    attacked = [row for row in rows if row.top(name) is not None]
+    judged = judged_keys(row.key for row in attacked if row.key.defense == defense)
+    groups: dict[tuple[object, ...], list[SettingRow]] = {}
+    for row in attacked:
+        if row.key in judged:
+            groups.setdefault((*_view(row), row.key.role), []).append(row)
+    for mine in groups.values():
+        beside = [r.top(name) for r in attacked if r.key.defense == "none" and _view(r) == _view(mine[0])]
+        undefended = Undefended(None if defense == "none" else next(iter(beside), None))
+        tried = sum(value(record, name) is not None for row in mine for record in row.records)
+        for row in mine:
+            sides = Sides.of(row.records, name)
+            assert sides.worst is not None  # it was attacked
+            became = members_fate(sides.worst, tried, undefended.known(name), name)
+            became = unless_belied(became, [flag for record in row.records for flag in record.flags])
+            yield Finding(row, "batch members", name, became, sides, tried, undefended)
+
+
+def holders_rows(defense: str, rows: Sequence[SettingRow]) -> list[SettingRow]:
+    """Return a defense's rows on models, without the delivered model's to others where a client's are there.
+
+    Clients receive the same model, which is judged with them.
+    """
+    own = [row for row in rows if row.key.defense == defense]
+    client = any(row.key.stage == "final" and recorded_threat(row.key.threat).lone_client for row in own)
+    return [r for r in own if r.key.stage != "final" or not client or recorded_threat(r.key.threat).lone_client]
+
+
+def _of_models(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
+    """Yield what models give away to their holders of members and, where clients train on a mask, of outputs."""
+    own = holders_rows(defense, rows)
+    for threat, stage in sorted({(row.key.threat, row.key.stage) for row in own}):
+        mine = [row for row in own if (row.key.threat, row.key.stage) == (threat, stage)]
+        undefended = _undefended_members(rows, threat, stage, defense)
+        known, asr = undefended.known(ASR.name), ASR.name
+        sides = [(row, row.members) for row in mine]
+        if stage == "iterate":
+            yield from _sided("members", asr, sides, partial(members_fate, undefended=known), undefended)
+            outputs = [(row, row.outputs) for row in mine]
+            name = extraction_metric_of([r for row in mine for r in row.records])
+            yield from _sided("outputs", name, outputs, outputs_fate, Undefended())
+            continue
+        tried = sum(one.tried for _, one in sides)
+        for row, one in sides:
+            if one.worst is not None:
+                became = members_fate(one.worst, tried, known)
+                yield Finding(row, "members", asr, became, one, tried, undefended)
+
+
+def _sided(
+    subject: Subject,
+    metric: str,
+    rows: Sequence[tuple[SettingRow, Sides]],
+    fate: Callable[[Figured, int], ModelFate],
+    undefended: Undefended,
+) -> Iterator[Finding]:
+    """Yield the findings on what clients train on, judged apart for attackers who un-mask it and those who do not."""
+    plain_tried, knowing_tried = (sum(getattr(s, name) for _, s in rows) for name in ("plain_tried", "knowing_tried"))
+    for row, sides in rows:
+        if sides.worst is None:
+            continue
+        plain = None if sides.plain is None else fate(sides.plain, plain_tried)
+        knowing = None if sides.knowing is None else fate(sides.knowing, knowing_tried)
+        became = joint_fate(side for side in (plain, knowing) if side is not None)
+        yield Finding(row, subject, metric, became, sides, plain_tried + knowing_tried, undefended, plain, knowing)
+
+
+def _undefended_members(rows: Sequence[SettingRow], threat: str, stage: str, defense: str) -> Undefended:
+    """Return the strongest figure on members of `none` at the same stage, the only one that compares."""
+    some = [r for r in rows if (r.key.defense, r.key.stage) == ("none", stage) and r.members.tried]
+    some = [] if defense == "none" else [r for r in some if r.key.threat == threat] or some
+    strongest = best([r for row in some if (r := row.members.worst) is not None], ASR.name)
+    return Undefended(strongest, sum(row.members.tried for row in some))
+
+
+def audit_of(row: SettingRow) -> tuple[str, int, int]:
+    """Return the key of a row's audit: threat model, number of references, number of canaries."""
+    return row.key.threat, row.key.references or 0, row.key.canaries or 0
+
+
+def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
+    """Yield what audits find of canaries, or of average members in audits without canaries."""
+    for audit in sorted({audit_of(row) for row in rows if row.key.defense == defense}):
+        mine = [row for row in rows if row.key.defense == defense and audit_of(row) == audit]
+        none = next((row for row in rows if row.key.defense == "none" and audit_of(row) == audit), None)
+        name = CANARY_AUC.name if any(row.top(CANARY_AUC.name) for row in mine) else AUC.name
+        undefended = Undefended(None if none is None or defense == "none" else none.top(name))
+        tried = sum(len(row.of("membership")) for row in mine)
+        for row in mine:
+            sides = Sides.of(row.records, name)
+            if sides.worst is not None:
+                became: Fate = "falls" if above_chance(sides.worst, name, tried) else "undecided"
+                yield Finding(row, "canaries", name, became, sides, tried, undefended)

@@ -1,0 +1,90 @@
+"""Words on figures, attacks and control values that sentences, tables and claims share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppbench.records.figure import Figured
+from ppbench.records.schema import Record, Utility
+
+
+@dataclass(frozen=True)
+class StageWords:
+    """The attacked model in words. when: in a sentence; weights: of uploads, in a title; model: in a column."""
+
+    when: str
+    weights: str
+    model: str
+
+
+STAGES = {
+    "init": StageWords("at random weights", "random weights", "initial"),
+    "iterate": StageWords("of what clients train on", "the weights that clients train on", "trained on"),
+    "final": StageWords("after training", "trained weights", "delivered"),
+    "audit": StageWords("after a training with canaries", "audited weights", "audited"),
+}
+"""By stage, in the order of training."""
+STAGE_ORDER = tuple(STAGES)
+
+
+def setting_labels(records: Sequence[Record]) -> dict[str, str]:
+    """Return by cell id "alpha2=0.1": the control parameter, what else differs among a defense's records, the role."""
+    seen: dict[tuple[str, str], set[object]] = {}
+
+    def known(record: Record) -> dict[str, object]:
+        return {**record.config.defense.parameters, "version": record.config.edition}
+
+    for record in records:
+        for name, parameter in known(record).items():
+            seen.setdefault((record.config.defense.id, name), set()).add(parameter)
+    labels = {}
+    for record in records:
+        defense = record.config.defense
+        words = [] if defense.control is None else [f"{defense.control.name}={defense.control.value:g}"]
+        for name, parameter in known(record).items():
+            if len(seen[defense.id, name]) > 1 and (defense.control is None or name != defense.control.name):
+                words.append(f"{name}={parameter}")
+        words += [f"({record.config.role})"] if record.config.role else []
+        labels[record.cell_id] = " ".join(words)
+    return labels
+
+
+def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
+    """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
+    metric = record.metric(name) if record is not None else None
+    if metric is None or metric.value is None:
+        return "-"
+    text = f"{metric.value:{form}}{unit}"
+    if metric.low is not None and metric.high is not None:
+        text += f" [{metric.low:{form}}, {metric.high:{form}}]".replace("%", "")
+    return text
+
+
+def decibels(record: Figured | None) -> str:
+    """Return a median PSNR with its interval."""
+    return figure(record, "psnr_median", ".1f", " dB")
+
+
+def attack_at(attack: str, control: str) -> str:
+    """Return an attack with the control value, as "dlg, sigma=0.1"."""
+    return f"{attack}, {control}" if control else attack
+
+
+def listed_values(labels: Sequence[str]) -> str:
+    """Return "kappa=1, 10 and 100": control values of one defense in words, with their common name once."""
+    names = {label.partition("=")[0] for label in labels}
+    plain = all("=" in label and " " not in label for label in labels)
+    words = [label.partition("=")[2] for label in labels] if plain and len(names) == 1 else list(labels)
+    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{names.pop()}={text}" if plain and len(names) == 1 else text
+
+
+def utility_text(utility: Utility, undefended: Utility | None) -> str:
+    """Return "accuracy 95.0% (96.1% undefended)", "MSE 0.059" for numbers, or "training diverged"."""
+    for word, field, form in (("accuracy", "accuracy", ".1%"), ("MSE", "mse", ".3g")):
+        value, beside = (None if u is None else getattr(u, field) for u in (utility, undefended))
+        if value is not None:
+            mark = f", {utility.collapse}" if utility.collapse else ""
+            return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "") + mark
+    return "training diverged"
