@@ -164,9 +164,10 @@ class Columns:
 class Plan:
     """Everything public about a federation.
 
-    sample: clients drawn at random in each round, 0 for all. server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
+    server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
-    columns: of table rows; None for other inputs, or if the encoding is unknown.
+    columns: of table rows; None for other inputs, or if the encoding is unknown. sample: clients drawn at random in
+    each round; 0: all take part.
     """
 
     spec: NetSpec

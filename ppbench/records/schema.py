@@ -228,7 +228,10 @@ class AttackInfo(Coded):
 
 
 class FederationInfo(Grown):
-    """How the model was trained. tf32: whether a GPU may use it; None on a CPU, and in older records."""
+    """How the model was trained.
+
+    tf32: whether a GPU may use it; None on a CPU, and in older records. sample: clients drawn in each round; 0: all.
+    """
 
     clients: Few
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
@@ -249,7 +252,8 @@ class FederationInfo(Grown):
     device: str
     dtype: str
     tf32: bool | None = None
-    LATER: ClassVar[Mapping[str, Any]] = {"tf32": None}
+    sample: Count = 0
+    LATER: ClassVar[Mapping[str, Any]] = {"tf32": None, "sample": 0}
 
 
 class DataInfo(Coded):

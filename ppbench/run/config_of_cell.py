@@ -98,6 +98,7 @@ def _config_of(config: CellConfig, data: str, salt: str, weights: str | None) ->
         seed=config.seed,
         device=fed.device,
         tf32=bool(fed.tf32),
+        sample=fed.sample,
         backend=cast(Any, fed.backend),
         salt=salt,
         suite=config.suite,
@@ -127,4 +128,5 @@ def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> 
     opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
     local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
     spec = net_spec(network, tuple(model.shape), classes or model.classes)
-    return Plan(spec, fed.clients, local, loss=cast(Any, model.loss), schedule=cast(Any, fed.schedule))
+    loss, schedule = cast(Any, model.loss), cast(Any, fed.schedule)
+    return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample)

@@ -125,6 +125,7 @@ class FederationOptions(OptionGroup):
     rounds: Annotated[int, Option("Rounds of training.", ge=1, le=1_000_000)] = 40
     local_epochs: Annotated[int, Option("Epochs of a client's local training (delta).", ge=1, le=10_000)] = 1
     batch_size: Annotated[int, Option("Examples in a training batch.", ge=1, le=LARGEST_COUNT)] = 32
+    sample: Annotated[int, Option("Clients drawn at random in each round; 0: all take part.", ge=0, le=100_000)] = 0
     schedule: Annotated[Literal["round_robin", "parallel"], Option("round_robin or parallel.")] = "round_robin"
     upload: Annotated[
         Literal["delta", "gradient"],

@@ -80,6 +80,10 @@ def plan_on(
     betas = (0.9, config.beta2)
     opt = Opt(config.optimizer, config.lr, config.momentum, betas, config.decay_at, config.decay)
     local = Local(config.upload, config.local_epochs, config.batch_size, opt)
+    if config.sample > config.clients:
+        raise UsageError(
+            f"sample={config.sample} of {config.clients} clients cannot be drawn; give at most all of them."
+        )
     return Plan(
         spec,
         config.clients,
@@ -89,6 +93,7 @@ def plan_on(
         schedule=config.schedule,
         data_range=data_range,
         columns=columns,
+        sample=config.sample if config.sample < config.clients else 0,
     )
 
 
@@ -226,5 +231,6 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         device=config.device,
         dtype="float32",
         tf32=None if torch.device(config.device).type == "cpu" else config.tf32,
+        sample=plan.sample,
     )
     return data, model, federation

@@ -315,7 +315,7 @@ def _output_faults(outputs: torch.Tensor, task: Task) -> Iterator[str]:
 
 
 def _cost(fed: Federation, memory_peak: int | None) -> Cost:
-    per = fed.plan.clients * max(1, fed.round)
+    per = (fed.plan.sample or fed.plan.clients) * max(1, fed.round)
     return Cost(
         bytes_up=(fed.wire.up - fed.setup_up) / per,
         bytes_down=(fed.wire.down - fed.setup_down) / per,
