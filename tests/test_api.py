@@ -100,12 +100,12 @@ def test_a_questions_rules_and_columns_are_those_of_its_specs():
     assert any("several specs of one name" in fault for fault in question_faults(Twice, "twice"))
 
 
-def test_a_figure_is_recorded_by_its_spec_or_by_a_name_with_its_safer_side():
+@pytest.mark.parametrize("former", [("right", False), ("right",), (BySpecs().spec("error"), True)])
+def test_a_figure_is_recorded_by_its_spec_and_the_former_form_says_what_to_write(former):
     share, error = api.proportion([np.array([True, False])]), BySpecs().spec("error")
     assert api.record_metric(error, share).higher_is_safer
-    assert not api.record_metric("right", share, False).higher_is_safer
-    with pytest.raises(ValueError, match="give its MetricSpec"):
-        api.record_metric("right", share)
+    with pytest.raises(TypeError, match=r"takes a MetricSpec.* and write record_metric\(SPEC, figure\)$"):
+        api.record_metric(former[0], share, *former[1:])
 
 
 def test_a_plugin_that_imports_a_module_that_moved_is_told_where_names_stay(tmp_path, monkeypatch):

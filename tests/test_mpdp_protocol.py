@@ -279,7 +279,10 @@ def test_reasons_state_the_claim_and_what_it_is_worth():
     plan, ring = plan_of(clients=5), torch.eye(10, dtype=torch.bool).roll(1, 0)
     reason = step(MPDP(), plan, rounds=10)
     assert "epsilon 3 a round, delta 1e-05;" in reason and "theta 0.345: by Eq. 23 epsilon 2.97 a round" in reason
-    assert "9.14 over 10 rounds" in reason and "one coordinate is told at delta 0.47" in reason
+    assert (
+        "9.14 over 10 rounds" in reason
+        and "knows the scales is certain of a change of one coordinate with probability 0.47" in reason
+    )
     assert MPDP().guarantee(plan, 100, 10) is None
     defense, plan = MPDP(graph="n_out", n=5), plan_of(clients=10)
     assert "no guarantee here: Theorem 11 needs K >= 81" in step(defense, plan) and "theta" not in step(defense, plan)

@@ -73,9 +73,9 @@ def blame(error: BaseException, named: Plugin | None = None) -> Plugin | None:
         module = module_of(frame)
         candidates = [p for p in others if within(module, p.root)]
         if candidates:
-            at_work = type(frame.f_locals.get("self")).__mro__
+            at_work = type(frame.f_locals["self"]).__mro__ if "self" in frame.f_locals else ()
             names = {cls.__qualname__ for cls in at_work if within(cls.__module__, candidates[0].root)}
-            names.add(frame.f_code.co_name)
+            names |= set() if at_work else {frame.f_code.co_name}
             exact = [p for p in candidates if p.target.partition(":")[2] in names]
             likely = [p for p in candidates if p == named] or [p for p in candidates if p.module == module]
             return (exact or likely or candidates)[0]
@@ -128,9 +128,8 @@ def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValu
 
 def built(group: Literal["datasets", "models"], name: str, build: Callable[[Any], T]) -> T:
     """Return what `build` makes with the function of the plugin `name`; PluginError: that function raised."""
-    function = load(group, name)
     with guard(group, name):
-        return build(function)
+        return build(load(group, name))
 
 
 def made(
@@ -145,6 +144,15 @@ def made(
     check: its own check of them, which raises UsageError. Raises UsageError: an unknown name or parameter, or a value
     of another type; PluginError: the plugin does not make a `base` with parameters that records can store.
     """
+    with guard(group, name):
+        instance = _instance(group, base, name, parameters)
+        check(instance)
+        return instance
+
+
+def _instance(
+    group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, ParameterValue]
+) -> T:
     kind, factory, plugin = GROUP_NOUNS[group], load(group, name), find(group, name)
     title = plugin.words if plugin is not None else shown(name)
     known = [field.name for field in dataclasses.fields(factory)]
@@ -157,21 +165,18 @@ def made(
         raise UsageError(
             f"The {kind} {name!r} refuses {not_finite[0]}={shown(parameters[not_finite[0]])}: it must be finite."
         )
-    with guard(group, name):
-        instance, refusal = _made(factory, parameters)
-        values = {} if refusal else {key: getattr(instance, key) for key in known}
+    instance, refusal = _made(factory, parameters)
     if refusal is not None:
         first = refusal.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         parameter = f"{where}={shown(first['input'])}" if where else "its parameters"
         reason = because(ValueError(first["msg"].lower()))
         raise UsageError(f"The {kind} {name!r} refuses {parameter}: {reason}.") from refusal
+    values = {key: getattr(instance, key) for key in known}
     _check_booleans(kind, name, parameters, values)
     if not isinstance(instance, base):
         raise PluginError(f"{title} makes a {type(instance).__name__}, no {base.__name__}.")
     if no_scalars := [key for key, value in values.items() if not is_scalar(value)]:
         value = shown(values[no_scalars[0]], 60)
         raise PluginError(f"{title} has the parameter {no_scalars[0]}={value}; {SCALARS}.")
-    with guard(group, name):
-        check(instance)
     return instance

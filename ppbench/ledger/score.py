@@ -370,15 +370,16 @@ def score(frozen: FrozenView, guesses: Path | str, truth: Path | str, weights: s
         raise UsageError(f"{home / EXTERNAL} is no folder of its own, where records of guesses are kept; move it away.")
     about, answers, digest = read_guesses(guesses, frozen)
     known = open_truth(frozen, home, weights)
-    with locked(home, "scoring"), guard("questions", about.kind):
+    with locked(home, "scoring"):
         book = read_book(home)
         for old in book:
             if (old.transcript, old.kind, old.guesses) == (about.transcript, about.kind, digest):
                 raise UsageError(f"{guesses} was scored before, as try {old.tries} at this transcript; it counts once.")
-        record, scored, blind = score_answers(frozen, known, about, answers, digest)
-        before = standing_worst(counting_records(home, book), record)
-        telling = partial(exchange_p, frozen, known, about.kind, answers)
-        decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1, telling)
+        with guard("questions", about.kind):
+            record, scored, blind = score_answers(frozen, known, about, answers, digest)
+            before = standing_worst(counting_records(home, book), record)
+            telling = partial(exchange_p, frozen, known, about.kind, answers)
+            decision = decide(before, blind, record, tries_at(book, frozen.about.id) + 1, telling)
         Store(home / EXTERNAL).save(record, tensors=scored.images)
         add_entry(home, _entry(frozen, about, record, digest, before, decision))
     return ScoredSubmission(about, frozen.about.title, record, before, decision)

@@ -205,7 +205,9 @@ class ImageMetric:
     def __call__(self, scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         """Return the metric of a cell with master seed `seed`."""
         figure = self.compute(self.spec, scores, classes, bootstrap_seed(seed, self.spec.name))
-        return record_metric(self.spec, figure, True if self.diagnostic and figure.value is None else None)
+        metric = record_metric(self.spec, figure)
+        unknown = self.diagnostic and figure.value is None
+        return metric.model_copy(update={"higher_is_safer": True}) if unknown else metric
 
 
 def image_metrics(scores: Sequence[Any], classes: int, seed: int) -> dict[str, Callable[[], Metric]]:

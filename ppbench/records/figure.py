@@ -32,25 +32,21 @@ def round_figure(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.12g}")
 
 
-def record_metric(metric: MetricSpec | str, figure: Estimate, safer: bool | None = None) -> Metric:
-    """Return the record's form of a figure; ValueError for a name without its safer side.
-
-    metric: its spec, or its name; safer: whether a higher value means less leakage, None: as the spec says.
-    """
-    if isinstance(metric, str):
-        if safer is None:
-            raise ValueError(f"of the metric {metric!r} only the name is known; give its MetricSpec")
-        name = metric
-    else:
-        name, safer = metric.name, metric.higher_is_safer if safer is None else safer
+def record_metric(metric: MetricSpec, figure: Estimate, safer: object = None) -> Metric:
+    """Return the record's form of a figure of a metric; TypeError for a name with its `safer` side, the former form."""
+    if not isinstance(metric, MetricSpec) or safer is not None:
+        raise TypeError(
+            "record_metric takes a MetricSpec, which says the safer side; declare it in `specs` of the question, and "
+            "write record_metric(SPEC, figure)"
+        )
     return Metric(
-        name=name,
+        name=metric.name,
         value=round_figure(figure.value),
         low=round_figure(figure.interval.low),
         high=round_figure(figure.interval.high),
         method=figure.interval.method,
         n=figure.n,
-        higher_is_safer=safer,
+        higher_is_safer=metric.higher_is_safer,
         reason=figure.reason,
         chance=round_figure(figure.chance),
         realized_fpr=round_figure(figure.realized_fpr),

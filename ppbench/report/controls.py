@@ -13,6 +13,7 @@ from scipy import stats
 from ppbench.base.errors import Exit
 from ppbench.metrics.intervals import CONFIDENCE, proportion
 from ppbench.metrics.modality import modality_of
+from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
 from ppbench.records.figure import Figured, best, record_metric
@@ -124,7 +125,7 @@ def _share(record: Figured, name: str, taken: Callable[[Any], bool]) -> Metric |
         units.setdefault(victim.unit, []).append(taken(victim))
     if not units:
         return None
-    return record_metric(name, proportion([np.array(unit) for unit in units.values()]), safer=False)
+    return record_metric(MetricSpec(name, name), proportion([np.array(unit) for unit in units.values()]))
 
 
 def check_controls(records: Sequence[Record]) -> list[Check]:

@@ -403,6 +403,7 @@ def _round_cost(defense: OpacusDefense, plan: Plan, count: int) -> RoundCost:
     one, other = (defense.trained_on_one(plan, seed) for seed in (1, 2))
     if all(torch.equal(one[name], other[name]) for name in one):
         return RoundCost(
-            (), "its noise is the same whenever it is run: its code seeds it, and who knows the seed takes it off"
+            (),
+            "its noise is the same whenever it is run: its code seeds it, and whoever knows the seed can subtract it",
         )
     return cost

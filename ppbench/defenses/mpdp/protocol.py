@@ -80,7 +80,8 @@ class MPDP(ModelPerturbation):
         if sigmas.violated:
             claim += f", with no guarantee here: {sigmas.violated[0]}"
         single = delta_given_scales(sigmas.eta)
-        consequences = f"; a change of one coordinate is told at delta {single:.2g} by who knows the scales"
+        certain = f"is certain of a change of one coordinate with probability {single:.2g}"
+        consequences = f"; an adversary who knows the scales {certain}"
         drawn = None if server is None else server.own.graph
         graph = secagg.complete_graph(plan.clients) if drawn is None and self.graph == "complete" else drawn
         if graph is not None:
@@ -238,8 +239,8 @@ class MPCDP(ModelPerturbation):
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:
         """Return why there is no guarantee against the server, and the one against others."""
         return (
-            "the server sees every client's exact gradient; noise is added to the mean only (against who sees no more "
-            f"than the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
+            "the server sees every client's exact gradient; noise is added to the mean only (against an adversary who "
+            f"sees only the true model: epsilon {self.epsilon:g} a round, delta {self.delta:g})"
         )
 
     @property
