@@ -241,6 +241,8 @@ def test_a_model_that_is_not_usable_is_so_in_table_rank_and_headline(fabricate, 
     said = Said([*controls(fabricate, accuracy=none), *dp(fabricate, 0.1, 8.0, accuracy=mine)])
     (row,), setting = said.rows.values(), said.settings[0.1]
     assert setting["usable"] is usable and (row["rank_low"] is not None) is bool(usable)
+    (sentence,) = said.sentence("pixels")
+    assert sentence.sentence.endswith(", not usable.") is (usable is False)
     assert (
         ("not usable" in said.terminal[0])
         is ("has no usable setting" in said.answer.headline.words)
