@@ -241,6 +241,8 @@ def test_a_model_that_is_not_usable_is_so_in_table_rank_and_headline(fabricate, 
     said = Said([*controls(fabricate, accuracy=none), *dp(fabricate, 0.1, 8.0, accuracy=mine)])
     (row,), setting = said.rows.values(), said.settings[0.1]
     assert setting["usable"] is usable and (row["rank_low"] is not None) is bool(usable)
+    (sentence,) = said.sentence("pixels")
+    assert sentence.sentence.endswith(", not usable.") is (usable is False)
     assert (
         ("not usable" in said.terminal[0])
         is ("has no usable setting" in said.answer.headline.words)
@@ -280,15 +282,47 @@ def test_a_seed_is_compared_with_the_undefended_model_of_its_own_seed(fabricate)
     assert said.settings[0.1]["verdict"] == "inconclusive (1 of 2 seeds)"
 
 
-def test_a_collapsed_training_is_marked_everywhere(fabricate):
-    mine = [
-        r.model_copy(update={"utility": r.utility.model_copy(update={"collapsed": 3})})
-        for r in dp(fabricate, 0.1, 8.0, accuracy=0.1)
-    ]
-    said = Said([*controls(fabricate), *mine])
-    (row,) = said.rows.values()
-    assert said.settings[0.1]["usable"] is False and row["rank_low"] is None
-    assert "training collapsed" in said.page and "collapsed in 3 of 3 trainings" in said.sentence("pixels")[0].sentence
+def collapsed(records):
+    return [r.model_copy(update={"utility": r.utility.model_copy(update={"collapsed": 3})}) for r in records]
+
+
+@pytest.mark.parametrize(
+    ("first", "words"), [(0.1, "training collapsed"), (0.94, "training collapsed in 1 of 2 seeds")]
+)
+def test_a_collapsed_training_is_marked_everywhere(fabricate, first, words):
+    """The seed that is shown need not be the one of which no training learned."""
+    bad = [*controls(fabricate), *collapsed(dp(fabricate, 0.1, 8.0, accuracy=0.1))]
+    good = [*controls(fabricate), *dp(fabricate, 0.1, 8.1, accuracy=first)]
+    said = Said(bad if first < 0.5 else seeds(good, bad))
+    assert said.settings[0.1]["usable"] is False
+    assert all(row["rank_low"] is None for (_, seed, _), row in said.rows.items() if seed or first < 0.5)
+    assert f"{BLIND}; not usable; {words}" in said.terminal[0] and f"{BLIND}; not usable; {words}" in said.page
+    assert said.answer.headline.words == f"dp has no usable setting: its {words}."
+    assert "collapsed in 3 of 3 trainings, not usable." in said.sentence("pixels")[-1].sentence
+
+
+def test_seeds_that_stand_pool_their_qualifiers(fabricate):
+    """Members are found at one seed, labels at the other: the table spoke of one of them."""
+    one_seed = [*controls(fabricate), *dp(fabricate, 0.1, 8.0)]
+    labels = one(fabricate, "label_recovery", "label", 1.0)
+    said = Said(seeds([*one_seed, labels], [*one_seed, *members(fabricate, [(0.1, 0.6)])]))
+    assert said.settings[0.1]["gives"] == ["labels", "members"]
+    assert said.settings[0.1]["verdict"] == f"{BLIND}, gives labels, gives members"
+
+
+def test_what_is_found_where_controls_fail_is_not_concluded(fabricate):
+    """At seed 1 the undefended model resists, so labels that are recovered there count for nothing."""
+    good = [*controls(fabricate), *dp(fabricate, 0.1, 8.0)]
+    bad = [r for r in good if r.config.defense.id != "none"] + [fabricate("none", None, "dlg", "reconstruction", 8.0)]
+    said = Said(seeds(good, [*bad, one(fabricate, "label_recovery", "label", 1.0)]))
+    assert said.settings[0.1]["gives"] == [] and len(said.sentence("pixels")) == 1
+
+
+def test_outputs_that_are_read_are_given_away_beside_images_that_are_not(fabricate):
+    cells = [one(fabricate, "query", "extraction", 0.99, stage="iterate", adaptive=True, n=2000, alike=0.5)]
+    said = Said([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *cells])
+    assert said.sentence("outputs")[0].fate == "falls" and said.settings[0.1]["gives"] == ["outputs"]
+    assert said.settings[0.1]["verdict"] == f"{BLIND}, gives outputs" in said.page
 
 
 def test_an_undefended_model_that_resists_is_no_credit_anywhere(fabricate):

@@ -32,6 +32,7 @@ Tone = Literal["info", "good", "warning", "error"]
 RECOVERED: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("members", ("members", "canaries")),
     ("batch members", ("batch members",)),
+    ("outputs", ("outputs",)),
 )
 """What is recovered beside inputs and labels, and the subjects of findings that show it."""
 FATE_WORDS: dict[Fate | None, str] = {"falls": "leaks", "stands": "withstands", "undecided": "open", None: "silent"}
@@ -104,7 +105,7 @@ class SeedValue:
 
     @cached_property
     def recovered(self) -> tuple[str, ...]:
-        """What is recovered beside inputs: "labels", "members", "batch members"."""
+        """What is recovered beside inputs: "labels" and words of `RECOVERED`."""
         own = [word for word, subjects in RECOVERED if any(one.fate == "falls" for one in self.about(*subjects))]
         return ("labels", *own) if self.gives_labels else tuple(own)
 
@@ -249,9 +250,9 @@ class Setting:
 
     @property
     def recovered(self) -> tuple[str, ...]:
-        """What is recovered beside inputs at some seed: "labels", "members", "batch members"."""
+        """What is recovered beside inputs at some reliable seed: "labels" and words of `RECOVERED`."""
         words = ("labels", *(word for word, _ in RECOVERED))
-        return tuple(word for word in words if any(word in v.recovered for v in self.values))
+        return tuple(word for word in words if any(word in v.recovered for v in self.sound))
 
     @property
     def lacking(self) -> bool:
@@ -299,20 +300,31 @@ class Setting:
             worst = max(leaking, key=lambda pair: _severity(pair[0]))[1]
             count = "" if len(leaking) == self.seeds else f" ({len(leaking)} of {self.seeds} seeds)"
             return replace(worst, verdict=f"{worst.verdict}{count}", seeds=len(leaking))
-        withstanding = [one for _, one in every if one.fate == "stands"]
+        withstanding = [(v, one) for v, one in every if one.fate == "stands"]
         if len(withstanding) == self.seeds:
-            fullest = max(withstanding, key=lambda one: len(one.verdict))  # with all qualifiers
-            return replace(fullest, seeds=self.seeds)
+            blind = [v.leak for v, _ in withstanding if v.leak is not None]
+            untested, one = any(leak.untested for leak in blind), withstanding[0][1]
+            return replace(_blind(untested, self.recovered) if blind else one, seeds=self.seeds)
         if withstanding:
             words = f"inconclusive ({len(withstanding)} of {self.seeds} seeds)"
             return Judgement("undecided", words, "warning", len(withstanding))
         return max(every, key=lambda pair: _severity(pair[0]))[1]
 
     @property
+    def collapse(self) -> str:
+        """At how many seeds training collapsed: "training collapsed", "training collapsed in 1 of 3 seeds", or ""."""
+        count = sum(v.entry.sample.utility.is_collapsed for v in self.values)
+        if not count:
+            return ""
+        return "training collapsed" + ("" if count == self.seeds else f" in {count} of {self.seeds} seeds")
+
+    @property
     def verdict(self) -> str:
-        """The verdict in a few words, with "not usable" where that applies."""
-        words = self.judgement.verdict
-        return f"{words}; not usable" if self.usable is False and self.judgement.fate is not None else words
+        """The verdict in a few words, with "not usable" and a collapsed training where these apply."""
+        if self.judgement.fate is None:
+            return self.judgement.verdict
+        unusable = "not usable" if self.usable is False else ""
+        return "; ".join(word for word in (self.judgement.verdict, unusable, self.collapse) if word)
 
     @property
     def tone(self) -> Tone:
@@ -388,12 +400,14 @@ def chip(value: SeedValue) -> tuple[str, Tone]:
             LEVEL_WORDS["undecided"],
         )
         return ", ".join([reason, *(f"gives {word}" for word in value.recovered)]), "warning"
-    words = [
-        LEVEL_WORDS["blind"],
-        *(["untested"] if leak.untested else ()),
-        *(f"gives {word}" for word in value.recovered),
-    ]
-    return ", ".join(words), "warning" if len(words) > 1 else "good"
+    one = _blind(leak.untested, value.recovered)
+    return one.verdict, one.tone
+
+
+def _blind(untested: bool, recovered: Sequence[str]) -> Judgement:
+    """Return the judgment of what withstands, with its qualifiers."""
+    words = [LEVEL_WORDS["blind"], *(["untested"] if untested else ()), *(f"gives {word}" for word in recovered)]
+    return Judgement("stands", ", ".join(words), "warning" if len(words) > 1 else "good")
 
 
 def _refuted(value: SeedValue) -> list[str]:
@@ -417,11 +431,9 @@ def _without_inputs(value: SeedValue) -> Judgement:
     for word, subjects in RECOVERED:
         for one in value.about(*subjects):
             if one.fate == "falls":
-                return Judgement("falls", f"gives {word} to {winner_of(one.top)}", "error")
-    for one in value.about("outputs"):
-        if one.fate == "falls":
-            whole = "falls" in (one.plain, one.knowing)
-            return Judgement("falls", f"outputs read {'' if whole else 'in part '}by {winner_of(one.top)}", "error")
+                read = f"outputs read {'' if 'falls' in (one.plain, one.knowing) else 'in part '}by"
+                does = read if one.subject == "outputs" else f"gives {word} to"
+                return Judgement("falls", f"{does} {winner_of(one.top)}", "error")
     judged = value.about("members", "batch members", "outputs")
     if value.about("members", "batch members") and all(one.fate == "stands" for one in judged):
         read = ", outputs not read" if value.about("outputs") else ""

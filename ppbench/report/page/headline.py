@@ -14,7 +14,7 @@ from ppbench.report.costs import CostRow, TimesOf, costs
 from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
 from ppbench.report.leak import SEVERITY
-from ppbench.report.learning import USABLE
+from ppbench.report.learning import USABLE, learning_of
 from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
 from ppbench.report.page.overview import Overview, Standing, overviews
@@ -201,12 +201,22 @@ def _amount_words(setting: Setting) -> str:
 def _why_useless(row: HeadlineRow) -> str:
     grid = row.standing.grid
     if all(v.learning.state == "nothing" for v in grid):
-        return "its model learned nothing" + ("" if len(grid) == 1 else f" at {_all(len(grid))} settings")
+        if len(grid) == 1 and grid[0].collapse:
+            return f"its {grid[0].collapse}"
+        return f"its model learned nothing{_of_seeds(grid)}"
     who = "it loses" if len(grid) == 1 else f"each of {len(grid)} loses"
     if all(v.loss is not None and -v.loss > USABLE for v in grid):
         return f"{who} more than {USABLE:g} points of accuracy"
     what = "accuracy" if any(v.accuracy is not None for v in grid) else "the variance explained"
     return f"{who} more than {USABLE:g} points of {what}, or more than half of what was learned"
+
+
+def _of_seeds(grid: Sequence[Setting]) -> str:
+    """Return " at all 3 settings", or of one setting " in 1 of 3 seeds"; "" for one seed."""
+    if len(grid) > 1:
+        return f" at {_all(len(grid))} settings"
+    count = sum(learning_of(v.entry.sample.utility).state == "nothing" for v in grid[0].values)
+    return "" if count == grid[0].seeds else f" in {count} of {grid[0].seeds} seeds"
 
 
 def _all(count: int) -> str:

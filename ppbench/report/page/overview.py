@@ -80,6 +80,8 @@ def standing_of(grid: Sequence[Setting], none: Setting | None) -> Standing:
     verdict, tone = value.judgement.verdict, value.judgement.tone
     if not usable and value.judgement.fate is not None:
         verdict, tone = f"no usable setting; {verdict}", "warning"
+    if value.collapse and value.judgement.fate is not None:
+        verdict = f"{verdict}; {value.collapse}"
     return Standing(value, tuple(ordered), none, verdict, tone)
 
 
