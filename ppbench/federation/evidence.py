@@ -106,14 +106,14 @@ class Evidence:
         return total
 
     def _cosine(self, simulated: Params) -> Tensor:
-        def flat(tree: Params) -> Tensor:
-            weight = self.weight
-            parts = [v if weight is None else v * weight[n].to(v.dtype).sqrt() for n, v in tree.items()]
-            return torch.cat([part.reshape(-1) for part in parts])
-
-        s = flat(simulated)
-        o = flat({name: self.observed[name].to(s.dtype) for name in simulated})
-        cosine: Tensor = (s @ o) / (s.norm() * o.norm()).clamp(min=SMALLEST_SQUARE)
+        """Return 1 - cosine of all tensors together; summed tensor by tensor, as a copy of all takes twice the time."""
+        across = own = other = next(iter(simulated.values())).new_zeros(())
+        for name, s in simulated.items():
+            o = self.observed[name].to(s.dtype)
+            weighted = s if self.weight is None else s * self.weight[name].to(s.dtype)
+            across, own = across + (weighted * o).sum(), own + (weighted * s).sum()
+            other = other + (o * o if self.weight is None else o * o * self.weight[name].to(s.dtype)).sum()
+        cosine: Tensor = across / (own.sqrt() * other.sqrt()).clamp(min=SMALLEST_SQUARE)
         return 1 - cosine
 
     def _tensors(self, simulated: Params) -> Tensor:
