@@ -1,5 +1,6 @@
 """The fence: whichever public method of a third-party plugin raises, the error is one sentence that says where."""
 
+import dataclasses
 import re
 import sys
 import warnings
@@ -238,3 +239,18 @@ def test_each_door_has_the_fence(door, tmp_path):
     right = rf"^(2 ppbench: )?The {registry.GROUP_NOUNS[group]} '{one.name}{raised}{one.module}.py, line \d+\)\.$"
     with installed(one, tmp_path / "site"), pytest.raises(PluginError, match=right):
         enter(one.name)
+
+
+def test_of_two_plugins_of_a_package_the_one_that_ran_is_named(tmp_path):
+    """A defense that inherits from another of its package, and one that was named while the other raised."""
+    more = f"""{PLANTED}My.upload = planted
+class Other(My):
+    name: ClassVar[str] = "other_fenced"
+"""
+    one = package("defenses", more)
+    both = dataclasses.replace(one, entries=one.entries + "other_fenced = {module}:Other\n")
+    with installed(both, tmp_path / "site"):
+        for name in (one.name, "other_fenced"):
+            other = "other_fenced" if name == one.name else one.name
+            with pytest.raises(PluginError, match=f"^The defense '{name}' "), guard("defenses", other):
+                registry.load("defenses", name)().upload(None, None, None)
