@@ -27,6 +27,8 @@ from ppbench.nets.classifier import Classifier
 from ppbench.questions import base as questions
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import plan_sweep
 from ppbench.task.dataset import Dataset
 
 CONTRACTS = {
@@ -254,3 +256,33 @@ class Other(My):
             other = "other_fenced" if name == one.name else one.name
             with pytest.raises(PluginError, match=f"^The defense '{name}' "), guard("defenses", other):
                 registry.load("defenses", name)().upload(None, None, None)
+
+
+SUITE = """\
+schema = "ppbench.run.suite/1"
+id = "fenced"
+version = 1
+title = "Fenced"
+[task]
+dataset = "digits"
+model = "mlp"
+clients = 2
+train = 40
+[questions]
+attacks = ["label_recovery"]
+attack_batch = [1]
+victims = 2
+tuning = 0
+stages = ["init"]
+[[defense]]
+id = "NAME"
+"""
+
+
+def test_a_suite_says_at_which_place_a_plugin_raised(tmp_path):
+    one = package("defenses", f"{PLANTED}My.check_data = planted\n")
+    (tmp_path / "fenced.toml").write_text(SUITE.replace("NAME", one.name))
+    with installed(one, tmp_path / "site"):
+        suite = load_suite(tmp_path / "fenced.toml")
+        with pytest.raises(UsageError, match=rf"fenced\.toml.*: The defense '{one.name}' .* raised ZeroDivisionError"):
+            plan_sweep(suite, tmp_path / "out")
