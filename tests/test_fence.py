@@ -286,3 +286,12 @@ def test_a_suite_says_at_which_place_a_plugin_raised(tmp_path):
         suite = load_suite(tmp_path / "fenced.toml")
         with pytest.raises(UsageError, match=rf"fenced\.toml.*: The defense '{one.name}' .* raised ZeroDivisionError"):
             plan_sweep(suite, tmp_path / "out")
+
+
+def test_a_question_that_raises_fails_its_own_cells_alone(tmp_path):
+    one = package("questions", f"{PLANTED}My.of_probe = planted\n")
+    with installed(one, tmp_path / "site"):
+        options = {**TINY, "defense": "none", "attacks": (one.name, "label_recovery")}
+        result = evaluate(configure("quick", **options), out=tmp_path / "out", workers=1)
+    ended = {(record.config.attack.id, record.status) for record in result.records}
+    assert ended == {(one.name, "failed"), ("label_recovery", "complete")}
