@@ -1,5 +1,6 @@
 """The fence: whichever public method of a third-party plugin raises, the error is one sentence that says where."""
 
+import dataclasses
 import re
 import sys
 import warnings
@@ -26,6 +27,8 @@ from ppbench.nets.classifier import Classifier
 from ppbench.questions import base as questions
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.suite import load_suite
+from ppbench.run.sweep import plan_sweep
 from ppbench.task.dataset import Dataset
 
 CONTRACTS = {
@@ -238,3 +241,57 @@ def test_each_door_has_the_fence(door, tmp_path):
     right = rf"^(2 ppbench: )?The {registry.GROUP_NOUNS[group]} '{one.name}{raised}{one.module}.py, line \d+\)\.$"
     with installed(one, tmp_path / "site"), pytest.raises(PluginError, match=right):
         enter(one.name)
+
+
+def test_of_two_plugins_of_a_package_the_one_that_ran_is_named(tmp_path):
+    """A defense that inherits from another of its package, and one that was named while the other raised."""
+    more = f"""{PLANTED}My.upload = planted
+class Other(My):
+    name: ClassVar[str] = "other_fenced"
+"""
+    one = package("defenses", more)
+    both = dataclasses.replace(one, entries=one.entries + "other_fenced = {module}:Other\n")
+    with installed(both, tmp_path / "site"):
+        for name in (one.name, "other_fenced"):
+            other = "other_fenced" if name == one.name else one.name
+            with pytest.raises(PluginError, match=f"^The defense '{name}' "), guard("defenses", other):
+                registry.load("defenses", name)().upload(None, None, None)
+
+
+SUITE = """\
+schema = "ppbench.run.suite/1"
+id = "fenced"
+version = 1
+title = "Fenced"
+[task]
+dataset = "digits"
+model = "mlp"
+clients = 2
+train = 40
+[questions]
+attacks = ["label_recovery"]
+attack_batch = [1]
+victims = 2
+tuning = 0
+stages = ["init"]
+[[defense]]
+id = "NAME"
+"""
+
+
+def test_a_suite_says_at_which_place_a_plugin_raised(tmp_path):
+    one = package("defenses", f"{PLANTED}My.check_data = planted\n")
+    (tmp_path / "fenced.toml").write_text(SUITE.replace("NAME", one.name))
+    with installed(one, tmp_path / "site"):
+        suite = load_suite(tmp_path / "fenced.toml")
+        with pytest.raises(UsageError, match=rf"fenced\.toml.*: The defense '{one.name}' .* raised ZeroDivisionError"):
+            plan_sweep(suite, tmp_path / "out")
+
+
+def test_a_question_that_raises_fails_its_own_cells_alone(tmp_path):
+    one = package("questions", f"{PLANTED}My.of_probe = planted\n")
+    with installed(one, tmp_path / "site"):
+        options = {**TINY, "defense": "none", "attacks": (one.name, "label_recovery")}
+        result = evaluate(configure("quick", **options), out=tmp_path / "out", workers=1)
+    ended = {(record.config.attack.id, record.status) for record in result.records}
+    assert ended == {(one.name, "failed"), ("label_recovery", "complete")}

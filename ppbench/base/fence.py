@@ -74,9 +74,9 @@ def blame(error: BaseException, named: Plugin | None = None) -> Plugin | None:
         candidates = [p for p in others if within(module, p.root)]
         if candidates:
             at_work = type(frame.f_locals["self"]).__mro__ if "self" in frame.f_locals else ()
-            names = {cls.__qualname__ for cls in at_work if within(cls.__module__, candidates[0].root)}
-            names |= set() if at_work else {frame.f_code.co_name}
-            exact = [p for p in candidates if p.target.partition(":")[2] in names]
+            names = [cls.__qualname__ for cls in at_work if within(cls.__module__, candidates[0].root)]  # derived first
+            names += [] if at_work else [frame.f_code.co_name]
+            exact = [p for name in names for p in candidates if p.target.partition(":")[2] == name]
             likely = [p for p in candidates if p == named] or [p for p in candidates if p.module == module]
             return (exact or likely or candidates)[0]
     return None
