@@ -184,6 +184,17 @@ def test_who_was_in_a_batch_is_given_away_everywhere_or_nowhere(fabricate, share
     assert ("batch members" in said.answer.headline.words) is falls
 
 
+def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):
+    table = dict(shape=(16,))
+    inputs = [
+        fabricate("none", None, "linear", "reconstruction", 50.0, error=0.01, **table),
+        fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, **table),
+        one(fabricate, "linear", "reconstruction", 8.0, error=0.9, **table),
+    ]
+    said = Said([*inputs, in_batch(fabricate, "none", 1.0, **table), in_batch(fabricate, "dp", 1.0, 0.1, **table)])
+    assert said.sentence("members")[0].fate == "falls" and said.settings[0.1]["gives"] == ["batch members"]
+
+
 def members(make, shares, stage="final", **about):
     """Return membership cells of dp by control value, beside an undefended model that gives members away."""
     beside = [make(d, None, "mia_loss", "membership", s, n=2000) for d, s in (("none", 0.9), ("full_noise", 0.5))]
