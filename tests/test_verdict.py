@@ -141,8 +141,8 @@ def outputs(make, plain, knowing, **more):
 DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
 READ = "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
 HIDDEN = (
-    f"hides the true model's decisions, as far as tried here, from one who takes it as it is {DROWNED} but not from one "
-    f"who un-masks it {READ}"
+    f"hides the true model's decisions, as far as tried here, from one who takes it as it is {DROWNED} but not from "
+    f"one who un-masks it {READ}"
 )
 
 
@@ -190,8 +190,8 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
     text = sentence_of(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
     assert (
-        "hides the true model's predictions, as far as tried here, from one who takes it as it is (query: relative error "
-        "98 times" in text
+        "hides the true model's predictions, as far as tried here, from one who takes it as it is (query: relative "
+        "error 98 times" in text
     )
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
     for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
