@@ -187,6 +187,8 @@ def test_who_is_belied_is_not_blind_and_it_is_said_at_every_level(fabricate, cod
 def test_what_has_no_figure_is_undecided_and_what_rebuilds_nothing_has_no_level(fabricate):
     failed = fabricate("dp", 0.1, "dlg", "reconstruction", status="failed", control="sigma")
     assert leak_of([failed], vouched=True).level == beside(fabricate, failed).level == "undecided"
+    unread = failed.model_copy(update={"reason": "No upload can be read"})
+    assert not beside(fabricate, unread).lacking and beside(fabricate, unread).level == "undecided"
     assert leak_of([fabricate("dp", 0.1, "mia_loss", "membership", control="sigma")], vouched=True) is None
 
 

@@ -5,10 +5,11 @@ from html import unescape
 import numpy as np
 import pytest
 
-from ppbench.commands.terminal import glance
+from ppbench.commands.terminal import defense_table, glance
 from ppbench.questions.membership import BatchScore
 from ppbench.records.schema import Flag
 from ppbench.report.controls import Check
+from ppbench.report.frame import frame_of
 from ppbench.report.page.boards import worst_rows
 from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.headline import answer_of
@@ -182,6 +183,27 @@ def test_who_was_in_a_batch_is_given_away_everywhere_or_nowhere(fabricate, share
     assert (setting["verdict"] == words) is (words in said.page) is (words in said.terminal[0]) is falls
     assert (said.answer.headline.tone == "good") is not falls
     assert ("batch members" in said.answer.headline.words) is falls
+
+
+def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):
+    table = dict(shape=(16,))
+    inputs = [
+        fabricate("none", None, "linear", "reconstruction", 50.0, error=0.01, **table),
+        fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, **table),
+        one(fabricate, "linear", "reconstruction", 8.0, error=0.9, **table),
+    ]
+    said = Said([*inputs, in_batch(fabricate, "none", 1.0, **table), in_batch(fabricate, "dp", 1.0, 0.1, **table)])
+    assert said.sentence("members")[0].fate == "falls" and said.settings[0.1]["gives"] == ["batch members"]
+
+
+def test_the_table_of_a_sweep_has_the_figure_that_judges(fabricate):
+    """Decibels of table rows say nothing: the larger error had the larger figure."""
+    table = dict(shape=(16,))
+    cells = [one(fabricate, "dlg", "reconstruction", 34.0, error=0.8, **table),
+             one(fabricate, "linear", "reconstruction", 33.0, error=0.3, **table)]  # fmt: skip
+    (row,) = defense_table(frame_of(cells)).columns[2].cells
+    assert row == "error 30.0% linear"
+    assert list(defense_table(frame_of(dp(fabricate, 0.1, 8.0))).columns[2].cells) == ["9.0 dB adaptive_dp"]
 
 
 def members(make, shares, stage="final", **about):

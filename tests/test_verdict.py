@@ -41,7 +41,10 @@ def sentence_of(records, start, defense="pbpfl"):
     return result[0]
 
 
-HIDES = "hides members from one who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended 71.0% [66.3, 75.4])"
+HIDES = (
+    "hides members, as far as tried here, from one who takes it as it is (mia_loss: ASR 50.0% [45.0, 55.0], undefended "
+    "71.0% [66.3, 75.4])"
+)
 FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3, 75.4])."
 
 
@@ -49,16 +52,34 @@ FALLS = ") but not from one who un-masks it (unmask_regression: ASR 71.0% [66.3,
     ("plain", "knowing", "none", "opening", "closing"),
     [
         (0.5, 0.71, 0.71, HIDES, FALLS),
-        (0.5, 0.5, 0.71, "hides members from one who takes", ") and from one who un-masks it, as far as tried here ("),
-        (0.5, None, 0.71, "hides members from one who takes", "; no attack that un-masks it was tried."),
+        (0.5, 0.5, 0.71, "hides members, as far as tried here, from one who takes", ") and from one who un-masks it ("),
+        (
+            0.5,
+            None,
+            0.71,
+            "hides members, as far as tried here, from one who takes",
+            "; no attack that un-masks it was tried.",
+        ),
         (0.7, 0.71, 0.71, "does not hide members, even from one who takes", "; it does not hide them from one who"),
-        (0.7, 0.5, 0.71, "does not hide members, even from one who takes", "; un-masking it finds none (unmask_"),
+        (
+            0.7,
+            0.5,
+            0.71,
+            "does not hide members, even from one who takes",
+            "; the attacks tried here that un-mask it find none (unmask_",
+        ),
         (0.7, None, 0.71, "does not hide members, even from one who takes", "71.0% [66.3, 75.4])."),
         (0.5, 0.71, 0.52, "leaves it undecided whether members are hidden", "; it does not hide them from one who"),
         (0.5, 0.5, 0.52, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
         (0.5, 0.5, None, "leaves it undecided whether members are hidden", "; whether from one who un-masks it is und"),
         (None, 0.71, 0.71, "does not hide members from one who un-masks it (unmask_regression", "75.4])."),
-        (None, 0.5, 0.71, "hides members from one who un-masks it (unmask_regression", "75.4])."),
+        (
+            None,
+            0.5,
+            0.71,
+            "hides members, as far as tried here, from one who un-masks it (unmask_regression",
+            "75.4]).",
+        ),
         (0.54, None, 0.58, "leaves it undecided whether members are hidden", "; no attack that un-masks it was tried."),
     ],
 )
@@ -100,7 +121,7 @@ def test_each_adversary_is_told_apart_and_never_the_control_as_the_defense(fabri
     records.append(fabricate("none", None, "unmask_upload", "membership", 0.71, **listener))
     records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, adaptive=True, **listener))
     text = sentence_of(records, "[eavesdropper/1] What clients train on")
-    assert "hides members from one who un-masks it (unmask_upload: ASR 50.0%" in text
+    assert "hides members, as far as tried here, from one who un-masks it (unmask_upload: ASR 50.0%" in text
     assert "but not from one who un-masks it (unmask_regression" in sentence_of(records, "What clients train on")
     records.append(fabricate("pbpfl", 100.0, "unmask_upload", "membership", 0.5, threat="eavesdropper/1"))
     assert not any(s.startswith("[eavesdropper/1] The delivered") for s in sentences("pbpfl", records))
@@ -120,7 +141,8 @@ def outputs(make, plain, knowing, **more):
 DROWNED = "(query: agrees with it on 10.0% [6.2, 15.0] of queries, relative error 98 times their size [98, 98])"
 READ = "(unmask_regression: agrees with it on 100.0% [98.2, 100.0] of queries, relative error 1.2% [1.2, 1.2])."
 HIDDEN = (
-    f"hides the true model's decisions from one who takes it as it is {DROWNED} but not from one who un-masks it {READ}"
+    f"hides the true model's decisions, as far as tried here, from one who takes it as it is {DROWNED} but not from "
+    f"one who un-masks it {READ}"
 )
 
 
@@ -128,14 +150,34 @@ HIDDEN = (
     ("plain", "knowing", "opening", "closing"),
     [
         (0.1, 1.0, HIDDEN, ""),
-        (0.1, 0.7, "hides the true model's decisions from one", "but only in part from one who un-masks it"),
-        (0.1, 0.1, "hides the true model's decisions from one", "and from one who un-masks it, as far as tried here"),
-        (0.1, 0.28, "hides the true model's decisions from one", "; whether from one who un-masks it is undecided"),
+        (
+            0.1,
+            0.7,
+            "hides the true model's decisions, as far as tried here, from one",
+            "but only in part from one who un-masks it",
+        ),
+        (0.1, 0.1, "hides the true model's decisions, as far as tried here, from one", "and from one who un-masks it"),
+        (
+            0.1,
+            0.28,
+            "hides the true model's decisions, as far as tried here, from one",
+            "; whether from one who un-masks it is undecided",
+        ),
         (0.6, 1.0, "hides the true model's decisions only in part from one", "; it does not hide them from one who"),
         (1.0, 1.0, "does not hide the true model's decisions, even from one", "; it does not hide them from one who"),
-        (0.6, 0.1, "hides the true model's decisions only in part from one", "; un-masking it finds none"),
+        (
+            0.6,
+            0.1,
+            "hides the true model's decisions only in part from one",
+            "; the attacks tried here that un-mask it find none",
+        ),
         (0.6, 0.6, "hides the true model's decisions only in part from one", "; it hides them only in part from one"),
-        (0.1, None, "hides the true model's decisions from one", "; no attack that un-masks it was tried."),
+        (
+            0.1,
+            None,
+            "hides the true model's decisions, as far as tried here, from one",
+            "; no attack that un-masks it was tried.",
+        ),
     ],
 )
 def test_the_sentence_on_outputs_says_what_was_found(plain, knowing, opening, closing, fabricate):
@@ -147,7 +189,10 @@ def test_a_model_without_classes_is_judged_by_its_error(fabricate):
     """With one output every query agrees, which says nothing."""
     numbers = dict(classes=1, shape=(16,), accuracy=None, mse=0.06)
     text = sentence_of(outputs(fabricate, 1.0, 1.0, **numbers), "What clients train on")
-    assert "hides the true model's predictions from one who takes it as it is (query: relative error 98 times" in text
+    assert (
+        "hides the true model's predictions, as far as tried here, from one who takes it as it is (query: relative "
+        "error 98 times" in text
+    )
     assert "but not from one who un-masks it (unmask_regression: relative error 1.2%" in text
     for error, fate in ((0.012, "falls"), (0.3, "part"), (0.9, "stands")):
         assert outputs_fate(outputs(fabricate, None, 1.0, **numbers, error=error)[0], 1) == fate

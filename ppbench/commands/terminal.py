@@ -19,7 +19,7 @@ from ppbench.metrics.modality import CLOSE_ROW, IMAGE, modality_of
 from ppbench.records.figure import best
 from ppbench.records.run_files import time_of
 from ppbench.records.schema import Record
-from ppbench.report.controls import CONTROLS, failures, nothing_to_read, value
+from ppbench.report.controls import CONTROLS, failures, nothing_to_read, rebuilding, value
 from ppbench.report.costs import cost_sentence
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.knowing import Knowledge
@@ -391,7 +391,7 @@ def swept_report(swept: SweepResult, full: bool = False) -> None:
 
 def defense_table(records: Sequence[Record]) -> Table:
     """Return a table with each defense's largest leaks over its grid and all attacks."""
-    table = plain_table(("defense", "accuracy", "PSNR, worst case", "labels", "ASR", "canary TPR", "cells"))
+    table = plain_table(("defense", "accuracy", "worst case", "labels", "ASR", "canary TPR", "cells"))
     for key, some in frame_of(records).by(("defense",)).items():
         ends = sorted(r.utility.accuracy for r in some if r.utility.accuracy is not None)
         table.add_row(
@@ -411,7 +411,9 @@ def _most(records: Sequence[Record], name: str) -> str:
 
 
 def _rebuilt(records: Frame) -> str:
-    """Return the highest median PSNR of a worst case."""
-    images = records.about_inputs()
-    top = worst_of((row.worst("psnr_median") for row in images.by(ROW).values()), "psnr_median")
-    return "" if top is None else f"{value(top, 'psnr_median'):.1f} dB {escape(top.name)}"
+    """Return the largest figure of a worst case: decibels of images, the error of table rows."""
+    inputs = records.about_inputs()
+    metric = rebuilding(inputs[0]) if inputs else ""
+    top = worst_of((row.worst(metric) for row in inputs.by(ROW).values()), metric)
+    figure = value(top, metric)
+    return "" if top is None or figure is None else f"{modality_of(top.config).brief(figure)} {escape(top.name)}"

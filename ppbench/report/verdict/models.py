@@ -209,13 +209,13 @@ _CLOSINGS: dict[bool, dict[ModelFate, str]] = {
     True: {
         "falls": " but not {}",
         "part": " but only in part {}",
-        "stands": " and {}, as far as tried here",
+        "stands": " and {}",
         "undecided": "; whether {} is undecided",
     },
     False: {
         "falls": "; it does not hide them {}",
         "part": "; it hides them only in part {}",
-        "stands": "; un-masking it finds none",
+        "stands": "; the attacks tried here that un-mask it find none",
         "undecided": "; whether {} is undecided",
     },
 }
@@ -236,7 +236,7 @@ def _clauses(one: Finding, plain: ModelFate | None, first: str, knowing: ModelFa
 
 def _opening(fate: ModelFate, noun: str, who: str) -> str:
     return {
-        "stands": f"hides {noun} {who}",
+        "stands": f"hides {noun}, as far as tried here, {who}",
         "falls": f"does not hide {noun}, even {who}" if "takes" in who else f"does not hide {noun} {who}",
         "part": f"hides {noun} only in part {who}",
         "undecided": f"leaves it undecided whether {noun} are hidden {who}",

@@ -115,11 +115,11 @@ def _seen(
     judged = judged_keys(row.key for row in attacked)
     first = [row for row in attacked if row.key in judged]
     if first and not modality_of(first[0].records[0].config).decibels:
-        errors = [_verdict([row], _row_error(row, leak_in(row), undefended)) for row in first]
-        return errors + label_verdicts(mine)
+        errors = [_verdict([row], _row_error(row, _leak(row), undefended)) for row in first]
+        return [*errors, *label_verdicts(mine), *batch_member_verdicts(members)]
     bare = [row for row in first if masked and _as_undefended(row)]
     verdicts = [_fedsgd(bare, undefended, everywhere=len(bare) == len(first))] if bare else []
-    verdicts += [_verdict([row], _images(row, leak_in(row), undefended)) for row in first if row not in bare]
+    verdicts += [_verdict([row], _images(row, _leak(row), undefended)) for row in first if row not in bare]
     more = [verdict for where, some in _other_scenes(attacked, first) for verdict in _scene(some, where)]
     more += [*label_verdicts(mine), *batch_member_verdicts(members)]
     role = mine[0].key.role
@@ -140,7 +140,7 @@ def _other_scenes(attacked: Sequence[SettingRow], first: Sequence[SettingRow]) -
     return [(where, some) for where, some in rows if some]
 
 
-def leak_in(row: SettingRow) -> Leak:
+def _leak(row: SettingRow) -> Leak:
     """Return the leak of inputs in a row where inputs were attacked."""
     assert row.leak is not None
     return row.leak
@@ -150,9 +150,9 @@ def _verdict(rows: Sequence[SettingRow], sentence: str, of: SettingRow | None = 
     """Return the verdict on inputs in the settings of `rows`; of: row of the figures; plain: of unaware attacks."""
     metric = rebuilding(rows[0].records[0])
     what = modality_of(rows[0].records[0].config).content
-    leak = leak_in(of or rows[0])
+    leak = _leak(of or rows[0])
     strongest = leak.unaware.worst if plain else leak.worst
-    became = joint_fate(fate_of(leak_in(row).level) for row in rows)
+    became = joint_fate(fate_of(_leak(row).level) for row in rows)
     return Verdict(rows[0].key.defense, what, became, sentence, tuple(r.key for r in rows), strongest, metric, leak)
 
 
@@ -181,7 +181,7 @@ def _unattacked(row: SettingRow, what: str, utility: str) -> str:
 
 def _as_undefended(row: SettingRow) -> bool:
     """Return whether an unaware attack rebuilds images from single gradients as well as without the defense."""
-    mine, none = leak_in(row), leak_in(row).undefended
+    mine, none = _leak(row), _leak(row).undefended
     if none is None or mine.unaware.level != "rebuilt" or none.unaware.level != "rebuilt":
         return False
     if mine.unaware.worst is None or none.worst is None or row.records[0].config.federation.upload != "gradient":
@@ -196,12 +196,12 @@ def _as_undefended(row: SettingRow) -> bool:
 
 def _fedsgd(bare: Sequence[SettingRow], undefended: Utility | None, *, everywhere: bool) -> Verdict:
     """Return the verdict on a masked defense whose server reads plain gradients at the control values `bare`."""
-    least = min(bare, key=lambda row: (value(leak_in(row).unaware.worst, "psnr_median") or 0.0, row.control))
+    least = min(bare, key=lambda row: (value(_leak(row).unaware.worst, "psnr_median") or 0.0, row.control))
     labels = [row.control for row in bare if row.control]
     where = (
         f" at {listed_values(labels)}" if labels and not everywhere else " over the whole grid" if len(bare) > 1 else ""
     )
-    several, plain, none = len(bare) > 1, leak_in(least).unaware.worst, leak_in(least).undefended
+    several, plain, none = len(bare) > 1, _leak(least).unaware.worst, _leak(least).undefended
     at, few = attack_at(attack_of(plain), least.control if several else ""), "at least " if several else ""
     sentence = (
         f"To the server this is FedSGD{where}: images are rebuilt as they are without a defense ({at}: {few}"
@@ -272,11 +272,11 @@ def _clauses(leak: Leak) -> str:
 
 def _scene(rows: Sequence[SettingRow], where: str) -> Iterable[Verdict]:
     """Yield the verdict on images over the grid in another scene than the first; where: the scene in words."""
-    if all(leak_in(row).worst is None for row in rows):
+    if all(_leak(row).worst is None for row in rows):
         return
-    falling = [row for row in rows if leak_in(row).falls] or list(rows)
-    top = max(falling, key=lambda row: value(leak_in(row).worst, "psnr_median") or 0.0)
-    leak, levels = leak_in(top), {leak_in(row).level for row in rows}
+    falling = [row for row in rows if _leak(row).falls] or list(rows)
+    top = max(falling, key=lambda row: value(_leak(row).worst, "psnr_median") or 0.0)
+    leak, levels = _leak(top), {_leak(row).level for row in rows}
     whole = "" if len(rows) == 1 else " over the whole grid"
     does = {
         "rebuilt": f"images are rebuilt{whole}",
