@@ -132,13 +132,13 @@ def _with_seeds(about: str, seeds: Sequence[JudgedEvaluation]) -> str:
 
 def _probed(about: str, rows: BoardRows) -> Iterator[tuple[str, BoardRows]]:
     """Yield words and rows of an evaluation for each probe of uploads; rows on models go with each."""
-    probes = {id(b): (b.setting.probe, b.setting.probe_rounds) for b, _ in rows if not _of_model(b)}
+    probes = {id(b): b.setting.probing for b, _ in rows if not _of_model(b)}
     if len(set(probes.values())) < 2:
         yield about, rows
         return
-    for probe in sorted(set(probes.values())):
+    for probe in sorted(set(probes.values()), key=lambda probing: probing.order):
         some = [(board, entry) for board, entry in rows if probes.get(id(board), probe) == probe]
-        yield f"{about}, {probe_words(*probe)}", some
+        yield f"{about}, {probe_words(probe)}", some
 
 
 def _of_model(board: Board) -> bool:
@@ -216,7 +216,7 @@ def _value(rows: BoardRows, main: Sequence[Board], broken: Broken, cost: CostRow
 def _beside(record: Record, entry: Entry) -> bool:
     """Return whether a cell attacks the members of a batch in a row's scene."""
     one, other = record.config, entry.sample.config
-    scenes = [(c.threat_model.id, c.stage, c.batch_size, c.probe, c.probe_rounds, c.role) for c in (one, other)]
+    scenes = [(c.threat_model.id, c.stage, c.batch_size, c.probing, c.role) for c in (one, other)]
     return record.metric(BATCH_ASR.name) is not None and scenes[0] == scenes[1]
 
 

@@ -60,7 +60,8 @@ def audit_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
 
 def _audit(row: SettingRow) -> tuple[str, int, int]:
     """Return the key of a row's audit: threat model, number of references, number of canaries."""
-    return row.key.threat, row.key.references or 0, row.key.canaries or 0
+    audit = row.key.audit
+    return (row.key.threat, 0, 0) if audit is None else (row.key.threat, audit.references, audit.canaries)
 
 
 def _strongest_audit(

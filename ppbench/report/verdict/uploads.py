@@ -108,10 +108,9 @@ def upload_verdicts(defense: str, records: Sequence[Record]) -> list[Verdict]:
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
     usual = [recorded_threat(threat).lone_server for threat in seen] == [True]
-    scenes = sorted({(row.key.threat, row.key.probe, row.key.probe_rounds) for row in everything})
-    for scene in scenes:
-        threat = scene[0]
-        rows = [row for row in everything if (row.key.threat, row.key.probe, row.key.probe_rounds) == scene]
+    scenes = {(row.key.threat, row.key.probing) for row in everything}
+    for threat, probing in sorted(scenes, key=lambda scene: (scene[0], scene[1].order)):
+        rows = [row for row in everything if (row.key.threat, row.key.probing) == (threat, probing)]
         words = ["" if usual else threat, probe_text(rows[0], everything)]
         prefix = f"[{', '.join(word for word in words if word)}] " if any(words) else ""
         leaks = leaks_of(rows, known)
