@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
@@ -47,6 +47,11 @@ class EvaluateConfig(RunOptions, QuestionOptions, FederationOptions, TaskOptions
     def victims_at(self, batch: int) -> int:
         """Return how many victim images a cell asks about in batches of `batch`, before these are filled up."""
         return max(self.victims, self.batches * batch)
+
+
+def recorded_options(*parts: BaseModel) -> dict[str, Any]:
+    """Return the options of an evaluation that parts of a record hold under the same names."""
+    return {name: value for part in parts for name, value in part if name in EvaluateConfig.model_fields}
 
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")

@@ -189,7 +189,7 @@ def task_key(config: EvaluateConfig) -> str:
 
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
-    dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
+    dataset, plan = task.dataset, task.plan
     public = 0 if task.public is None else len(task.public.x)
     members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
     data = DataInfo(
@@ -211,26 +211,12 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         loss=plan.loss,
         code=code_of(("models", plan.spec.model)),
     )
+    chosen = {name: value for name, value in config if name in FederationInfo.model_fields}
+    chosen["sample"] = plan.sample  # 0 where all are drawn
+    if torch.device(config.device).type == "cpu":
+        chosen["tf32"] = None
+    server = plan.server_opt
     federation = FederationInfo(
-        clients=plan.clients,
-        rounds=config.rounds,
-        schedule=plan.schedule,
-        upload=plan.local.upload,
-        local_epochs=plan.local.epochs,
-        batch=plan.local.batch,
-        optimizer=opt.name,
-        lr=opt.lr,
-        momentum=opt.momentum,
-        beta2=opt.betas[1],
-        decay_at=list(opt.decay_at),
-        decay=opt.decay,
-        partition=config.partition,
-        server_optimizer=plan.server_opt.name,
-        server_lr=plan.server_opt.lr,
-        backend=config.backend,
-        device=config.device,
-        dtype="float32",
-        tf32=None if torch.device(config.device).type == "cpu" else config.tf32,
-        sample=plan.sample,
+        **chosen, batch=config.batch_size, server_optimizer=server.name, server_lr=server.lr, dtype="float32"
     )
     return data, model, federation
