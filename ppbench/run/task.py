@@ -31,7 +31,7 @@ from ppbench.task.dataset import Dataset
 from ppbench.task.partition import partition
 from ppbench.task.user_data import open_dataset, plugins_of
 
-TASK_FIELDS = ({*names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}) | {"seed", "salt"}
+TASK_FIELDS = {"model_options", "seed", "salt", *names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}
 """Fields of an evaluation that determine its task, and with it who is a victim."""
 
 
