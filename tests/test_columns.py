@@ -24,7 +24,7 @@ from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, METRICS, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
-from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv, worst_rows
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, read_column, worst_csv, worst_rows
 from ppbench.report.page.headline import answer_of
 
 ROOT = Path(__file__).parent.parent
@@ -146,9 +146,9 @@ def altered(config, names):
         "control": {"defense": {"control": {"name": "theta", "value": 0.1}}},
         "value": {"defense": {"control": {"value": 0.7}, "parameters": {"sigma": 0.7}}},
         "threat": {"threat_model": {"id": "client/1"}}, "auxiliary": {"threat_model": {"auxiliary": "more"}},
-        "stage": {"stage": "final"}, "batch": {"batch_size": 7}, "probing.probe": {"probe": "local"},
-        "probing.probe_rounds": {"probe_rounds": 7}, "audit.references": {"audit": {"references": 7}},
-        "audit.canaries": {"audit": {"canaries": 7}}, "audit.canary_clients": {"audit": {"canary_clients": 7}},
+        "stage": {"stage": "final"}, "batch": {"batch_size": 7},
+        **{f"probing.{name}": {name: "local" if name == "probe" else 7} for name in ProbeInfo.model_fields},
+        **{f"audit.{name}": {"audit": {name: 7}} for name in AuditInfo.model_fields},
         "role": {"role": "pilot"}, "kind": {"attack": {"kind": "membership"}},
     }  # fmt: skip
     assert set(changes) == set(FACTS), "a field of the key that no column is asked about"
@@ -206,6 +206,12 @@ def test_every_field_of_a_rows_key_is_read_off_its_columns(one, name):
     assert name in paths or name in parameters
     if name != "kind":  # another question has no row in this file
         assert len(set(keys_of([one, of(one, other)]))) == 2
+
+
+def test_a_column_is_empty_at_the_value_that_records_do_not_write():
+    column = columns.Column("more", "Int64", "", "Later.", "key.more", unwritten=1)
+    assert [read_column({"key": SimpleNamespace(more=value)}, column) for value in (1, 2, None)] == [None, 2, None]
+    assert all(c.unwritten is None for c in (*CELLS, *columns._LISTED)), "zeros of older columns stay"
 
 
 def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):

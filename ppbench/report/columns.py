@@ -7,7 +7,7 @@ older tables still agree with their records.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
@@ -30,7 +30,8 @@ class Column:
     """One column.
 
     dtype: pandas' nullable type; unit: "" without one; path: where a cell's value is read, as "record.status", or ""
-    where it is computed, as for metrics.
+    where it is computed, as for metrics. unwritten: the value of a field that records only have where it is another;
+    then the column is empty, so that tables of older records do not change.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Column:
     unit: str
     meaning: str
     path: str = ""
+    unwritten: ColumnValue = None
 
 
 def _text(name: str, path: str, meaning: str) -> Column:
@@ -168,7 +170,11 @@ _LISTED: Final = (
     _text("defense_version", "key.version", "Version of the defense."),
     _text("auxiliary", "key.auxiliary", "Further knowledge of the adversary; empty without any."),
 )
-KEY: Final = (*_LISTED, *(column for column in _PART.values() if column not in _LISTED))
+_LATER: Final = {**ProbeInfo.LATER, **AuditInfo.LATER}
+KEY: Final = (
+    *_LISTED,
+    *(replace(column, unwritten=_LATER.get(name)) for name, column in _PART.items() if column not in _LISTED),
+)
 """The columns that identify a row of a board: `report.frame.ROW`; no two rows are equal in all of them."""
 RANKS: Final = (
     _whole("rank_low", "", "Best rank of the row on its board, 1 leaking least; empty where it is not ranked."),

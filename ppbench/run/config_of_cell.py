@@ -8,7 +8,7 @@ from typing import Any, cast
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
-from ppbench.federation.plan import Local, Opt, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
 from ppbench.records.run_files import commitment
 from ppbench.records.schema import CellConfig, DataInfo, FederationInfo
@@ -16,7 +16,7 @@ from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import Cell, CellGroup, cells, groups
 from ppbench.run.config import EvaluateConfig, recorded_options
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.task import Task, make_task
+from ppbench.run.task import Task, make_task, optimizer_of
 from ppbench.task.user_data import open_dataset
 
 
@@ -103,8 +103,7 @@ def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, da
 def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
     """Return a record's plan on `network`, a small one that stands in; classes: their number, 0 for the record's."""
     fed, model = config.federation, config.model
-    opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
-    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
+    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, optimizer_of(fed))
     spec = net_spec(network, tuple(model.shape), classes or model.classes)
     loss, schedule = cast(Any, model.loss), cast(Any, fed.schedule)
     return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample)
