@@ -24,7 +24,9 @@ from ppbench.report.controls import CONTROLS
 from ppbench.report.frame import BOARD
 from ppbench.report.page.figures import INK, STYLE
 
-_SHARED: Final = [column.name for column in KEY if column.name == "kind" or column.path.removeprefix("key.") in BOARD]
+_SHARED: Final = [
+    column.name for column in KEY if column.name == "kind" or column.path.removeprefix("key.").split(".")[0] in BOARD
+]
 _ASKED: Final = ["kind", "threat_model", "stage", "batch_size"]
 _MARKERS: Final = "os^Dv<>Ph*"
 

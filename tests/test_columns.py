@@ -18,13 +18,13 @@ from ppbench.metrics.modality import modalities
 from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for, questions
 from ppbench.records.archive import files_of, pack_archive, unpack_archive
-from ppbench.records.schema import AuditInfo, CellConfig, Utility
+from ppbench.records.schema import AuditInfo, CellConfig, ProbeInfo, Utility
 from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, METRICS, WORST
 from ppbench.report.controls import Check
 from ppbench.report.frame import ROW, frame_of, key_of
-from ppbench.report.page.boards import boards_of, csv_text, no_claims, worst_csv, worst_rows
+from ppbench.report.page.boards import boards_of, csv_text, no_claims, read_column, worst_csv, worst_rows
 from ppbench.report.page.headline import answer_of
 
 ROOT = Path(__file__).parent.parent
@@ -128,6 +128,13 @@ def test_a_board_is_derived_again_from_its_records_alone(script, tmp_path, monke
     assert {path.name: path.read_bytes() for path in board.iterdir()} == derived
 
 
+PARTS = {"probing": ProbeInfo, "audit": AuditInfo}
+FACTS = [
+    path for name in ROW for path in ([f"{name}.{f}" for f in PARTS[name].model_fields] if name in PARTS else [name])
+]
+"""Paths of the single facts of a row's key, those of its parts, too."""
+
+
 def altered(config, names):
     """Return a configuration with another value in some of the fields that tell rows apart."""
     changes = {
@@ -139,12 +146,12 @@ def altered(config, names):
         "control": {"defense": {"control": {"name": "theta", "value": 0.1}}},
         "value": {"defense": {"control": {"value": 0.7}, "parameters": {"sigma": 0.7}}},
         "threat": {"threat_model": {"id": "client/1"}}, "auxiliary": {"threat_model": {"auxiliary": "more"}},
-        "stage": {"stage": "final"}, "batch": {"batch_size": 7}, "probe": {"probe": "local"},
-        "probe_rounds": {"probe_rounds": 7}, "references": {"audit": {"references": 7}},
-        "canaries": {"audit": {"canaries": 7}}, "canary_clients": {"audit": {"canary_clients": 7}},
+        "stage": {"stage": "final"}, "batch": {"batch_size": 7},
+        **{f"probing.{name}": {name: "local" if name == "probe" else 7} for name in ProbeInfo.model_fields},
+        **{f"audit.{name}": {"audit": {name: 7}} for name in AuditInfo.model_fields},
         "role": {"role": "pilot"}, "kind": {"attack": {"kind": "membership"}},
     }  # fmt: skip
-    assert set(changes) == set(ROW), "a field of the key that no column is asked about"
+    assert set(changes) == set(FACTS), "a field of the key that no column is asked about"
     result = config.model_dump(by_alias=True)
     for name in names:
         for field, value in changes[name].items():
@@ -176,7 +183,7 @@ def of(record, config):
     return record.model_copy(update={"config": config, "cell_id": config.cell_id()})
 
 
-FIELDS = st.sampled_from(sorted(set(ROW) - {"kind"}))
+FIELDS = st.sampled_from(sorted(set(FACTS) - {"kind"}))
 
 
 @hypothesis.settings(max_examples=60)
@@ -190,7 +197,7 @@ def test_no_two_rows_have_equal_key_columns(one, shared, each):
     assert len(result) == len(rows) == len(set(result))
 
 
-@pytest.mark.parametrize("name", ROW)
+@pytest.mark.parametrize("name", FACTS)
 def test_every_field_of_a_rows_key_is_read_off_its_columns(one, name):
     other = altered(one.config, [name])
     assert key_of(other).only(ROW) != key_of(one.config).only(ROW)
@@ -199,6 +206,12 @@ def test_every_field_of_a_rows_key_is_read_off_its_columns(one, name):
     assert name in paths or name in parameters
     if name != "kind":  # another question has no row in this file
         assert len(set(keys_of([one, of(one, other)]))) == 2
+
+
+def test_a_column_is_empty_at_the_value_that_records_do_not_write():
+    column = columns.Column("more", "Int64", "", "Later.", "key.more", unwritten=1)
+    assert [read_column({"key": SimpleNamespace(more=value)}, column) for value in (1, 2, None)] == [None, 2, None]
+    assert all(c.unwritten is None for c in (*CELLS, *columns._LISTED)), "zeros of older columns stay"
 
 
 def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):

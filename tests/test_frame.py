@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from ppbench.claims.check import Checked, check_claims
 from ppbench.claims.claim import Claim
 from ppbench.records.schema import CellConfig, Record
-from ppbench.report.compare.join import FACTS, NO_FACTS, Where
+from ppbench.report.compare.join import NO_FACTS, equal_facts, where_of
 from ppbench.report.costs import costs
 from ppbench.report.findings import fate_of, joint_fate
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
@@ -71,8 +71,11 @@ def test_every_field_of_a_configuration_is_in_the_key_or_listed_with_a_reason(fa
     )
     silent = [path for path, other in altered(full) if key_of(other) == key_of(full)]
     assert sorted(silent) == sorted(NOT_DISTINGUISHING), "decide: is it in the key, or does it distinguish nothing?"
-    about = set(Where.__dataclass_fields__)  # compare takes every field as its row, as a fact, or says why not
-    assert set(NAMES) - about == (set(FACTS) | set(NO_FACTS)) - about and not set(FACTS) & set(NO_FACTS)
+    about = where_of(full), equal_facts(full)  # compare takes every field as its row, as a fact, or says why not
+    same = {path for path, other in altered(full) if (where_of(other), equal_facts(other)) == about}
+    reasons = {path for path, reason in NO_FACTS.items() if reason != "part of `Where`"}
+    assert same == reasons | {"defense.version", "defense.code"}, "versions are what is compared"
+    assert set(NO_FACTS) <= {path for path, _ in altered(full)} | {"defense"}
 
 
 def test_projections_are_of_the_key_and_the_coarser_ones_blank_the_rest(fabricate):
@@ -81,7 +84,7 @@ def test_projections_are_of_the_key_and_the_coarser_ones_blank_the_rest(fabricat
     keys = [key_of(record.config) for record in (one, two)]
     assert keys[0].only(SERIES) == keys[1].only(SERIES) != keys[0] and keys[0].only(ROW) != keys[1].only(ROW)
     blank = keys[0].only(EVALUATION)
-    assert (blank.defense, blank.value, blank.attack, blank.probe) == ("", None, "", "") and blank.seed == 0
+    assert (blank.defense, blank.value, blank.attack, blank.threat) == ("", None, "", "") and blank.seed == 0
     assert set(EVALUATION) < set(SETTING) < set(ROW) < set(NAMES)
 
 
@@ -101,7 +104,7 @@ def test_two_probes_give_two_boards_and_two_sentences_each_naming_its_probe(fabr
         "probe local": ["rebuilt by dlg"],
     }
     for records in (both, both[::-1]):
-        results = {b.setting.probe: b for b in boards_of(records, no_claims)}
+        results = {b.setting.probing.probe: b for b in boards_of(records, no_claims)}
         worst = {
             probe: next(e for e in b.entries if e.defense.id == "dp").worst.metric("psnr_median").value
             for probe, b in results.items()
@@ -129,7 +132,7 @@ def test_a_control_that_falls_under_one_probe_vouches_for_no_other(fabricate):
     (one,) = judged_evaluations([*some, stands])
     assert not one.reliable
     assert "[server/1, probe local] The best attack (dlg) does NOT break" in one.checks[0].sentence
-    reliable = {b.setting.probe: b.reliable for b in boards_of([*some, stands], no_claims)}
+    reliable = {b.setting.probing.probe: b.reliable for b in boards_of([*some, stands], no_claims)}
     assert reliable == {"gradient": True, "local": False}
 
 
@@ -153,7 +156,7 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
     both = [audited(fabricate, 0, 0.6), audited(fabricate, 80, 0.7)]
     for records in (both, both[::-1]):
         ranked = boards_of(records, no_claims)
-        seen.append([(b.setting.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in ranked])
+        seen.append([(b.setting.audit.canaries, b.headline, len(b.entries), len(b.entries[0].records)) for b in ranked])
         values = [s for s in sentences("dp", records) if "audit" in s]
         assert [s.partition("]")[0] for s in values] == [
             "[server/1, 0 canaries, 4 references",
@@ -161,7 +164,7 @@ def test_audits_with_and_without_canaries_share_no_row_and_no_order_decides_thei
         ]
     assert seen[0] == seen[1] == [(0, "auc", 1, 1), (80, "canary_auc", 1, 1)]
     more = [audited(fabricate, 80, 0.6, references) for references in (0, 16)]
-    assert [b.setting.references for b in boards_of(more, no_claims)] == [0, 16]
+    assert [b.setting.audit.references for b in boards_of(more, no_claims)] == [0, 16]
 
 
 def split(fabricate):
@@ -228,7 +231,7 @@ def test_a_control_value_at_which_every_attack_failed_leaves_a_defense_undecided
 def test_a_verdict_says_of_which_setting_what_became_of_it_by_which_cell(fabricate):
     records = probes(fabricate)
     results = {
-        one.verdict.settings[0].probe: one.verdict
+        one.verdict.settings[0].probing.probe: one.verdict
         for one in defense_sentences(judged_evaluations(records))
         if one.verdict.settings
     }

@@ -50,6 +50,14 @@ MODEL_VALUES = """        class_error=None if accuracy is None else 1 - accuracy
         class_error_low=interval and 1 - interval.high,
         class_error_high=interval and 1 - interval.low,
 """
+OPTION = """    probe_again: Annotated[int, Option("Times that it is made; the last is kept.", ge=1, le=9)] = 1
+"""
+OPTION_FIELD = """    probe_again: AtLeastOne = Field(default=1, description="Times that it was made.")
+    LATER: ClassVar[Mapping[str, Any]] = {"probe_again": 1}
+"""
+OPTION_USE = """    for _ in range(config.probe_again - 1):
+        fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+"""
 CHART = '''"""A chart of a third party."""
 
 from dataclasses import dataclass
@@ -91,12 +99,16 @@ from pathlib import Path
 import ppbench, ppbench.run.cost as cost
 cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
 from ppbench.base.registry import PLUGIN_GROUPS, plugins
+from ppbench.commands.evaluate import OPTIONS
+from ppbench.report.compare.join import equal_facts
 from ppbench.report.compare.outcome import compare
+from ppbench.run.config_of_cell import find_cell
+from ppbench.run.suite import QuestionsPart
 out = Path(sys.argv[2])
 found = ppbench.evaluate(
     defense="sign_sgd", grid=(5,), dataset=f"csv:{sys.argv[1]}?target=ill", model="mlp", out=sys.argv[2], workers=1,
     attacks=("row_ratio", "value_search", "label_recovery"), clients=2, rounds=1, victims=4, attack_batch=(1,),
-    stages=("init",), threats=("server/1",),
+    stages=("init",), threats=("server/1",), probe_again=2,
 )
 print(json.dumps({
     "where": ppbench.__file__,
@@ -105,6 +117,14 @@ print(json.dumps({
     "metrics": sorted({m.name for r in found.records for m in r.metrics}),
     "sentences": list(found.verdict),
     "columns": runpy.run_path("docs/make_columns.py")["page"](),
+    "option": {
+        "help": OPTIONS["probe_again"][1],
+        "suite": QuestionsPart(probe_again=2).model_dump(exclude_unset=True),
+        "facts": sorted({dict(equal_facts(r.config))["probe_again"] for r in found.records}),
+        "cells": [r.cell_id for r in found.records],
+        "made again": [find_cell(r.config, f"csv:{sys.argv[1]}?target=ill")[2].id for r in found.records],
+        "written": [r.config.model_dump().get("probe_again") for r in found.records],
+    },
     "compared": [[row.metric, row.tolerance, row.change.worse] for row in compare(out, out).rows],
 }))
 """
@@ -192,6 +212,18 @@ def add_model_metric(tree: Path) -> None:
     replaced(training, "        mse_high=high,\n", f"        mse_high=high,\n{MODEL_VALUES}")
 
 
+def add_option(tree: Path) -> None:
+    """Add an option of the probe, in three files."""
+    files, _ = recipe("an option")
+    options, schema = (tree / word for word in files if word.endswith(".py"))
+    assert {"ProbeInfo", "LATER"} < set(files)
+    replaced(options, "    victims: Annotated[", f"{OPTION}    victims: Annotated[")
+    after = "    @property\n    def probing(self)"
+    replaced(schema, after, f"{OPTION_FIELD}\n{after}")
+    acts = "    return fed.probe(victims.data"
+    replaced(tree / "ppbench/run/scene.py", acts, f"{OPTION_USE}{acts}")
+
+
 def add_column(tree: Path) -> None:
     files, _ = recipe("a column")
     columns = tree / only(files, r".*\.py")
@@ -218,7 +250,7 @@ def add_chart(tree: Path) -> None:
     replaced(folder, named, own + named)
 
 
-ADDED = (add_defense, add_attack, add_question, add_metric, add_model_metric, add_column, add_chart)
+ADDED = (add_defense, add_attack, add_question, add_metric, add_model_metric, add_option, add_column, add_chart)
 
 
 def described(tree: Path) -> None:
@@ -256,13 +288,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
         **content,
         "page": (out / "leaderboard.html").read_text(),
         "figures": sorted(path.name for path in (out / "figures").iterdir()),
+        "worst": (out / "worst_case.csv").read_text(),
         "table": list(csv.DictReader((out / "leaderboard.csv").open())),
     }
 
 
 def test_every_file_and_group_that_the_table_names_is_there() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    rows = ("a metric of victims", "a metric of the model", "a column", "a chart")
+    rows = ("a metric of victims", "a metric of the model", "an option", "a column", "a chart")
     for what in ("a defense", "an attack", "a question", *rows):
         for word in (word for cell in recipe(what) for word in cell if "/" in word or word.startswith("ppbench.")):
             place = ROOT / word
@@ -316,6 +349,16 @@ def test_a_metric_of_the_model_takes_three_files_and_is_in_columns_documents_pag
     assert f"{line}Share of test examples whose class is wrong. |" in outputs["columns"]
     assert '"title":"Class error"' in outputs["page"]
     assert ["class_error", 0.01, 0.0] in outputs["compared"]
+
+
+def test_an_option_takes_three_files_and_is_in_help_suites_cells_columns_and_comparisons(outputs: dict) -> None:
+    option = outputs["option"]
+    assert option["help"] == "Times that it is made; the last is kept." and option["suite"] == {"probe_again": 2}
+    assert option["made again"] == option["cells"], "a record gives the options that made it"
+    assert option["facts"] == ["2"] and set(option["written"]) == {2}
+    assert "| `probe_again` | W c w | whole number |  | Times that it was made. |" in outputs["columns"]
+    worst = list(csv.DictReader(outputs["worst"].splitlines()))
+    assert worst and {row["probe_again"] for row in worst} == {"2"}
 
 
 def test_a_column_is_in_the_table(outputs: dict) -> None:

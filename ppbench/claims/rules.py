@@ -109,8 +109,8 @@ def _with_figures(case: ClaimCase, name: str, donors: Sequence[Record]) -> Claim
 def _scene(record: Record) -> tuple[object, ...]:
     config = record.config
     return (
-        config.attack.kind, config.threat_model.id, config.stage, config.batch_size, config.probe,
-        config.probe_rounds, config.audit is None,
+        config.attack.kind, config.threat_model.id, config.stage, config.batch_size, config.probing,
+        config.audit is None,
     )  # fmt: skip
 
 

@@ -254,6 +254,11 @@ def _models(rows: Sequence[SettingRow]) -> Table:
     return _filled("What a model gives away to its holder (95 % intervals below)", columns, rows)
 
 
+def _audit_words(row: SettingRow) -> str:
+    audit = row.key.audit
+    return "None,\nNone" if audit is None else f"{audit.canaries},\n{audit.references}"
+
+
 def _audits(rows: Sequence[SettingRow]) -> Table:
     """Return a table of about 100 columns on audits: average records, canaries, owners, epsilon."""
     rate, epsilon = "canary_tpr_at_1pct_fpr", "epsilon_lower"
@@ -265,8 +270,8 @@ def _audits(rows: Sequence[SettingRow]) -> Table:
         ("owners\n(chance)", _traced),
         ("epsilon\nat least", lambda row: _entry(row.top(epsilon), epsilon, ".2f")),
     ]
-    if len({(row.key.canaries, row.key.references) for row in rows}) > 1:
-        columns.insert(1, ("canaries,\nreferences", lambda row: f"{row.key.canaries},\n{row.key.references}"))
+    if len({_audit_words(row) for row in rows}) > 1:
+        columns.insert(1, ("canaries,\nreferences", _audit_words))
     return _filled("What audits find: trainings with canaries (95 % intervals below)", columns, rows)
 
 
@@ -323,8 +328,8 @@ def as_json(result: Evaluation) -> dict[str, Any]:
             "threat_model": config.threat_model.id,
             "dataset": config.data.name,
             "model": config.model.id,
-            **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role", "probe")},
-            "probe_rounds": config.probe_rounds,
+            **{name: getattr(config, name) for name in ("suite", "seed", "stage", "batch_size", "role")},
+            **config.probing.model_dump(),
             **ranks.get(record.cell_id, {"rank_low": None, "rank_high": None}),
             "status": record.status,
             "reason": record.reason,

@@ -22,7 +22,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, because, first_fault, shown
 from ppbench.base.files import kind_of, read_regular, write_atomic
 from ppbench.base.tree import update_digest
-from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo, Record
+from ppbench.records.schema import CellConfig, DataInfo, DefenseInfo, FederationInfo, ModelInfo, ProbeInfo, Record
 from ppbench.records.scores import Amount, AtLeastOne, Count, Scalar, Share, Strict, Whole
 from ppbench.records.store import Store
 
@@ -78,7 +78,7 @@ class ObservedUpdate(Strict):
     std: Amount | None = None
 
 
-class TranscriptInfo(Strict):
+class TranscriptInfo(ProbeInfo):
     """A transcript: one adversary's view of one defense at one setting, and the questions about it.
 
     id: 32 hex digits of the SHA-256 of all other fields, in canonical JSON. title: for people. sees: the threat model
@@ -103,8 +103,6 @@ class TranscriptInfo(Strict):
     layers: Annotated[str, Field(max_length=100_000)]
     stage: Literal["init", "iterate", "final"]
     batch: AtLeastOne
-    probe: Literal["gradient", "local"]
-    probe_rounds: AtLeastOne
     role: Annotated[str, Field(max_length=200)]
     kinds: Annotated[tuple[ShownWord, ...], Field(min_length=1, max_length=20)]
     questions: Annotated[tuple[QuestionSlots, ...], Field(min_length=1, max_length=MAX_ENTRIES)]

@@ -219,8 +219,7 @@ def _about(
         layers=str(view.plan.net.module),
         stage=config.stage,  # type: ignore[arg-type]  # no audit reads uploads
         batch=config.batch_size,
-        probe=config.probe,
-        probe_rounds=config.probe_rounds,
+        **dict(config.probing),
         role=config.role,
         kinds=_kinds(source, view, victims),
         questions=tuple(QuestionSlots(unit=tuple((s.probe, s.client) for s in unit)) for unit in victims.units),

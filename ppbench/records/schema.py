@@ -287,21 +287,47 @@ class ModelInfo(Coded):
 
 
 class AuditInfo(Grown):
-    """An audit: how many reference runs were trained, how many canaries of each family it had, how many clients."""
+    """An audit. Each field has a column, of which its description and unit are (`ppbench.report.columns`)."""
 
-    references: Count
-    canaries: Count
-    canary_clients: Count = 0
+    references: Count = Field(description="Reference runs of an audit; empty elsewhere.")
+    canaries: Count = Field(
+        description="Canaries of each family in an audit; empty elsewhere.", json_schema_extra={"unit": "examples"}
+    )
+    canary_clients: Count = Field(default=0, description="Canary clients of an audit; empty elsewhere.")
     LATER: ClassVar[Mapping[str, Any]] = {"canary_clients": 0}
 
 
-class CellConfig(Grown):
+class ProbeInfo(Grown):
+    """What a probed client did with the victims' batch. Each field has a column, as those of `AuditInfo`."""
+
+    probe: Literal["gradient", "local"] = Field(
+        default="gradient", description="What a probed client does with the batch: `gradient` or `local` training."
+    )
+    probe_rounds: AtLeastOne = Field(
+        default=1, description="Rounds in which it holds the batch.", json_schema_extra={"unit": "rounds"}
+    )
+
+    @property
+    def probing(self) -> ProbeInfo:
+        """This part alone, of a form that has it among its fields."""
+        return ProbeInfo(**{name: getattr(self, name) for name in ProbeInfo.model_fields})
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The sort key of probes."""
+        return tuple(getattr(self, name) for name in ProbeInfo.model_fields)
+
+
+USUAL_PROBE = ProbeInfo()
+
+
+class CellConfig(ProbeInfo):
     """Everything that determines a cell.
 
     stage: "init" (random weights), "iterate" (what clients train on), "final" (after training) or "audit" (after a
     training with canaries); batch_size: examples in a victim's batch; victims: number of victim images, candidates or
-    queries. probe, probe_rounds: what a probed client did with the batch, and how often; role: of the victims, "" if
-    all clients do the same. tuning: number of images on which the attack's settings were tuned.
+    queries. role: of the victims, "" if all clients do the same. tuning: number of images on which the attack's
+    settings were tuned.
     perceptual: the feature network of LPIPS and feature errors with its digest, "" for none.
     victims_from: number of each client's examples that were skipped before victims were drawn; None: not used.
     suite: its name, as "digits-quick/1"; suite_digest: hash of what its cells share (`ppbench.run.suite`), "" for a
@@ -320,8 +346,6 @@ class CellConfig(Grown):
     batch_size: Few
     victims: Few
     seed: Whole
-    probe: Literal["gradient", "local"] = "gradient"
-    probe_rounds: AtLeastOne = 1
     role: str = ""
     tuning: Count = 0
     perceptual: str = ""
@@ -331,7 +355,7 @@ class CellConfig(Grown):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
     LATER: ClassVar[Mapping[str, Any]] = {
-        "tuning": 0, "perceptual": "", "audit": None, "suite_digest": "", "victims_from": None,
+        **ProbeInfo.LATER, "tuning": 0, "perceptual": "", "audit": None, "suite_digest": "", "victims_from": None,
     }  # fmt: skip
 
     @property
@@ -445,7 +469,7 @@ def _fields(model: type[Strict]) -> set[str]:
 
 
 __all__ = [
-    "RECORD_SCHEMA", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo", "DefenseInfo",
-    "Environment", "FederationInfo", "Flag", "Metric", "ModelInfo", "Played", "Privacy", "Record", "Scalar", "Score",
-    "Strict", "ThreatInfo", "Tuned", "Utility", "Victim", "lean",
+    "RECORD_SCHEMA", "USUAL_PROBE", "Artifact", "AttackInfo", "AuditInfo", "CellConfig", "Control", "Cost", "DataInfo",
+    "DefenseInfo", "Environment", "FederationInfo", "Flag", "Metric", "ModelInfo", "Played", "Privacy", "ProbeInfo",
+    "Record", "Scalar", "Score", "Strict", "ThreatInfo", "Tuned", "Utility", "Victim", "lean",
 ]  # fmt: skip

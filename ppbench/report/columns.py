@@ -6,17 +6,23 @@ older tables still agree with their records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
 
 from ppbench.base.registry import plugins
 from ppbench.metrics.spec import MODEL_METRICS, Ending, MetricSpec, ModelMetric
 from ppbench.questions.base import Question, metric_specs, question_of
+from ppbench.records.schema import AuditInfo, ProbeInfo
 
 ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]
 """One row of a table by column; None is an empty field."""
 ENDS: Final = ("_low", "_high")
+Dtype = Literal["string", "Int64", "boolean", "Float64"]
+_DTYPES: Final[Mapping[Any, Dtype]] = {int: "Int64", bool: "boolean", float: "Float64"}
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,16 @@ class Column:
     """One column.
 
     dtype: pandas' nullable type; unit: "" without one; path: where a cell's value is read, as "record.status", or ""
-    where it is computed, as for metrics.
+    where it is computed, as for metrics. unwritten: the value of a field that records only have where it is another;
+    then the column is empty, so that tables of older records do not change.
     """
 
     name: str
-    dtype: Literal["string", "Int64", "boolean", "Float64"]
+    dtype: Dtype
     unit: str
     meaning: str
     path: str = ""
+    unwritten: ColumnValue = None
 
 
 def _text(name: str, path: str, meaning: str) -> Column:
@@ -121,15 +129,27 @@ def _intervals(*names: str) -> tuple[Column, ...]:
     return _metrics(*(f"{name}{end}" for name in names for end in ENDS))
 
 
-KEY: Final = (
+def _part(root: str, part: type[BaseModel]) -> dict[str, Column]:
+    """Return a column for each field of a part of the key, by name."""
+    columns = {}
+    for name, about in part.model_fields.items():
+        extra = about.json_schema_extra
+        unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+        dtype = _DTYPES.get(about.annotation, "string")
+        columns[name] = Column(name, dtype, unit, about.description or "", f"{root}.{name}")
+    return columns
+
+
+_PART: Final = _part("key.probing", ProbeInfo) | _part("key.audit", AuditInfo)
+_LISTED: Final = (
     _text("dataset", "key.data", "Name of the data set, as given on the command line or in the suite."),
     _text("model", "key.model", "Name of the network."),
     _text("threat_model", "key.threat", "The adversary, with the version, as `server/1`; see threat-models.md."),
     _text("kind", "kind", "The question; in worst_case.csv that of the board, which includes label attacks."),
     _text("stage", "key.stage", "Which model: `init`, `iterate` (trained on), `final` (delivered) or `audit`."),
     _whole("batch_size", "key.batch", "Examples in a victim's batch.", "examples"),
-    _text("probe", "key.probe", "What a probed client does with the batch: `gradient` or `local` training."),
-    _whole("probe_rounds", "key.probe_rounds", "Rounds in which it holds the batch.", "rounds"),
+    _PART["probe"],
+    _PART["probe_rounds"],
     _text("defense", "key.defense", "Name of the defense; `none` and `full_noise` are the controls."),
     _text("control", "key.control", "Name of the control parameter: the x-axis of the trade-off."),
     _real("control_value", "key.value", "", "Its value."),
@@ -139,9 +159,9 @@ KEY: Final = (
     _text("suite", "key.suite", "Where the cell comes from, with the version: `evaluate/1`, or a suite's id."),
     _whole("train", "key.train", "Training examples that the clients share.", "examples"),
     _whole("public", "key.public", "Examples that no client holds and adversaries may use.", "examples"),
-    _whole("references", "key.references", "Reference runs of an audit; empty elsewhere."),
-    _whole("canaries", "key.canaries", "Canaries of each family in an audit; empty elsewhere.", "examples"),
-    _whole("canary_clients", "key.canary_clients", "Canary clients of an audit; empty elsewhere."),
+    _PART["references"],
+    _PART["canaries"],
+    _PART["canary_clients"],
     _text("federation", "key.federation", "How the model was trained, in JSON: clients, rounds, schedule, optimizers."),
     _text("architecture", "key.architecture", "The network in JSON: options, input shape, classes, parameters, loss."),
     _whole("test", "key.test", "Test examples.", "examples"),
@@ -149,6 +169,11 @@ KEY: Final = (
     _text("suite_digest", "key.suite_digest", "Digest of what the suite's cells share; empty outside suites."),
     _text("defense_version", "key.version", "Version of the defense."),
     _text("auxiliary", "key.auxiliary", "Further knowledge of the adversary; empty without any."),
+)
+_LATER: Final = {**ProbeInfo.LATER, **AuditInfo.LATER}
+KEY: Final = (
+    *_LISTED,
+    *(replace(column, unwritten=_LATER.get(name)) for name, column in _PART.items() if column not in _LISTED),
 )
 """The columns that identify a row of a board: `report.frame.ROW`; no two rows are equal in all of them."""
 RANKS: Final = (

@@ -18,7 +18,7 @@ from ppbench.questions.base import question_for, question_of
 from ppbench.questions.image_metrics import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
 from ppbench.records.figure import Figured, best, record_metric
 from ppbench.records.run_files import Soundness
-from ppbench.records.schema import Metric, Record
+from ppbench.records.schema import Metric, ProbeInfo, Record
 
 CONTROLS = ("none", "full_noise")
 UNREAD = "can be read"
@@ -59,9 +59,9 @@ def check_harness(outcome: Soundness | None) -> Check:
     return Check("harness", False, f"HARNESS FAULT: {'; '.join(standing)}. Nothing here may be concluded.")
 
 
-def probe_words(probe: str, rounds: int) -> str:
+def probe_words(probing: ProbeInfo) -> str:
     """Return a probe in words: "probe gradient", "probe local, 2 rounds"."""
-    return f"probe {probe}" + (f", {rounds} rounds" if rounds > 1 else "")
+    return f"probe {probing.probe}" + (f", {probing.probe_rounds} rounds" if probing.probe_rounds > 1 else "")
 
 
 def value(record: Figured | None, name: str) -> float | None:
@@ -141,14 +141,14 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
     attacked = [r for r in records if question_for(r).chapter == "uploads" and question_for(r).reads]
     attacked = attacked or [r for r in records if question_for(r).chapter == "models" and question_for(r).noise]
     attacked = attacked or [r for r in records if not question_for(r).chapter]
-    scenes: dict[tuple[str, str, int], list[Record]] = {}
+    scenes: dict[tuple[str, ProbeInfo], list[Record]] = {}
     for record in attacked:
-        about = record.config.threat_model.id, record.config.probe, record.config.probe_rounds
+        about = record.config.threat_model.id, record.config.probing
         scenes.setdefault(about, []).append(record)  # another adversary's success proves nothing here
-    probed = len({scene[1:] for scene in scenes}) > 1
+    probed = len({probing for _, probing in scenes}) > 1
     checks = []
-    for (threat, probe, rounds), some in sorted(scenes.items(), key=lambda pair: pair[0]):
-        head = f"[{threat}, {probe_words(probe, rounds)}] " if probed else f"[{threat}] "
+    for (threat, probing), some in sorted(scenes.items(), key=lambda pair: (pair[0][0], pair[0][1].order)):
+        head = f"[{threat}, {probe_words(probing)}] " if probed else f"[{threat}] "
         check = _undefended_check(some)
         checks.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
     weakest = next((check for check in checks if check.ok is not True), None)

@@ -183,7 +183,7 @@ def _unless_stands(side: ModelFate | None) -> ModelFate | None:
 def _view(row: SettingRow) -> tuple[object, ...]:
     """Return what an adversary sees of uploads in a row."""
     key = row.key
-    return key.threat, key.auxiliary, key.probe, key.probe_rounds, key.stage, key.batch
+    return key.threat, key.auxiliary, key.probing, key.stage, key.batch
 
 
 def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
@@ -266,7 +266,8 @@ def _undefended_members(rows: Sequence[SettingRow], threat: str, stage: str, def
 
 def audit_of(row: SettingRow) -> tuple[str, int, int]:
     """Return the key of a row's audit: threat model, number of references, number of canaries."""
-    return row.key.threat, row.key.references or 0, row.key.canaries or 0
+    audit = row.key.audit
+    return (row.key.threat, 0, 0) if audit is None else (row.key.threat, audit.references, audit.canaries)
 
 
 def _of_audits(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 Every field of a configuration is in `Key`, or in `NOT_DISTINGUISHING` with the reason. All groups of the report
 (boards, their rows, sentences, series along a control value, trainings, the scope of controls) are projections of the
-key, which are defined below and nowhere else.
+key to its parts, which are defined below and nowhere else. A new option of federation, network, probe or audit is in
+its part of the record, and so in the key.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from pydantic import BaseModel
+
 from ppbench.questions.base import question_for, question_of
-from ppbench.records.schema import CellConfig, Record, Scalar
+from ppbench.records.schema import USUAL_PROBE, AuditInfo, CellConfig, ProbeInfo, Record, Scalar
 from ppbench.report.worst import WorstCase, contenders, worst_case
 
 NOT_DISTINGUISHING: Final = {
@@ -27,22 +30,10 @@ NOT_DISTINGUISHING: Final = {
 
 
 @dataclass(frozen=True)
-class Key:
-    """The key of a cell. Fields that a projection leaves out have their default.
+class TaskKey:
+    """The suite, the data and the network. digest: of the data; train, test, public: how many examples each part has.
 
-    Fields that older records lack have the schema's defaults, with which they were computed.
-
-    Attributes:
-        digest, train, test, public: digest of the data, and how many examples each part has.
-        architecture, federation: the whole `ModelInfo` and `FederationInfo`, as JSON.
-        defense, version, parameters: the defense; its version with other packages' code (`CellConfig.edition`); its
-            parameters but the control parameter, as JSON.
-        kind: the question whose board the cell is on, its own or another.
-        question, attack, attack_version, settings: kind of attack, the attack, and its parameters as JSON.
-        knows, informed, oracle: whether the attack is adaptive, whether the threat model knows the defense, and whether
-            the attack chose its answer by the truth.
-        data: the name of the data, for text only: it distinguishes nothing.
-        others: as in `CellConfig`.
+    architecture: the whole `ModelInfo`, as JSON.
     """
 
     suite: str = ""
@@ -52,24 +43,58 @@ class Key:
     test: int = 0
     public: int = 0
     architecture: str = "{}"
+
+
+@dataclass(frozen=True)
+class FederationKey:
+    """How every defense on the task is trained. federation: the whole `FederationInfo`, as JSON."""
+
     federation: str = "{}"
     seed: int | None = None
+
+
+@dataclass(frozen=True)
+class DefenseKey:
+    """A defense as configured. version: with other packages' code (`CellConfig.edition`).
+
+    parameters: without the control parameter, as JSON; control, value: its name and value.
+    """
+
     defense: str = ""
     version: str = ""
     parameters: str = "{}"
     control: str = ""
     value: float | None = None
+
+
+@dataclass(frozen=True)
+class BoardKey:
+    """Which row of which board. role: of the victims; kind: the question whose board it is, the cell's or another."""
+
     role: str = ""
     kind: str = ""
+
+
+@dataclass(frozen=True)
+class SceneKey:
+    """What an adversary has: whose view, of which model, of what probe, with which audit."""
+
     threat: str = ""
     auxiliary: str = ""
     stage: str = ""
     batch: int = 0
-    probe: str = ""
-    probe_rounds: int = 0
-    references: int | None = None
-    canaries: int | None = None
-    canary_clients: int | None = None
+    probing: ProbeInfo = USUAL_PROBE
+    audit: AuditInfo | None = None
+
+
+@dataclass(frozen=True)
+class AttackKey:
+    """An attack as configured, and on whom. question: its own kind; settings: its parameters, as JSON.
+
+    knows, informed, oracle: whether the attack is adaptive, whether the threat model knows the defense, and whether the
+    attack chose its answer by the truth.
+    """
+
     question: str = ""
     attack: str = ""
     attack_version: str = ""
@@ -81,6 +106,16 @@ class Key:
     tuning: int = 0
     victims: int = 0
     perceptual: str = ""
+
+
+@dataclass(frozen=True)
+class Key(AttackKey, SceneKey, BoardKey, DefenseKey, FederationKey, TaskKey):
+    """The key of a cell, of the fields of its parts. Fields that a projection leaves out have their default.
+
+    Fields that older records lack have the schema's defaults, with which they were computed. Other attributes are as in
+    `CellConfig`. data: the name of the data, for text only: it distinguishes nothing.
+    """
+
     data: str = field(default="", compare=False)
 
     def only(self, names: Iterable[str]) -> Key:
@@ -88,8 +123,9 @@ class Key:
         return Key(**{name: getattr(self, name) for name in names}, data=self.data)
 
     def text(self) -> str:
-        """Return the key as one line of JSON, for sorting and for names of files."""
-        return json.dumps([getattr(self, name) for name in NAMES])
+        """Return the key as one line of JSON, for sorting."""
+        values = (getattr(self, name) for name in NAMES)
+        return json.dumps([[*dict(one).values()] if isinstance(one, BaseModel) else one for one in values])
 
     @property
     def model(self) -> str:
@@ -108,24 +144,26 @@ class Key:
         return self.stage in question_of(self.kind).intended
 
 
-NAMES: Final = tuple(f.name for f in fields(Key) if f.compare)
-TASK: Final = ("suite", "suite_digest", "digest", "train", "test", "public", "architecture")
-"""The suite, the data and the network."""
-EVALUATION: Final = (*TASK, "federation", "seed")
+def names_of(*parts: type) -> tuple[str, ...]:
+    """Return the names of the fields of parts of the key, in the key's order."""
+    named = {f.name for part in parts for f in fields(part)}
+    return tuple(f.name for f in fields(Key) if f.compare and f.name in named)
+
+
+NAMES: Final = names_of(Key)
+TASK: Final = names_of(TaskKey)
+EVALUATION: Final = names_of(TaskKey, FederationKey)
 """All defenses in one federation: these cells share controls and sentences."""
-DEFENSE: Final = ("defense", "version", "parameters", "control", "value")
-TRAINED: Final = (*EVALUATION, *DEFENSE)
+TRAINED: Final = names_of(TaskKey, FederationKey, DefenseKey)
 """One training: a defense as configured, in one federation."""
-AUDIT: Final = ("references", "canaries", "canary_clients")
-SCENE: Final = ("threat", "auxiliary", "stage", "batch", "probe", "probe_rounds", *AUDIT)
-"""What an adversary has: whose view, of which model, of what probe, with which audit."""
-SETTING: Final = (*TRAINED, *SCENE, "role")
+SCENE: Final = names_of(SceneKey)
+SETTING: Final = (*names_of(TaskKey, FederationKey, DefenseKey, SceneKey), "role")
 """A defense at one control value, in one scene, over all attacks: the subject of a sentence."""
 ROW: Final = (*SETTING, "kind")
 """A row of a board. Its worst case is over all attacks on it, whatever their budget and tuning."""
-BOARD: Final = (*TASK, *SCENE, "kind")
+BOARD: Final = (*names_of(TaskKey, SceneKey), "kind")
 """A board, whose rows may be ranked; these may differ in federation and seed."""
-SCOPE: Final = (*TASK, "threat", "auxiliary", "probe", "probe_rounds")
+SCOPE: Final = (*TASK, "threat", "auxiliary", "probing")
 """The cells over which a board's controls are checked: one adversary's, at every stage and batch."""
 GRID: Final = tuple(name for name in ROW if name != "value")
 """Rows that differ only in the control value: the CAP of worst cases is a mean over them."""
@@ -133,7 +171,7 @@ SERIES: Final = tuple(name for name in NAMES if name != "value")
 """Cells that differ only in the control value: the CAP of one attack is a mean over them."""
 FREE: Final = ("seed", "version")
 """Fields over which `compare` compares: seeds, and versions of a defense or of other packages' code."""
-MODEL: Final = tuple(name for name in (*TRAINED, *AUDIT) if name not in FREE)
+MODEL: Final = tuple(name for name in (*TRAINED, "audit") if name not in FREE)
 """A trained model, whatever its seed and the defense's version."""
 POINT: Final = tuple(name for name in SETTING if name not in FREE)
 """A setting, whatever its seed and the defense's version."""
@@ -148,7 +186,7 @@ def network_words(model: str, options: Mapping[str, Scalar]) -> str:
 
 
 SHARED_FIELDS: Final = (
-    "suite", "suite_digest", "seed", "role", "stage", "probe", "probe_rounds", "tuning", "victims", "perceptual",
+    "suite", "suite_digest", "seed", "role", "stage", "probing", "audit", "tuning", "victims", "perceptual",
 )  # fmt: skip
 """Fields that the key and the configuration have under one name."""
 
@@ -174,9 +212,6 @@ def key_of(config: CellConfig) -> Key:
         threat=config.threat_model.id,
         auxiliary=config.threat_model.auxiliary,
         batch=config.batch_size,
-        references=None if config.audit is None else config.audit.references,
-        canaries=None if config.audit is None else config.audit.canaries,
-        canary_clients=None if config.audit is None else config.audit.canary_clients,
         question=attack.kind,
         attack=attack.id,
         attack_version=attack.version,

@@ -116,7 +116,7 @@ def disagreements(records: Sequence[Record]) -> Iterator[str]:
         for name in TRAINING_FIELDS:
             for cell, others in _odd((r.cell_id, repr(of_training(r, name))) for r in some):
                 yield f"{cell}.json: {name} is not that of {others} of its training"
-        for alike in _groups(((r.config.probe, r.config.probe_rounds), r) for r in some if _has_probe_guarantee(r)):
+        for alike in _groups((r.config.probing, r) for r in some if _has_probe_guarantee(r)):
             for cell, others in _odd((r.cell_id, repr(r.privacy)) for r in alike):
                 yield f"{cell}.json: the guarantee of its probe is not that of {others} probed alike"
     for some in _groups(((r.asked, r.config.attack.kind), r) for r in records if r.asked and r.victims):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ppbench.questions.base import question_for, question_of
 from ppbench.records.figure import Figured, best
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import USUAL_PROBE, Record, Utility
 from ppbench.report.controls import easiest, probe_words
 from ppbench.report.frame import SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.leak import Leak
@@ -128,7 +128,7 @@ def _order(row: SettingRow) -> tuple[object, ...]:
     rank = {"none": 0, "full_noise": 1}.get(key.defense, 2)
     number = 0.0 if key.value is None else key.value
     place = row.control, STAGE_ORDER.index(key.stage), key.batch
-    return rank, key.defense, key.threat, number, *place, key.probe, key.probe_rounds, key.text()
+    return rank, key.defense, key.threat, number, *place, *key.probing.order, key.text()
 
 
 def upload_rows(records: Sequence[Record], leaks: Mapping[Key, Leak] | None = None) -> list[SettingRow]:
@@ -150,11 +150,11 @@ def judged_keys(keys: Iterable[Key]) -> set[Key]:
     """Return those settings whose scene is the easiest of its training, adversary, probe and role (see `easiest`)."""
     groups: dict[Key, list[Key]] = {}
     for key in keys:
-        groups.setdefault(key.only((*TRAINED, "threat", "auxiliary", "probe", "probe_rounds", "role")), []).append(key)
+        groups.setdefault(key.only((*TRAINED, "threat", "auxiliary", "probing", "role")), []).append(key)
     return {key for some in groups.values() for key in easiest(some, lambda key: (key.stage, key.batch))}
 
 
 def probe_text(row: SettingRow, beside: Iterable[SettingRow]) -> str:
     """Return a row's probe in words; "" where it and all rows in `beside` probe one gradient."""
-    every = {(r.key.probe, r.key.probe_rounds) for r in (row, *beside)}
-    return "" if every == {("gradient", 1)} else probe_words(row.key.probe, row.key.probe_rounds)
+    every = {r.key.probing for r in (row, *beside)}
+    return "" if every == {USUAL_PROBE} else probe_words(row.key.probing)

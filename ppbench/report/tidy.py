@@ -22,7 +22,7 @@ from ppbench.report.columns import CELL_KEY, KEY, LOADED_CELLS, LOADED_VICTIMS, 
 from ppbench.report.controls import check_harness
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Frame, frame_of
-from ppbench.report.page.boards import boards_of, column_roots, no_claims, read_path, row_key, table_rows
+from ppbench.report.page.boards import boards_of, column_roots, no_claims, read_column, row_key, table_rows
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 TableLevel = Literal["cells", "victims", "worst"]
@@ -96,7 +96,7 @@ def _typed(rows: Sequence[Row], columns: Sequence[Column]) -> pandas.DataFrame:
 def _cell(frame: Frame, record: Record) -> Row:
     """Return a cell's values of the columns `KEY` and `OWN`."""
     about = column_roots(frame.key(record), record)
-    return {c.name: read_path(about, c.path) for c in (*KEY, *CELL_KEY)}
+    return {c.name: read_column(about, c) for c in (*KEY, *CELL_KEY)}
 
 
 def _metrics(metrics: Iterable[Metric], reason: str | None) -> list[Row]:

@@ -10,7 +10,7 @@ from ppbench.adversary.victims import probed_units
 from ppbench.federation.threats import ThreatModel
 from ppbench.metrics.perceptual import measurable, weights_identity
 from ppbench.questions.base import question_of
-from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, Scalar, ThreatInfo
+from ppbench.records.schema import AttackInfo, AuditInfo, CellConfig, ProbeInfo, Scalar, ThreatInfo
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.run.experiment import Experiment, threats_of
@@ -161,8 +161,7 @@ def _cell_config(experiment: Experiment, group: CellGroup, attack: Attack, follo
         victims=config.candidates if records else config.victims_at(group.batch),
         victims_from=None if records else config.victims_from,
         seed=config.seed,
-        probe="gradient" if records else config.probe,
-        probe_rounds=1 if records else config.probe_rounds,
+        **({} if records else {name: getattr(config, name) for name in ProbeInfo.model_fields}),
         role=group.role,
         perceptual=_perceptual(experiment, attack),
         tuning=config.tuning if len((follows or attack).variants()) > 1 else 0,

@@ -7,14 +7,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
 from ppbench.base.registry import admit, canonical, load
 from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.federation.contract import Defense
 from ppbench.records.schema import Scalar, Strict
-from ppbench.run.options import DefenseOptions, FederationOptions, QuestionOptions, RunOptions, TaskOptions
+from ppbench.run.options import (
+    DefenseOptions,
+    FederationOptions,
+    ModelOptions,
+    QuestionOptions,
+    RunOptions,
+    TaskOptions,
+)
 from ppbench.task.dataset import default_root
 
 DefenseName = Annotated[str, AfterValidator(canonical)]
@@ -27,6 +34,7 @@ class EvaluateConfig(RunOptions, QuestionOptions, FederationOptions, TaskOptions
     Most options are declared in `run.options`, with their help. What the command line does not offer under a name:
 
     Attributes:
+        model_options: of the network; in them, too, `configure` puts the folder of downloads in place of "{data}".
         settings: parameters of the defense ("theta") and of attacks ("dlg.budget").
         victims_from: examples of each client to pass over before victims are drawn (`adversary.victims`); None: all
             evaluations of a task have the same victims.
@@ -37,6 +45,7 @@ class EvaluateConfig(RunOptions, QuestionOptions, FederationOptions, TaskOptions
     """
 
     defense: DefenseName
+    model_options: ModelOptions = Field(default_factory=dict)
     settings: dict[str, Scalar] = Field(default_factory=dict)
     victims_from: int | None = Field(default=None, ge=0, le=LARGEST_COUNT)
     backend: Literal["auto", "loop", "vmap"] = "auto"
@@ -47,6 +56,11 @@ class EvaluateConfig(RunOptions, QuestionOptions, FederationOptions, TaskOptions
     def victims_at(self, batch: int) -> int:
         """Return how many victim images a cell asks about in batches of `batch`, before these are filled up."""
         return max(self.victims, self.batches * batch)
+
+
+def recorded_options(*parts: BaseModel) -> dict[str, Any]:
+    """Return the options of an evaluation that parts of a record hold under the same names."""
+    return {name: value for part in parts for name, value in part if name in EvaluateConfig.model_fields}
 
 
 SEARCHES = ("dlg", "idlg", "adaptive_server", "fedavg_inversion")

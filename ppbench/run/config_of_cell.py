@@ -8,15 +8,15 @@ from typing import Any, cast
 from ppbench.base.errors import UsageError
 from ppbench.base.registry import load
 from ppbench.base.seeds import Seeds
-from ppbench.federation.plan import Local, Opt, Plan
+from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
 from ppbench.records.run_files import commitment
-from ppbench.records.schema import CellConfig, DataInfo, FederationInfo, Scalar
+from ppbench.records.schema import CellConfig, DataInfo, FederationInfo
 from ppbench.report.controls import CONTROLS
 from ppbench.run.cells import Cell, CellGroup, cells, groups
-from ppbench.run.config import EvaluateConfig
+from ppbench.run.config import EvaluateConfig, recorded_options
 from ppbench.run.experiment import Experiment, resolve
-from ppbench.run.task import Task, make_task
+from ppbench.run.task import Task, make_task, optimizer_of
 from ppbench.task.user_data import open_dataset
 
 
@@ -44,67 +44,46 @@ def find_cell(
 
 
 def _config_of(config: CellConfig, data: str, salt: str, weights: str | None) -> EvaluateConfig:
-    data_info, fed, model, audit = config.data, config.federation, config.model, config.audit
-    defense, chosen = config.defense, config.attack
-    targets = {
-        name for attack in filter(None, [chosen.id, chosen.follows]) for name in load("attacks", attack).targets or ()
+    fed, model, attack = config.federation, config.model, config.attack
+    size = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if config.data.public else 1
+    options = {
+        **recorded_options(config, fed, *filter(None, [config.audit])),
+        **_defense_options(config),
+        **_split_options(config.data, size),
+        "dataset": data,
+        "model": model.id,
+        "model_options": model.options,
+        "loss": model.loss,
+        "attacks": (attack.id, *filter(None, [attack.follows])),
+        "batch_size": fed.batch,
+        "attack_batch": (config.batch_size,),
+        "candidates": max(4, config.victims),
+        "stages": (config.stage,),
+        "threats": (config.threat_model.id,),
+        "tf32": bool(fed.tf32),
+        "weights": weights,
+        "salt": salt,
     }
+    return EvaluateConfig(**options)
+
+
+def _defense_options(config: CellConfig) -> dict[str, Any]:
+    """Return the options of an evaluation of a cell's defense and attack, or of one beside which the control ran."""
+    defense, attack = config.defense, config.attack
+    named = {n if "." in n else f"{attack.id}.{n}": v for n, v in attack.parameters.items()}
+    named.pop(f"{attack.follows}.version", None)
+    targets = {name for one in filter(None, [attack.id, attack.follows]) for name in load("attacks", one).targets or ()}
     if defense.id in CONTROLS and targets and defense.id not in targets:  # it ran beside one of these
-        defense_name, own, grid = min(targets), dict[str, Scalar](), cast(Any, "quick")
-    else:
-        control = defense.control
-        defense_name, grid = defense.id, "quick" if control is None else (control.value,)
-        own = {name: v for name, v in defense.parameters.items() if control is None or name != control.name}
-    named = {n if "." in n else f"{chosen.id}.{n}": v for n, v in chosen.parameters.items()}
-    named.pop(f"{chosen.follows}.version", None)
-    train_size = len(open_dataset(data, seed=Seeds(config.seed, salt).seed("data")).train) if data_info.public else 1
-    options: dict[str, Any] = {
-        "references": audit.references, "canaries": audit.canaries, "canary_clients": audit.canary_clients,
-    } if audit is not None else {}  # fmt: skip
-    return EvaluateConfig(
-        defense=defense_name,
-        dataset=data,
-        model=model.id,
-        model_options=cast(Any, model.options),
-        attacks=(chosen.id, *filter(None, [chosen.follows])),
-        grid=grid,
-        settings={**own, **named},
-        train=data_info.train,
-        public=(data_info.public + 0.5) / train_size if data_info.public else 0.0,
-        clients=fed.clients,
-        rounds=fed.rounds,
-        local_epochs=fed.local_epochs,
-        batch_size=fed.batch,
-        schedule=cast(Any, fed.schedule),
-        loss=cast(Any, model.loss),
-        upload=cast(Any, fed.upload),
-        optimizer=cast(Any, fed.optimizer),
-        lr=fed.lr,
-        momentum=fed.momentum,
-        beta2=fed.beta2,
-        decay_at=tuple(fed.decay_at),
-        decay=fed.decay,
-        partition=fed.partition,
-        attack_batch=(config.batch_size,),
-        probe=config.probe,
-        probe_rounds=config.probe_rounds,
-        victims=config.victims,
-        victims_from=config.victims_from,
-        candidates=max(4, config.victims),
-        tuning=config.tuning,
-        stages=(config.stage,),
-        threats=(config.threat_model.id,),
-        weights=weights,
-        seed=config.seed,
-        device=fed.device,
-        tf32=bool(fed.tf32),
-        sample=fed.sample,
-        backend=cast(Any, fed.backend),
-        salt=salt,
-        suite=config.suite,
-        suite_digest=config.suite_digest,
-        **options,
-    )
+        return {"defense": min(targets), "grid": "quick", "settings": named}
+    control = defense.control
+    own = {name: v for name, v in defense.parameters.items() if control is None or name != control.name}
+    grid = "quick" if control is None else (control.value,)
+    return {"defense": defense.id, "grid": grid, "settings": {**own, **named}}
+
+
+def _split_options(data: DataInfo, size: int) -> dict[str, Any]:
+    """Return the options of a split of `size` training examples, whose share of public ones gives just their number."""
+    return {"train": data.train, "public": (data.public + 0.5) / size if data.public else 0.0}
 
 
 @lru_cache(maxsize=4)
@@ -116,8 +95,7 @@ def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, da
         raise UsageError(f"its digest is {about.sha256[:16]}, that of the data set here {dataset.sha256()[:16]}")
     config = EvaluateConfig(
         defense="none", dataset=text, model="unet" if loss == "bce" else "mlp", loss=cast(Any, loss), seed=seed,
-        salt=salt, train=about.train, public=(about.public + 0.5) / len(dataset.train) if about.public else 0.0,
-        clients=fed.clients, partition=fed.partition,
+        salt=salt, clients=fed.clients, partition=fed.partition, **_split_options(about, len(dataset.train)),
     )  # fmt: skip
     return make_task(config)
 
@@ -125,8 +103,7 @@ def task_of_cell(text: str, loss: str, seed: int, salt: str, federation: str, da
 def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> Plan:
     """Return a record's plan on `network`, a small one that stands in; classes: their number, 0 for the record's."""
     fed, model = config.federation, config.model
-    opt = Opt(cast(Any, fed.optimizer), fed.lr, fed.momentum, (0.9, fed.beta2), tuple(fed.decay_at), fed.decay)
-    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, opt)
+    local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, optimizer_of(fed))
     spec = net_spec(network, tuple(model.shape), classes or model.classes)
     loss, schedule = cast(Any, model.loss), cast(Any, fed.schedule)
     return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample)

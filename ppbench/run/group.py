@@ -38,7 +38,7 @@ from ppbench.run.audit.runs import PointAudit, Questions, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished
 from ppbench.run.detection import detection_scores, probe_flags
 from ppbench.run.experiment import Experiment
-from ppbench.run.scene import draws_of, prepare_federation, probe_group, yardstick_of
+from ppbench.run.scene import draws_of, prepare_federation, probe_group, probe_victims, yardstick_of
 from ppbench.run.task import Task
 from ppbench.run.train import TrainingResult, untrained, with_probe_guarantee
 
@@ -59,7 +59,7 @@ class Rehearsal:
 def rehearse(fed: Federation, experiment: Experiment, group: CellGroup) -> Rehearsal:
     """Probe `tuning` images of the test part, which no client trains on and no cell reports, and return the view."""
     config, victims = experiment.config, tuning_victims(fed.defense, experiment, group)
-    transcript = fed.probe(victims.data, config.probe, config.probe_rounds)
+    transcript = probe_victims(config, fed, victims)
     view = dataclasses.replace(transcript.view(group.threat, own=victims.own), public=experiment.task.public)
     if group.role:
         victims = victims.playing(group.role, transcript.roles(), config.tuning)

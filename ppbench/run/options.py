@@ -4,8 +4,7 @@
 They are plain classes, without pydantic and torch, for which `ppbench --help` would wait.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: older pydantic looks such names up in the module of the model, not here.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import get_annotations
@@ -23,6 +22,7 @@ else:
         return lambda cls: cls
 
 
+ModelOptions = dict[str, str | int | float | bool]
 Stage = Literal["init", "iterate", "final", "audit"]
 FLOAT32 = 1e38
 """The largest learning rate: training that diverges is a result, a rate that float32 cannot hold is none."""
@@ -90,7 +90,7 @@ class DefenseOptions(OptionGroup):
 class TaskOptions(OptionGroup):
     """The data, the network, and who holds what.
 
-    dataset, model_options: `configure` puts the folder of downloads in place of "{data}". train: drawn by seed; few are
+    dataset: `configure` puts the folder of downloads in place of "{data}". train: drawn by seed; few are
     easily memorized. public: set apart first. domains: groups of clients hold one domain each.
     """
 
@@ -100,7 +100,6 @@ class TaskOptions(OptionGroup):
     model: Annotated[
         str, Option("NAME (`ppbench list models`), or MODULE:FACTORY of yours: any nn.Module that classifies.")
     ] = "dlnet"
-    model_options: Annotated[dict[str, str | int | float | bool], Option()] = {}  # noqa: RUF012  # pydantic copies it
     loss: Annotated[Literal["cross_entropy", "squared", "bce"], Option("cross_entropy, squared, or bce for masks.")] = (
         "cross_entropy"
     )

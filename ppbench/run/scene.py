@@ -16,6 +16,7 @@ from ppbench.metrics.modality import modality_from
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
+from ppbench.run.config import EvaluateConfig
 from ppbench.run.experiment import Experiment
 from ppbench.run.options import Stage
 from ppbench.run.train import TrainingResult, federation, train
@@ -35,11 +36,18 @@ def probe_group(experiment: Experiment, group: CellGroup, fed: Federation) -> Sc
     config, task = experiment.config, experiment.task
     victims = group_victims(experiment, group)
     acting = acting_of(experiment, group, victims)
-    transcript = fed.probe(victims.data, config.probe, config.probe_rounds, acting)
+    transcript = probe_victims(config, fed, victims, acting)
     view = replace(transcript.view(group.threat, own=victims.own), public=task.public)
     if group.role:
         victims = victims.playing(group.role, transcript.roles(), config.victims_at(group.batch))
     return Scene(transcript, view, victims, acting)
+
+
+def probe_victims(
+    config: EvaluateConfig, fed: Federation, victims: Victims, acting: Acting | None = None
+) -> Transcript:
+    """Return the transcript of the probe that `config` describes, of clients that hold victims."""
+    return fed.probe(victims.data, config.probe, config.probe_rounds, acting)
 
 
 def draws_of(experiment: Experiment, group: CellGroup, attack: str, follows: str = "") -> int:

@@ -29,7 +29,7 @@ from ppbench.base.toml_lines import Loc, TomlFile, toml_file
 from ppbench.records.schema import Scalar, Strict
 from ppbench.run.config import DefenseName, EvaluateConfig, configure
 from ppbench.run.experiment import WHOLE, Experiment, built_for, make_attack, resolve
-from ppbench.run.options import MAX_LIST, FederationOptions, QuestionOptions, TaskOptions
+from ppbench.run.options import MAX_LIST, FederationOptions, ModelOptions, QuestionOptions, TaskOptions
 
 SUITE_SCHEMA = "ppbench.run.suite/1"
 Grid = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_LIST)]
@@ -38,6 +38,8 @@ MasterSeed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 class TaskPart(TaskOptions, Strict):
     """A section [task]."""
+
+    model_options: ModelOptions = Field(default_factory=dict)
 
 
 class FederationPart(FederationOptions, Strict):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from ppbench.task.dataset import Dataset
 from ppbench.task.partition import partition
 from ppbench.task.user_data import open_dataset, plugins_of
 
-TASK_FIELDS = ({*names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}) | {"seed", "salt"}
+TASK_FIELDS = {"model_options", "seed", "salt", *names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}
 """Fields of an evaluation that determine its task, and with it who is a victim."""
 
 
@@ -77,8 +78,7 @@ def plan_on(
     config: EvaluateConfig, spec: NetSpec, data_range: tuple[float, float], columns: Columns | None = None
 ) -> Plan:
     """Return the public plan that `config` describes, of the network `spec`, on inputs in `data_range`."""
-    betas = (0.9, config.beta2)
-    opt = Opt(config.optimizer, config.lr, config.momentum, betas, config.decay_at, config.decay)
+    opt = optimizer_of(config)
     local = Local(config.upload, config.local_epochs, config.batch_size, opt)
     if config.sample > config.clients:
         raise UsageError(
@@ -95,6 +95,12 @@ def plan_on(
         columns=columns,
         sample=config.sample if config.sample < config.clients else 0,
     )
+
+
+def optimizer_of(training: EvaluateConfig | FederationInfo) -> Opt:
+    """Return the optimizer of a training, as an evaluation or a record describes it."""
+    betas, decay_at = (0.9, training.beta2), tuple(training.decay_at)
+    return Opt(cast(Any, training.optimizer), training.lr, training.momentum, betas, decay_at, training.decay)
 
 
 @lru_cache(maxsize=2)
@@ -189,7 +195,7 @@ def task_key(config: EvaluateConfig) -> str:
 
 def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, FederationInfo]:
     """Return the parts of a cell's configuration that a task determines."""
-    dataset, plan, opt = task.dataset, task.plan, task.plan.local.opt
+    dataset, plan = task.dataset, task.plan
     public = 0 if task.public is None else len(task.public.x)
     members, frozen = sum(len(shard.x) for shard in task.shards.values()), plan.net.frozen
     data = DataInfo(
@@ -211,26 +217,12 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         loss=plan.loss,
         code=code_of(("models", plan.spec.model)),
     )
+    chosen = {name: value for name, value in config if name in FederationInfo.model_fields}
+    chosen["sample"] = plan.sample  # 0 where all are drawn
+    if torch.device(config.device).type == "cpu":
+        chosen["tf32"] = None
+    server = plan.server_opt
     federation = FederationInfo(
-        clients=plan.clients,
-        rounds=config.rounds,
-        schedule=plan.schedule,
-        upload=plan.local.upload,
-        local_epochs=plan.local.epochs,
-        batch=plan.local.batch,
-        optimizer=opt.name,
-        lr=opt.lr,
-        momentum=opt.momentum,
-        beta2=opt.betas[1],
-        decay_at=list(opt.decay_at),
-        decay=opt.decay,
-        partition=config.partition,
-        server_optimizer=plan.server_opt.name,
-        server_lr=plan.server_opt.lr,
-        backend=config.backend,
-        device=config.device,
-        dtype="float32",
-        tf32=None if torch.device(config.device).type == "cpu" else config.tf32,
-        sample=plan.sample,
+        **chosen, batch=config.batch_size, server_optimizer=server.name, server_lr=server.lr, dtype="float32"
     )
     return data, model, federation

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Final, Literal
 
+from pydantic import BaseModel
+
 from ppbench.base.errors import UsageError
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.frame import key_of
@@ -78,32 +80,28 @@ EqualFacts = tuple[tuple[str, str], ...]
 _Rows = dict[tuple[Where, EqualFacts], dict[int, Record]]
 
 
-FACTS: Final = {
-    **{"suite": "suite", "suite_digest": "suite_digest", "tuning": "tuning", "victims": "victims"},
-    **{"threat": "threat_model.id", "auxiliary": "threat_model.auxiliary", "informed": "threat_model.knows_defense"},
-    **{"question": "attack.kind", "attack_version": "attack.version", "settings": "attack.parameters"},
-    **{"digest": "data.sha256", "train": "data.train", "test": "data.test", "public": "data.public"},
-    **{"architecture": "model", "federation": "federation"},
-    **{"references": "audit.references", "canaries": "audit.canaries", "canary_clients": "audit.canary_clients"},
-}
-"""Fields of a cell's key that must be equal for two cells to be compared, and where they stand in its configuration."""
 DEVICE, TF32 = "federation.device", "federation.tf32"
 NO_FACTS: Final = {
+    **dict.fromkeys(("defense", "stage", "batch_size", "probe", "probe_rounds", "role"), "part of `Where`"),
+    **dict.fromkeys(("attack.id", "attack.follows"), "part of `Where`"),
+    "schema_": "there is one",
     "seed": "cells are compared seed by seed",
-    "version": "of the defense, and the code of other packages' plugins: what is compared",
-    "kind": "the kind of attack decides it",
-    "knows": "the threat model decides it",
-    "oracle": "oracles are left out",
+    "victims_from": "the victims themselves are compared",
+    **dict.fromkeys(("attack.code", "data.code", "model.code"), "code of other packages' plugins: what is compared"),
+    **dict.fromkeys(("data.name", "threat_model.sees"), "words; the digest and the id decide"),
+    "attack.adaptive": "the threat model decides it",
+    "attack.oracle": "oracles are left out",
     "perceptual": "its figures are not judged",
 }
-"""Fields of the key that are neither in `Where` nor facts, and why."""
+"""Places in a cell's configuration, with all that is in them, that may differ between cells that are compared, and why.
+All others are facts: new fields, too."""
 
 
 def where_of(config: CellConfig) -> Where:
     """Return what a cell is about, without its seed and versions."""
     key = key_of(config)
-    names = [field.name for field in fields(Where)]
-    about = {name: getattr(key, name) for name in names}
+    known = {**vars(key), **dict(key.probing)}
+    about = {field.name: known[field.name] for field in fields(Where)}
     return Where(**{**about, "suite": _unversioned(key.suite), "threat": _unversioned(key.threat)})
 
 
@@ -113,18 +111,21 @@ def _unversioned(name: str) -> str:
 
 def equal_facts(config: CellConfig) -> EqualFacts:
     """Return what must be equal for two cells to be compared, as (place in the configuration, JSON) pairs."""
-    key = key_of(config)
-    facts: dict[str, str] = {}
-    for name, where in FACTS.items():
-        value = getattr(key, name)
-        if name in ("architecture", "federation", "settings"):
-            facts |= {
-                f"{where}.{part}": json.dumps(inner, sort_keys=True) for part, inner in _flat("", json.loads(value))
-            }
-        else:
-            facts[where] = json.dumps(value)
-    facts.setdefault(TF32, "false")  # absent where a CPU computed, and in older records
+    facts = {place: json.dumps(value, sort_keys=True) for place, value in _facts("", config)}
+    facts[TF32] = json.dumps(bool(config.federation.tf32))  # None where a CPU computed, and in older records
     return tuple(sorted(facts.items()))
+
+
+def _facts(place: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the facts at and below a place, each with its own place."""
+    if place in NO_FACTS:
+        return
+    parts = dict(value) if isinstance(value, BaseModel) else value
+    if isinstance(parts, dict) and parts:
+        for name, part in parts.items():
+            yield from _facts(f"{place}.{name}" if place else name, part)
+    else:
+        yield place, parts
 
 
 def _any_device(key: tuple[Where, EqualFacts]) -> tuple[Where, EqualFacts]:
@@ -141,14 +142,6 @@ def _on_their_devices(ours: _Rows, theirs: _Rows) -> _Rows:
     for key in sorted(theirs, key=_order):
         moved[key if key in ours else partners.pop(_any_device(key), key)] = theirs[key]
     return moved
-
-
-def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _flat(f"{prefix}.{name}" if prefix else str(name), part)
-    elif prefix:
-        yield prefix, value
 
 
 def differing_facts(base: EqualFacts, new: EqualFacts) -> list[str]:

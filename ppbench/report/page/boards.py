@@ -16,7 +16,7 @@ from ppbench.questions.base import MissingQuestion, Question, question_for, ques
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
-from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, ColumnValue, Row
+from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, Column, ColumnValue, Row
 from ppbench.report.controls import Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
@@ -102,16 +102,16 @@ def _row(about: Mapping[str, Any], more: Row) -> Row:
     for metric in about["record"].metrics:
         values |= {metric.name: metric.value, f"{metric.name}_low": metric.low, f"{metric.name}_high": metric.high}
         values[f"{metric.name}_chance"] = metric.chance
-    return {c.name: read_path(about, c.path) if c.path else values.get(c.name) for c in CELLS}
+    return {c.name: read_column(about, c) if c.path else values.get(c.name) for c in CELLS}
 
 
-def read_path(about: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of attributes, None where one on the way is None."""
-    first, *rest = path.split(".")
+def read_column(about: Mapping[str, Any], column: Column) -> Any:
+    """Return the value at a column's path, None where one on the way is None, or where the value is not written."""
+    first, *rest = column.path.split(".")
     value = about[first]
     for name in rest:
         value = None if value is None else getattr(value, name)
-    return value
+    return None if value == column.unwritten else value
 
 
 def tuned_text(record: Record) -> str:
@@ -349,7 +349,7 @@ def row_key(entry: Entry) -> Row:
     """Return the columns that identify a row of a board, and its ranks."""
     about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
     ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
-    return {column.name: read_path(about, column.path) for column in KEY} | ranks
+    return {column.name: read_column(about, column) for column in KEY} | ranks
 
 
 def _worst_row(board: Board, entry: Entry) -> Row:

@@ -12,6 +12,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ppbench.base.files import kind_of, make_folder, read_regular, write_atomic
+from ppbench.records.schema import USUAL_PROBE
 from ppbench.report.cap import Cap
 from ppbench.report.entries import Board
 from ppbench.report.knowing import Knowledge
@@ -96,8 +97,8 @@ def _list(folder: Path, names: set[str]) -> None:
 def _named(board: Board, known: Knowledge) -> Iterator[tuple[str, Plot]]:
     """Yield a board's figures with words that name their files."""
     setting = board.setting
-    plain = (setting.probe, setting.probe_rounds) == ("gradient", 1)
-    probed = "" if plain else f"{setting.probe} {setting.probe_rounds}"
+    probing = setting.probing
+    probed = "" if probing == USUAL_PROBE else f"{probing.probe} {probing.probe_rounds}"
     suite = "" if setting.suite == ALONE else setting.suite
     where = f"{suite} {setting.data} {setting.train}"
     if (figure := tradeoff_of(board)) is not None and not setting.intended:

@@ -106,7 +106,9 @@ class Section:
 def weights_words(setting: Key) -> str:
     """Return the model that a board attacks, in words."""
     if setting.stage == "audit":
-        return f"an audited training ({setting.canaries} canaries, {setting.references} reference runs)"
+        audit = setting.audit
+        canaries, references = (None, None) if audit is None else (audit.canaries, audit.references)
+        return f"an audited training ({canaries} canaries, {references} reference runs)"
     if question_of(setting.kind).source == "model":
         return "the model that clients train on" if setting.stage == "iterate" else "the delivered model"
     return STAGES[setting.stage].weights
@@ -116,8 +118,9 @@ def batch_of(setting: Key) -> str:
     """Return the probed batch in words; "" where no client was probed."""
     if question_of(setting.kind).source != "probe":
         return ""
-    what = "" if setting.probe == "gradient" else ", local training"
-    return f"batch {setting.batch}{what}" + (f", {setting.probe_rounds} rounds" if setting.probe_rounds > 1 else "")
+    probe, rounds = setting.probing.probe, setting.probing.probe_rounds
+    what = "" if probe == "gradient" else ", local training"
+    return f"batch {setting.batch}{what}" + (f", {rounds} rounds" if rounds > 1 else "")
 
 
 def board_title(setting: Key) -> str:

@@ -9,7 +9,7 @@ from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.image_metrics import gallery_size
 from ppbench.records.figure import Figured, best
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import ProbeInfo, Record, Utility
 from ppbench.report.controls import easiest, rebuilding, value
 from ppbench.report.findings import Fate, Finding, fate_of, joint_fate
 from ppbench.report.knowing import Knowledge
@@ -88,9 +88,9 @@ def upload_verdicts(
     masked = any(r.config.stage == "iterate" and r.config.defense.id == defense for r in records)
     seen = sorted({row.key.threat for row in everything})
     usual = [recorded_threat(threat).lone_server for threat in seen] == [True]
-    scenes = sorted({(row.key.threat, row.key.probe, row.key.probe_rounds) for row in everything})
+    scenes = {_view(row) for row in everything}
     undefended = next((row.utility for row in everything if row.key.defense == "none" != defense), None)
-    for scene in scenes:
+    for scene in sorted(scenes, key=lambda one: (one[0], one[1].order)):
         threat = scene[0]
         mine = [row for row in everything if row.key.defense == defense and _view(row) == scene]
         words = ["" if usual else threat, probe_text(next(r for r in everything if _view(r) == scene), everything)]
@@ -103,8 +103,8 @@ def upload_verdicts(
     return verdicts
 
 
-def _view(row: SettingRow) -> tuple[str, str, int]:
-    return row.key.threat, row.key.probe, row.key.probe_rounds
+def _view(row: SettingRow) -> tuple[str, ProbeInfo]:
+    return row.key.threat, row.key.probing
 
 
 def _seen(

@@ -36,8 +36,6 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict in types that JSON has, with its settings, cell and figure."""
         figure = None if self.strongest is None or not self.metric else self.strongest.metric(self.metric)
-        scene = ("threat", "stage", "batch", "probe", "probe_rounds", "role", "references", "canaries")
-        names = ("control", "value", *scene)
         return {
             "defense": self.defense,
             "question": self.question,
@@ -45,9 +43,20 @@ class Verdict:
             "level": None if self.leak is None else self.leak.level,
             "level_plain": None if self.leak is None else self.leak.plain,
             "qualifiers": [] if self.leak is None else [vars(one) for one in self.leak.qualifiers],
-            "settings": [{name: getattr(key, name) for name in names} for key in self.settings],
+            "settings": [_setting(key) for key in self.settings],
             "attack": None if self.strongest is None else attack_of(self.strongest),
             "cell_id": None if self.strongest is None else cell_of(self.strongest).cell_id,
             "figure": None if figure is None else figure.model_dump(),
             "sentence": self.sentence,
         }
+
+
+def _setting(key: Key) -> dict[str, Any]:
+    """Return what tells a setting of one verdict from the others, in types that JSON has."""
+    audit = key.audit
+    return {
+        **{name: getattr(key, name) for name in ("control", "value", "threat", "stage", "batch", "role")},
+        **key.probing.model_dump(),
+        "references": None if audit is None else audit.references,
+        "canaries": None if audit is None else audit.canaries,
+    }
