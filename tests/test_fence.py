@@ -295,3 +295,14 @@ def test_a_question_that_raises_fails_its_own_cells_alone(tmp_path):
         result = evaluate(configure("quick", **options), out=tmp_path / "out", workers=1)
     ended = {(record.config.attack.id, record.status) for record in result.records}
     assert ended == {(one.name, "failed"), ("label_recovery", "complete")}
+
+
+@pytest.mark.parametrize(("group", "error"), [("models", "ValueError"), ("datasets", "OSError")])
+def test_a_function_that_raises_what_ours_raise_for_bad_input_is_named(group, error, tmp_path):
+    one = package(group, f'def build(*arguments, **keywords):\n    raise {error}("no")\n')
+    noun = registry.GROUP_NOUNS[group]
+    with installed(one, tmp_path / "site"):
+        (sentence,) = sentences(one, tmp_path / "out")
+    assert re.match(
+        rf"The {noun} '{one.name}' of package .* raised {error}: no \({one.module}\.py, line \d+\)", sentence
+    )
