@@ -5,6 +5,8 @@ from html import unescape
 import numpy as np
 import pytest
 
+from ppbench.claims.check import check_claims
+from ppbench.claims.claim import Claim
 from ppbench.commands.terminal import defense_table, glance
 from ppbench.questions.membership import BatchScore
 from ppbench.records.schema import Flag
@@ -204,6 +206,23 @@ def test_the_table_of_a_sweep_has_the_figure_that_judges(fabricate):
     (row,) = defense_table(frame_of(cells)).columns[2].cells
     assert row == "error 30.0% linear"
     assert list(defense_table(frame_of(dp(fabricate, 0.1, 8.0))).columns[2].cells) == ["9.0 dB adaptive_dp"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "verdict", "reason"),
+    [
+        (lambda make: [], "holds", "no attack tried sees more of images than a blind guess"),
+        (lambda make: [one(make, "ig", "reconstruction", status="failed")], "inconclusive", "attacks failed"),
+        (lambda make: [flagged(in_batch(make, "dp", 0.5, 0.1))], "inconclusive", "its server reads something else"),
+        (lambda make: [*controls(make, batch=8), *dp(make, 1.0, 34.0, batch=8)], "falls", "images are rebuilt"),
+    ],
+)
+def test_a_claim_of_hidden_images_is_judged_by_the_same_leaks(fabricate, plant, verdict, reason):
+    """A claim held where an attack had failed, or another setting was attacked in larger batches alone."""
+    records = [*controls(fabricate), *dp(fabricate, 0.1, 8.0), *plant(fabricate)]
+    claim = Claim("psnr_median", 8.0, "digits", "mlp", None, "Table 1")
+    (outcome,) = check_claims({"dp": (claim,)}, records, ())
+    assert (outcome.finding.verdict, outcome.finding.reason.partition("; batch")[0]) == (verdict, reason)
 
 
 def members(make, shares, stage="final", **about):

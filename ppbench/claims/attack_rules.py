@@ -23,11 +23,12 @@ from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.cap import Cap, worst_caps
-from ppbench.report.controls import above_chance, easiest, scene_of, value
+from ppbench.report.controls import above_chance, value
 from ppbench.report.findings import members_fate, outputs_fate
-from ppbench.report.frame import SERIES, SETTING, Key, frame_of
-from ppbench.report.leak import LEVEL_WORDS, leak_of
-from ppbench.report.rows import Sides
+from ppbench.report.frame import SERIES, SETTING, Key, frame_of, key_of
+from ppbench.report.knowing import Knowledge
+from ppbench.report.leak import LEVEL_WORDS, Leak, leaks_of
+from ppbench.report.rows import Sides, judged_keys
 from ppbench.report.words import STAGES, figure
 from ppbench.report.worst import Measured, attack_of
 
@@ -97,7 +98,8 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     the images. The attacker is the server, unless the claim names others.
     """
     name, views = "psnr_median", case.claim.views or (HONEST_SERVER.name,)
-    here = _smallest_batch(case.mine, views)
+    leaks = _leaks(case, views)
+    here = [r for r in case.mine if question_for(r).inputs and key_of(r.config).only(SETTING) in leaks]
     sides = Sides.of(here, name)
     worst = sides.worst
     if worst is None:
@@ -105,9 +107,7 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     shown = name if value(worst, case.claim.metric) is None else case.claim.metric
     form, unit = IMAGES[shown]
     stage, batch, view = worst.config.stage, worst.config.batch_size, worst.config.threat_model.id
-    alike = [r for r in case.none if (r.config.stage, r.config.batch_size) == (stage, batch)]
-    undefended = {view: leak_of(_images(alike, [view]), vouched=True) for view in views}
-    none = undefended[view]
+    none = leaks[key_of(worst.config).only(SETTING)].undefended
     plain, strong = (figure_by_attack(case, r, shown, form, unit) for r in (sides.plain, worst))
     about = f"batch {batch}, {STAGES[stage].weights}; undefended "
     about += _figure_or_not_run(None if none is None else none.worst, shown, form, unit)
@@ -120,30 +120,28 @@ def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
 
     if bad := unreliable(case, view):
         return finding("inconclusive", bad)
-    settings = frame_of(here).by(SETTING).items()
-    by_setting = (leak_of(row, vouched=True, none=undefended[key.threat]) for key, row in settings)
-    leaks = [leak for leak in by_setting if leak is not None]
-    fallen = [leak for leak in leaks if leak.falls]
+    fallen = [leak for leak in leaks.values() if leak.falls]
     if fallen:
         top = max(fallen, key=lambda leak: value(leak.worst, name) or 0.0)
         levels = " and ".join(sorted({LEVEL_WORDS[leak.level] for leak in fallen}))
         return finding("falls", f"images are {levels}", f"to {value(top.worst, shown):{form}}{unit}", top.worst)
-    if unsure := next((leak for leak in leaks if leak.level == "undecided"), None):
-        reason = "; ".join(one.words for one in unsure.qualifiers if one.code != "some_rebuilt")
+    if unsure := next((leak for leak in leaks.values() if leak.level == "undecided"), None):
+        reason = "; ".join(one.words for one in unsure.qualifiers if one.code not in ("some_rebuilt", "untested"))
         return finding("inconclusive", reason or "neither that images are recognizable nor that they are not is shown")
     if sides.knowing is None:
         return finding("inconclusive", NO_AWARE_ATTACK)
     return finding("holds", "no attack tried sees more of images than a blind guess")
 
 
-def _images(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
-    return [r for r in records if question_for(r).inputs and r.config.threat_model.id in views]
-
-
-def _smallest_batch(records: Sequence[Record], views: Sequence[str]) -> list[Record]:
-    """Return the reconstructions of images from some views, at the smallest batch; those of random weights if any."""
-    known = [r for r in _images(records, views) if modality_of(r.config).decibels]
-    return easiest([r for r in known if value(r, "psnr_median") is not None], scene_of)
+def _leaks(case: ClaimCase, views: Sequence[str]) -> dict[Key, Leak]:
+    """Return the leaks of images to some views in the settings of a claim, each in its easiest scene."""
+    settings = {key_of(r.config).only(SETTING) for r in case.mine}
+    failed = [r for r in case.everything if r.status == "failed" and key_of(r.config).only(SETTING) in settings]
+    every = leaks_of([*case.mine, *case.none, *failed], Knowledge.of(case.everything))
+    images = [r for r in case.mine if question_for(r).inputs and modality_of(r.config).decibels]
+    seen = [key_of(r.config).only(SETTING) for r in images if r.config.threat_model.id in views]
+    judged = judged_keys(dict.fromkeys(seen))
+    return {key: every[key] for key in seen if key in judged}
 
 
 def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:

@@ -28,7 +28,8 @@ premise": our setting is not the claim's.
 class ClaimCase:
     """A claim beside one evaluation: the defense's cells at its parameters, the undefended model's, and all.
 
-    rival: cells of the defense that it is compared with; siblings: all claims about the defense.
+    everything: with failed cells, which the others lack; rival: cells of the defense that it is compared with;
+    siblings: all claims about the defense.
     """
 
     claim: Claim

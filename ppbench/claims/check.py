@@ -167,7 +167,7 @@ def _cases(
             mine = records.of(alike[other])
             none = records.of([r for r in complete if r.config.defense.id == "none"])
             rival = records.of(_rival(claim, [r for r in records if r.status != "failed" or nothing_to_read(r)]))
-            case = ClaimCase(claim, mine, none, records.of(complete), rival, siblings)
+            case = ClaimCase(claim, mine, none, records, rival, siblings)
             trained = (*collapse_clauses(claim, mine, rival), *stray_clauses(claim, far, mine))
             yield place, case, (*unmet_needs(claim, mine[0].config), *other, *trained)
 

@@ -169,16 +169,11 @@ def easiest(items: Iterable[Item], scene: Callable[[Item], tuple[str, int]]) -> 
     return [one for one in every if scene(one)[1] == smallest]
 
 
-def scene_of(record: Record) -> tuple[str, int]:
-    """Return the stage and the batch size of a cell."""
-    return record.config.stage, record.config.batch_size
-
-
 def _undefended_check(records: Sequence[Record]) -> Check:
     undefended = [r for r in records if r.config.defense.id == "none"]
     read = [
         r
-        for r in easiest(undefended, scene_of)
+        for r in easiest(undefended, lambda r: (r.config.stage, r.config.batch_size))
         if question_for(r).chapter == "uploads" and r.metric("batch_asr") is None
     ]
     images = [r for r in read if question_for(r).inputs]
