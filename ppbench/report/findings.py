@@ -30,16 +30,14 @@ from ppbench.report.rows import (
 )
 from ppbench.report.worst import Measured
 
-READ_SHARE, HARDLY_READ = (
-    0.9,
-    0.2,
-)  # shares of the true decisions, beyond chance: read from the first on, hardly any below the second
-READ_ERROR, UNREAD_ERROR = (
-    0.2,
-    0.5,
-)  # relative errors of predicted numbers: read up to the first, not read from the second on
+READ_SHARE, HARDLY_READ = 0.9, 0.2
+"""Shares of the true decisions, beyond chance: read from the first on, hardly any below the second."""
+READ_ERROR, UNREAD_ERROR = 0.2, 0.5
+"""Relative errors of predicted numbers: read up to the first, not read from the second on."""
 Fate = Literal["falls", "stands", "undecided"]
+"""What a judgment comes to: something is shown to leak, it is shown not to, or neither."""
 ModelFate = Literal["falls", "part", "stands", "undecided"]
+"""The same of one attacker on a model: outputs may be read in part."""
 Subject = Literal["batch members", "members", "canaries", "outputs"]
 
 
