@@ -28,7 +28,7 @@ from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, Sta
 from ppbench.attacks.reconstruction.stages import Floats, Stage, Stages, stages_of
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
-from ppbench.federation.plan import Plan
+from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import initial
 
@@ -36,6 +36,8 @@ EXPLAINED = 1e-3
 """Relative residual, and expected error relative to the prior's width, up to which a layer counts as solved."""
 SUSPECT = 1e-3
 """Relative residual of the gradient above which the cotangent of the head counts as secret."""
+NOISY = 1e-6
+"""Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
 MOST_UNKNOWNS = 8192
 """Numbers of a layer's input that are solved for at once, at most: half a gigabyte of equations."""
 STEP, SMOOTH_PIXELS = 0.1, 16
@@ -115,21 +117,32 @@ def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
         embedding = patch_embedding(plan, params) if params else None
         patches = None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
         return None if patches is None else Rebuilt(patches.image, (patches.layer,))
-    features = _features(chain, params, evidence)
-    if features is None:
+    head = _read_head(chain, params, evidence)
+    if head is None:
         return None
-    known, top = features
     if not chain.stages:
-        return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), (top,))
+        return Rebuilt(torch.from_numpy(head.known.values).view(1, *plan.spec.shape), (head.layer,))
     try:
         with np.errstate(all="ignore"):  # a poisoned gradient overflows
-            return _descended(chain, params, evidence, plan, known, top)
+            return _descended(chain, params, evidence, plan, head)
     except np.linalg.LinAlgError:
         return None
 
 
-def _features(chain: Stages, params: Params, evidence: Evidence) -> tuple[KnownMaps, SolvedLayer] | None:
-    """Return the flat input of the first linear layer with its cotangents [1, D]; None if its rows are noise.
+@dataclass(frozen=True)
+class Head:
+    """The flat input of the first linear layer with its cotangents [1, D], how well it was determined, and the noise.
+
+    noise: the declared law, or one that the layer's gradient shows; None if there is none.
+    """
+
+    known: KnownMaps
+    layer: SolvedLayer
+    noise: Noise | None
+
+
+def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None:
+    """Return what the first linear layer's gradient shows; None if its rows are noise.
 
     Row i of the weight's gradient is the input times entry i of the bias's.
     """
@@ -137,48 +150,42 @@ def _features(chain: Stages, params: Params, evidence: Evidence) -> tuple[KnownM
     values = None if rows is None else mean_image(rows)
     if rows is None or values is None:
         return None
-    gap = rows.seen * rows.alive[:, None] * (rows.weight - rows.bias[:, None] * values)
-    energy, count = float((rows.bias * rows.alive).norm()), int((gap != 0).sum())
-    size = float(values.square().mean().sqrt())
-    noise = 0.0 if evidence.noise is None else evidence.noise.of(chain.weight)
-    spread = max(float(gap.norm()) / max(count, 1) ** 0.5, noise)
-    deviation = math.hypot(spread / max(energy, 1e-300), ROUNDING * size)
-    residual = float(gap.norm() / (rows.weight * rows.seen).norm().clamp(min=1e-300))
+    used = rows.seen * rows.alive[:, None]
+    gap = used * (rows.weight - rows.bias[:, None] * values)
+    residual = float(gap.norm() / (used * rows.weight).norm().clamp(min=1e-300))
+    noise, free = evidence.noise, max(int((used > 0).sum()) - len(values), 1)
+    if noise is None and residual > NOISY:
+        noise = Noise("gaussian", float(gap.norm()) / free**0.5)
+    size, energy = float(values.square().mean().sqrt()), float((rows.bias * rows.alive).norm())
+    deviation = math.hypot(0.0 if noise is None else noise.of(chain.weight) / max(energy, 1e-300), ROUNDING * size)
     layer = SolvedLayer(
         name=chain.weight,
         unknowns=len(values),
         determined=len(values),
         condition=1.0,
         residual=residual,
-        exact=residual <= EXPLAINED and deviation <= EXPLAINED * size and evidence.noise is None,
+        exact=noise is None and deviation <= EXPLAINED * size,
     )
     cotangents = rows.bias @ params[chain.weight].detach().double().cpu()
-    return KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer
+    return Head(KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer, noise)
 
 
-def _descended(
-    chain: Stages, params: Params, evidence: Evidence, plan: Plan, known: KnownMaps, top: SolvedLayer
-) -> Rebuilt | None:
+def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, head: Head) -> Rebuilt | None:
     """Return the input of the first of some stages from the last one's output; None if a layer is too large."""
-    layers, hidden, image = [top], False, known.values
+    evidence, layers, known, hidden = replace(evidence, noise=head.noise), [head.layer], head.known, False
     for stage in reversed(chain.stages):
         if math.prod(stage.inputs) > MOST_UNKNOWNS or stage.weight not in evidence.observed:
             return None
-        first = stage is chain.stages[0]
-        shaped = replace(
-            known,
-            values=known.values.reshape(len(params[stage.weight]), -1),
-            cotangents=None if known.cotangents is None else known.cotangents.reshape(len(params[stage.weight]), -1),
-        )
-        problem = _problem(stage, params, evidence, shaped, _image_prior(plan) if first else _prior(chain, stage))
+        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        problem = _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
         solution, below = problem.solved()
-        if len(layers) == 1 and top.exact and solution.backward > SUSPECT:
-            other, other_below = replace(problem, known=replace(shaped, cotangents=None)).solved()
+        if len(layers) == 1 and layers[0].exact and solution.backward > SUSPECT:
+            other, other_below = problem.with_secret_cotangents().solved()
             if other.backward < SUSPECT * solution.backward:
                 solution, below, hidden = other, other_below, True
-        layers.append(_report(stage, solution, problem.prior, evidence, layers[-1].exact))
-        known, image = KnownMaps(solution.u, below, max(solution.deviation, ROUNDING)), solution.u
-    return Rebuilt(torch.from_numpy(image).view(1, *plan.spec.shape), tuple(layers), hidden)
+        layers.append(_report(stage, solution, prior, layers[-1].exact))
+        known = KnownMaps(solution.u, below, max(solution.deviation, ROUNDING))
+    return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden)
 
 
 def _problem(stage: Stage, params: Params, evidence: Evidence, known: KnownMaps, prior: Prior) -> StageProblem:
@@ -216,10 +223,10 @@ def _prior(chain: Stages, stage: Stage) -> Prior:
     return Prior(0.0, 1.0) if ends is None else Prior(sum(ends) / 2, (ends[1] - ends[0]) / 2)
 
 
-def _report(stage: Stage, solution: Solution, prior: Prior, evidence: Evidence, above: bool) -> SolvedLayer:
+def _report(stage: Stage, solution: Solution, prior: Prior, above: bool) -> SolvedLayer:
     """Return how well a stage's input was determined; it is exact only if the layer above was."""
     solved = solution.determined == solution.u.size and solution.residual <= EXPLAINED
-    exact = above and solved and solution.deviation <= EXPLAINED * prior.width and evidence.noise is None
+    exact = above and solved and solution.deviation <= EXPLAINED * prior.width
     return SolvedLayer(
         name=stage.weight,
         unknowns=solution.u.size,

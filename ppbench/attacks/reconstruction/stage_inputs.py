@@ -7,7 +7,7 @@ Else the activation is replaced by its tangent at the solution before, and the s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ TANGENTS = 20
 """Times that an activation is replaced by its tangent, at most."""
 SETTLED = 1e-10
 """Relative change of the rows at which they have settled."""
+DOUBTFUL = 1e-4
+"""Relative error of an output above which the activation's input is not its inverse."""
 FLAT = 1e-5
 """Outputs up to this share of the largest one count as those of a unit that does not fire."""
 
@@ -39,6 +41,11 @@ class KnownMaps:
     values: Floats
     cotangents: Floats | None
     deviation: float
+
+    def shaped(self, channels: int) -> KnownMaps:
+        """Return the same numbers as [channels, T]."""
+        cotangents = None if self.cotangents is None else self.cotangents.reshape(channels, -1)
+        return KnownMaps(self.values.reshape(channels, -1), cotangents, self.deviation)
 
     @property
     def doubt(self) -> float:
@@ -106,6 +113,10 @@ class StageProblem:
         """The convolution."""
         return Convolution(self.weight, self.stage.taps, self.stage.inputs)
 
+    def with_secret_cotangents(self) -> StageProblem:
+        """Return the same problem without the cotangents of its output."""
+        return replace(self, known=replace(self.known, cotangents=None))
+
     def solved(self) -> tuple[Solution, Floats]:
         """Return the stage's input, and its cotangents [C, HW]; LinAlgError if nothing finite solves the systems."""
         best: tuple[float, Solution, Floats] | None = None
@@ -153,7 +164,12 @@ class StageProblem:
         return self._inverse(values, None)
 
     def _nearest(self, z: Floats) -> Floats:
-        """Return the inputs of the activation that give the known output, next to z [O, L]; z itself if unknown."""
+        """Return the inputs of the activation that give the known output, next to z [O, L].
+
+        z itself where they are unknown, or where noise makes z, which all equations agree on, the better estimate.
+        """
+        if self.known.doubt > DOUBTFUL:
+            return self.stage.pooled(z) if self.stage.pools_first else z
         if self.stage.pools_first:
             return self._inverse(self.known.values, self.stage.pooled(z))
         return self._inverse(self.known.values, z) if self.stage.pool is None else z
