@@ -80,8 +80,10 @@ class _Recorder(TorchFunctionMode):
 def walk(plan: Plan, params: Params) -> list[Call]:
     """Return the calls of a network on its input, as far as each takes the output of the one before.
 
-    Calls that only reshape are left out.
+    Calls that only reshape are left out. Empty for a network that takes no single input.
     """
+    if plan.net.fewest > 1:
+        return []
     x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
     copies = {name: value.detach().clone() for name, value in params.items()}
     recorder = _Recorder(x, {id(value): name for name, value in copies.items()})
