@@ -110,7 +110,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
 
 
 def test_by_default_linear_systems_answer_and_a_search_where_these_are_not_exact(victim: Victim) -> None:
-    model, x, y, gradient = victim
+    model, x, _, gradient = victim
     exact = ppbench.invert(model, gradient, SHAPE, planted=False)
     assert exact.attack == "closed_form" and exact.psnr(x)[0] > 80 and exact.evaluations == 2
     assert exact.layers and all(layer.exact for layer in exact.layers) and exact.converged is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -68,10 +67,13 @@ class AdaptiveDP(Attack):
         evidence = self.evidence(view)
         if view.defense.noise(view.plan) is not None:
             return self._searched(view, evidence, challenges, generator)
-        search = partial(self._searched, view, challenges=challenges, generator=generator)
-        if view.defense.clipping(view.plan) is None:
-            dlg = DLG(budget=self.budget)
-            search = partial(fittest_guesses, dlg, plan=view.plan, challenges=challenges, generator=generator)
+        clipped = view.defense.clipping(view.plan) is not None
+
+        def search(left: Sequence[Evidence]) -> list[Guess]:
+            if clipped:
+                return self._searched(view, left, challenges, generator)
+            return fittest_guesses(DLG(budget=self.budget), left, view.plan, challenges, generator)
+
         return exact_first(evidence, view.plan, challenges, search)
 
     def _searched(

@@ -169,8 +169,9 @@ def invert_evidence(
     """
     search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:
-        fittest = partial(fittest_guesses, search, plan=plan, challenges=challenges, generator=generator)
-        return exact_first(evidence, plan, challenges, fittest)
+        return exact_first(
+            evidence, plan, challenges, lambda left: fittest_guesses(search, left, plan, challenges, generator)
+        )
     guesses = AnalyticInversion(budget=budget).answer(evidence, plan, challenges, generator)
     known, biased, short = {e.unit for e in evidence}, first.bias is not None, []
     for i, (challenge, guess) in enumerate(zip(challenges, guesses, strict=True)):

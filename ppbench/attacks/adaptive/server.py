@@ -16,6 +16,7 @@ from ppbench.attacks.adaptive.pbpfl import split_unit
 from ppbench.attacks.labels import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
@@ -46,11 +47,16 @@ class AdaptiveServer(IDLG):
         for by_unit in _layers(self.evidence(view)):
             splits = [_splits(challenge, by_unit) for challenge in challenges]
             flat = [part for ways in splits for parts in ways for part in parts]
-            search = partial(fittest_guesses, self, plan=view.plan, challenges=flat, generator=generator)
+            search = partial(self._searched, plan=view.plan, challenges=flat, generator=generator)
             answers = iter(exact_first(list(by_unit.values()), view.plan, flat, search))
             for guesses, ways in zip(candidates, splits, strict=True):
                 guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
         return [min(guesses, key=mismatch_of) for guesses in candidates]
+
+    def _searched(
+        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        return fittest_guesses(self, evidence, plan, challenges, generator)
 
 
 @dataclass(frozen=True)
