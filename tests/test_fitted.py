@@ -15,10 +15,12 @@ from ppbench.attacks.adaptive.encrypted import AdaptiveEncrypted
 from ppbench.attacks.adaptive.inversion import fittest_guesses
 from ppbench.attacks.adaptive.mpdp import AdaptiveMPDP
 from ppbench.attacks.adaptive.server import AdaptiveServer
+from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG, IDLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
+from ppbench.defenses.dp_sgd import DPSGD
 from ppbench.defenses.encrypted.protocols import PILE
 from ppbench.defenses.mpdp.protocol import MPCDP, MPDP
 from ppbench.defenses.none import NoDefense
@@ -82,11 +84,25 @@ def test_on_convolutions_with_kinks_exact_evidence_is_inverted_as_well_as_withou
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_nothing_changes_where_slopes_do_not_jump_or_nothing_is_convolved(spec, extra):
+def test_nothing_changes_where_slopes_do_not_jump_or_nothing_is_convolved(monkeypatch, spec, extra):
+    monkeypatch.setattr(ClosedForm, "suits", lambda *_: False)
     view, victims = seen(NoDefense(), spec, "cross_entropy")
     few = victims.challenges()[:1]
     one, other = (attack.run(view, few, seeded()) for attack in (IDLG(budget=36), AdaptiveServer(budget=36)))
     assert torch.equal(one[0].x, other[0].x) is not extra and other[0].evaluations <= 36
+
+
+@pytest.mark.parametrize(
+    ("defense", "attack"),
+    [
+        (NoDefense(), AdaptiveServer()),
+        (DP(sigma=0.0), AdaptiveDP()),
+        (DPSGD(noise_multiplier=0.0, clip=0.01), AdaptiveDP()),
+    ],
+)
+def test_linear_systems_answer_before_any_search(defense, attack):
+    decibels, guesses = reached(seen(defense, net_spec("dlnet", (1, 8, 8), 10), "cross_entropy"), attack)
+    assert min(decibels) > 80 and all(guess.is_exact and guess.evaluations == 2 for guess in guesses)
 
 
 @pytest.mark.parametrize(("best", "noises"), [(0, (0.02, 0.2, 0.3)), (1, (0.3, 0.02, 0.2)), (2, (0.3, 0.2, 0.02))])

@@ -63,8 +63,11 @@ def refused(*arguments: Any, **options: Any) -> str:
     return sentence
 
 
+Victim = tuple[nn.Module, Tensor, Tensor, tuple[Tensor, ...]]
+
+
 @pytest.fixture(scope="module")
-def victim(digits: Data) -> tuple[nn.Module, Tensor, Tensor, tuple[Tensor, ...]]:
+def victim(digits: Data) -> Victim:
     """A LeNet, a digit, its label and its gradient."""
     model, x, y = lenet(), digits.x[:1], digits.y[:1].argmax(1)
     return model, x, y, gradient_of(model, x, y)
@@ -93,7 +96,7 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
     model.load_state_dict({names[n]: value for n, value in experiment.task.params.items()})
     sent = {names[n]: value for n, value in exchange.answer.params.items()}
 
-    inversion = ppbench.invert(model, sent, SHAPE, seed=5, budget=150)
+    inversion = ppbench.invert(model, sent, SHAPE, attack="dlg", seed=5, budget=150)
     assert np.array_equal(inversion.x.numpy(), kept.guess)
     (score,) = record.victims
     assert inversion.psnr(torch.tensor(kept.truth)) == [score.psnr] and inversion.evaluations == score.evaluations
@@ -102,8 +105,20 @@ def test_a_lenets_gradient_gives_what_dlg_gives_in_a_cell_of_the_bench(tmp_path:
     own = gradient_of(model, truth.x, truth.y.argmax(1))
     for value, name in zip(own, names.values(), strict=True):
         torch.testing.assert_close(value, sent[name], rtol=1e-4, atol=1e-6)
-    near = ppbench.invert(model, own, SHAPE, seed=5, budget=150)
+    near = ppbench.invert(model, own, SHAPE, attack="dlg", seed=5, budget=150)
     assert near.psnr(truth.x)[0] > 25 and near.mismatch is not None and near.mismatch < 1e-6
+
+
+def test_by_default_linear_systems_answer_and_a_search_where_these_are_not_exact(victim: Victim) -> None:
+    model, x, _, gradient = victim
+    exact = ppbench.invert(model, gradient, SHAPE, planted=False)
+    assert exact.attack == "closed_form" and exact.psnr(x)[0] > 80 and exact.evaluations == 2
+    assert exact.layers and all(layer.exact for layer in exact.layers) and exact.converged is None
+    noisy = [value + 1e-4 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) for value in gradient]
+    for sent, batch in ((noisy, 1), (gradient, 2)):
+        searched = ppbench.invert(model, sent, SHAPE, batch=batch, planted=False, budget=20)
+        named = ppbench.invert(model, sent, SHAPE, attack="dlg", batch=batch, planted=False, budget=20)
+        assert searched.attack == "dlg" and torch.equal(searched.x, named.x) and not searched.layers
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
@@ -280,6 +295,6 @@ def test_the_page_is_ten_lines_and_runs_as_it_stands(capsys: pytest.CaptureFixtu
     for block in blocks:
         exec(compile(block, "docs/invert.md", "exec"), scope)
     result = scope["result"]
-    assert result.y.tolist() == [3] and 24 < result.psnr(scope["x"])[0] < 30 and result.mismatch < 1e-9
+    assert result.y.tolist() == [3] and 90 < result.psnr(scope["x"])[0] <= 100 and result.mismatch < 1e-12
     assert scope["guess"].y.tolist() == [3] and scope["fed"].round == 3
-    assert capsys.readouterr().out.startswith("tensor([3]) [2")
+    assert capsys.readouterr().out.startswith("tensor([3]) [9")

@@ -75,6 +75,23 @@ class Challenge:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@node
+class SolvedLayer:
+    """One layer whose input an attack computed from its output and its weights' gradient.
+
+    name: of its weight. unknowns: numbers of its input; determined: how many of them the observation determines.
+    condition: condition number of the equations. residual: relative, of the worse system. exact: whether all numbers
+    are determined, and the equations solved, up to rounding.
+    """
+
+    name: str
+    unknowns: int
+    determined: int
+    condition: float
+    residual: float
+    exact: bool
+
+
 @dataclass(frozen=True)
 class Guess:
     """An attack's answer to a challenge. Fields that it does not answer are None.
@@ -94,6 +111,7 @@ class Guess:
         others: images like `x` of starts and hypotheses that the attack rejected; an oracle may choose among them.
         abstain: [Q] bool, membership candidates without a guess (audits); None: guesses on all.
         extra: answers to questions of other packages, by name.
+        layers: of an attack that computes inputs layer by layer, how well each was determined, from the head down.
     """
 
     x: Tensor | None = None
@@ -108,6 +126,12 @@ class Guess:
     others: tuple[Tensor, ...] = ()
     abstain: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
+    layers: tuple[SolvedLayer, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every layer down to the input was computed up to rounding, so that no search can do better."""
+        return bool(self.layers) and all(layer.exact for layer in self.layers)
 
     def __post_init__(self) -> None:
         """Bring every tensor to the CPU."""

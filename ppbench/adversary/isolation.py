@@ -25,7 +25,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from ppbench.adversary.attack import Attack, Challenge, Guess
+from ppbench.adversary.attack import Attack, Challenge, Guess, SolvedLayer
 from ppbench.adversary.isolated_worker import AttackFacts, AttackSetting, Hook, HookCall, Reply
 from ppbench.base import tree
 from ppbench.base.confine import EXPIRED, WaitingProcess, walled
@@ -296,6 +296,7 @@ _GUESS: Mapping[str, Callable[[object], bool]] = {
     "path": _is_path,
     "others": lambda value: isinstance(value, tuple | list) and all(isinstance(one, Tensor) for one in value),
     "extra": _is_params,
+    "layers": lambda value: isinstance(value, tuple) and all(isinstance(one, SolvedLayer) for one in value),
 }
 """Checks of the fields of a guess that are not a tensor or None."""
 

@@ -117,6 +117,17 @@ Decibels = Annotated[float, Field(ge=-1000, le=PSNR_CAP)]
 Relative = Annotated[float, Field(ge=0, le=RMSE_RAW_CAP)]
 
 
+class LayerScore(Strict):
+    """How well a layer's input was determined: `SolvedLayer` (`ppbench.adversary.attack`) on record."""
+
+    name: str
+    unknowns: Count
+    determined: Count
+    condition: Amount
+    residual: Amount
+    exact: bool
+
+
 class ImageScore(ProbedScore):
     """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
 
@@ -141,6 +152,7 @@ class ImageScore(ProbedScore):
         accuracy: for a table row with public encoding, the share of its columns that are right (`row_accuracy`).
         blind_accuracy: the same of each column's most frequent category, or mean, of the public examples.
         recognition: whether it re-identifies its original and shows its class; null in older records.
+        layers: how well each layer was determined, of attacks that compute inputs layer by layer; else empty.
     """
 
     kind: Literal["image"] = "image"
@@ -163,11 +175,12 @@ class ImageScore(ProbedScore):
     accuracy: Share | None = None
     blind_accuracy: Share | None = None
     recognition: Recognition | None = None
+    layers: list[LayerScore] = Field(default_factory=list)
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         later = dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition"))
-        return without_defaults(dump(self), later)
+        return without_defaults(dump(self), {**later, "layers": []})
 
     @property
     def decibels(self) -> float:

@@ -24,7 +24,7 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.image_metrics import ImageScore, Recognition
+from ppbench.questions.image_metrics import ImageScore, LayerScore, Recognition
 from ppbench.questions.inquiry import Scored, Yardstick
 from ppbench.records.schema import Flag
 
@@ -300,6 +300,7 @@ def _unit_scores(
             "blind": None if mean is None else blind_decibels(mean, original, data_range),
             "oracle": None if mean is None else oracle[index],
             "path": [(mark, values[index]) for mark, values in paths],
+            "layers": [LayerScore(**asdict(layer)) for layer in guess.layers],
         }
         for index, (image, original) in enumerate(zip(images, truth.x, strict=True))
     ]

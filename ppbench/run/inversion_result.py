@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ppbench.adversary.attack import Guess
+from ppbench.adversary.attack import Guess, SolvedLayer
 from ppbench.base.errors import UsageError, count_of, shown
 from ppbench.metrics.image import match, psnr
 from ppbench.run.user_inputs import to_dense
@@ -80,6 +80,8 @@ class Inverted:
         planted: the result of the same attack on a gradient whose inputs are known; None if that was not run.
         unexplained: whether a factor was fitted to the last layer's gradient, and none explains it; `scale` is 1 then.
         training: optimizer of the local steps behind the update; None for a gradient.
+        attack: name of the attack that answered.
+        layers: of an attack that computes inputs layer by layer, how well each was determined.
     """
 
     x: Tensor
@@ -92,6 +94,8 @@ class Inverted:
     planted: Planted | None = None
     unexplained: bool = False
     training: Literal["sgd", "adam"] | None = None
+    attack: str = ""
+    layers: tuple[SolvedLayer, ...] = ()
 
     @property
     def converged(self) -> bool | None:

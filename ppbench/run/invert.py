@@ -45,6 +45,8 @@ THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
 MAX_BATCH = 100_000
 """Most examples in a batch."""
+FIRST, SEARCH = "closed_form", "dlg"
+"""Attacks of the default: the second where the first is not exact."""
 STEP_OPTIONS = ("lr", "local_epochs", "batch_size", "optimizer", "momentum", "beta2")
 """Options that describe the local steps behind a change of weights."""
 HOW = '{"lr": 0.1, "local_epochs": 2, "batch_size": 4}'
@@ -56,7 +58,7 @@ def invert(
     gradient: Gradient,
     shape: Sequence[int],
     labels: ClassLabels | int | None = None,
-    attack: str | Attack = "dlg",
+    attack: str | Attack | None = None,
     *,
     batch: int | None = None,
     seed: int = 0,
@@ -78,7 +80,8 @@ def invert(
             None stands for a parameter that the network does not use.
         shape: of one input, without the batch, as (3, 32, 32).
         labels: the batch's classes [B], if the attacker knows them.
-        attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`.
+        attack: a reconstruction attack: its name in `ppbench list attacks`, or an object of `load_attack`. By default
+            linear systems (`closed_form`), and a search (`dlg`) where these are not exact; see `Inverted.attack`.
         batch: examples in the batch; by default as many as `labels`, else 1.
         seed: of the attack's draws: one seed, one result.
         device: where it is computed, as torch names it; by default where the gradient lies.
@@ -87,7 +90,7 @@ def invert(
             what mismatch a solved batch leaves (`Inverted.solved_mismatch`): a second search, of the same budget.
         training: if `gradient` is start minus end of several local steps, the options of those steps: lr,
             local_epochs, batch_size, optimizer ("sgd" by default), momentum, beta2, as `federate` takes them.
-        parameters: of the attack, as `budget=3000`.
+        parameters: of the attack, by default of the search, as `budget=3000`.
 
     Raises UsageError, one sentence: an argument cannot be used, or the attack needs more than a gradient.
     """
@@ -105,10 +108,10 @@ def invert(
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
     view, seeds = view_of(plan, start, sent), Seeds(whole_number("seed", seed, 0, 2**63 - 1))
-    chosen = _chosen(attack, parameters, view, question.challenge)
+    chosen = _chosen(SEARCH if attack is None else attack, parameters, view, question.challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, question.challenge)
-        guess = _answer(chosen, view, question.challenge, seeds)
+        chosen, guess = _first_exact(chosen, view, question.challenge, seeds, attack is None)
         answer = _result(chosen, view, guess, scale)
         control = _planted(chosen, plan, start, question.challenge, answer, seeds) if planted else None
         return replace(answer, planted=control, unexplained=fitted is None, training=_steps(plan))
@@ -134,6 +137,18 @@ def view_of(plan: Plan, params: Params, gradient: Params) -> View:
     return View(THREAT, SERVER, plan, make_defense("none"), tuple(wire.mail), ())
 
 
+def _first_exact(
+    search: Attack, view: View, challenge: Challenge, seeds: Seeds, by_default: bool
+) -> tuple[Attack, Guess]:
+    """Return the attack that answers, with its guess: linear systems if they are exact and none was named."""
+    first = make_attack(FIRST)
+    if by_default and not _obstacle(first, view, challenge):
+        guess = _answer(first, view, challenge, seeds)
+        if guess.is_exact:
+            return first, guess
+    return search, _answer(search, view, challenge, seeds)
+
+
 def _answer(attack: Attack, view: View, challenge: Challenge, seeds: Seeds) -> Guess:
     draws = attack_seed(seeds, attack.name, THREAT, "init", challenge.batch)
     (guess,) = attack.run(view, [challenge], torch.Generator().manual_seed(draws))
@@ -144,7 +159,8 @@ def _result(attack: Attack, view: View, guess: Guess, scale: float) -> Inverted:
     if guess.x is None:
         raise UsageError("The attack answered without inputs; use another.")
     mismatch, budget = _mismatch(attack, view, guess), getattr(attack, "budget", None)
-    return Inverted(guess.x, guess.y, mismatch, guess.evaluations, view.plan.data_range, scale, budget)
+    known = view.plan.data_range, scale, budget
+    return Inverted(guess.x, guess.y, mismatch, guess.evaluations, *known, attack=attack.name, layers=guess.layers)
 
 
 def _mismatch(attack: Attack, view: View, guess: Guess) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.adaptive.inversion import fittest_guesses
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
@@ -50,7 +50,7 @@ class AdaptiveDP(Attack):
     box: NonNegative = 100.0
 
     name: ClassVar[str] = "adaptive_dp"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     kind: ClassVar[Kind] = "reconstruction"
     adaptive: ClassVar[bool] = True
     targets: ClassVar[frozenset[str] | None] = frozenset({"dp", "dp_sgd"})
@@ -64,10 +64,24 @@ class AdaptiveDP(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess per challenge; zero or non-finite observations get their start image."""
+        evidence = self.evidence(view)
+        if view.defense.noise(view.plan) is not None:
+            return self._searched(view, evidence, challenges, generator)
+        clipped = view.defense.clipping(view.plan) is not None
+
+        def search(left: Sequence[Evidence]) -> list[Guess]:
+            if clipped:
+                return self._searched(view, left, challenges, generator)
+            return fittest_guesses(DLG(budget=self.budget), left, view.plan, challenges, generator)
+
+        return exact_first(evidence, view.plan, challenges, search)
+
+    def _searched(
+        self, view: View, known: Sequence[Evidence], challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return one guess per challenge by search: of the most probable image, or of the clipped gradient's."""
         noisy, plan = view.defense.noise(view.plan) is not None, view.plan
-        if not noisy and view.defense.clipping(plan) is None:
-            return fittest_guesses(DLG(budget=self.budget), self.evidence(view), plan, challenges, generator)
-        by_unit, tries = {e.unit: e for e in self.evidence(view)}, 1 + (self.restarts if noisy else 0)
+        by_unit, tries = {e.unit: e for e in known}, 1 + (self.restarts if noisy else 0)
         (low, high), guesses = plan.data_range, []
         by_count: dict[int, list[tuple[int, Evidence, Starts]]] = {}  # by number of images
         for place, challenge in enumerate(challenges):
@@ -192,7 +206,7 @@ class AdaptivePPDL(AdaptiveDP):
     """
 
     name: ClassVar[str] = "adaptive_ppdl"
-    version: ClassVar[str] = "3"
+    version: ClassVar[str] = "4"
     targets: ClassVar[frozenset[str] | None] = frozenset({"ppdl"})
     reference: ClassVar[str] = "this project; gradient matching of Zhu, Liu and Han 2019 with a mask"
 

@@ -1,7 +1,7 @@
 """Inversion of exact evidence that an adaptive attack has made: by algebra where that applies, else by search.
 
-Evidence here is a gradient of some scalar of a perturbed network, or several of them. Which search works better depends
-on the network, not on the defense (`fittest_guesses`).
+Evidence here is a gradient of some scalar of a perturbed network, or several of them. Linear systems are asked first
+(`exact_first`). Which search works better depends on the network, not on the defense (`fittest_guesses`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, first_layer
+from ppbench.attacks.reconstruction.closed_form import ClosedForm
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.errors import UsageError
@@ -89,6 +90,28 @@ def fittest_guesses(
     ]
 
 
+def exact_first(
+    evidence: Sequence[Evidence],
+    plan: Plan,
+    challenges: Sequence[Challenge],
+    search: Callable[[Sequence[Evidence]], list[Guess]],
+) -> list[Guess]:
+    """Return the guesses of `closed_form` where they are exact, else those of `search` from the other evidence.
+
+    Nothing explains an observation better than an exact guess. `search` answers all challenges, so that its draws for
+    one do not depend on another.
+    """
+    attack, exact = ClosedForm(), dict[int, Guess]()
+    if attack.suits(plan):
+        answers = attack.answer(evidence, plan, challenges, torch.Generator().manual_seed(0))
+        exact = {i: guess for i, guess in enumerate(answers) if guess.is_exact}
+    if len(exact) == len(challenges):
+        return [exact[i] for i in range(len(challenges))]
+    solved = {frozenset(challenges[i].unit) for i in exact}
+    guesses = search([one for one in evidence if frozenset(one.unit) not in solved])
+    return [exact.get(i) or guess for i, guess in enumerate(guesses)]
+
+
 def _by_angle(
     search: DLG | IG,
     rows: Sequence[int],
@@ -146,7 +169,9 @@ def invert_evidence(
     """
     search, first = DLG(budget=budget, restarts=RESTARTS, hopeless=CONFIDENT), first_layer(plan)
     if first is None:
-        return fittest_guesses(search, evidence, plan, challenges, generator)
+        return exact_first(
+            evidence, plan, challenges, lambda left: fittest_guesses(search, left, plan, challenges, generator)
+        )
     guesses = AnalyticInversion(budget=budget).answer(evidence, plan, challenges, generator)
     known, biased, short = {e.unit for e in evidence}, first.bias is not None, []
     for i, (challenge, guess) in enumerate(zip(challenges, guesses, strict=True)):

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.adversary.replay import replayed_evidence
-from ppbench.attacks.adaptive.inversion import fittest_guesses, mismatch_of
+from ppbench.attacks.adaptive.inversion import exact_first, fittest_guesses, mismatch_of
 from ppbench.attacks.adaptive.pbpfl import split_unit
 from ppbench.attacks.labels import LabelRecovery
 from ppbench.attacks.reconstruction.dlg import IDLG
 from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 
 
 @dataclass(frozen=True)
 class AdaptiveServer(IDLG):
-    """iDLG (`fittest_guesses`) on the step that the server's own code takes on one client's messages alone.
+    """Linear systems, else a search, on the step that the server's own code takes on one client's messages alone.
 
-    On an honest defense it is `idlg`, except on convolutions with kinks. A unit of several clients is split where the
-    server can read each of them.
+    On an honest defense the search is that of `idlg`, except on convolutions with kinks (`fittest_guesses`). A unit of
+    several clients is split where the server can read each of them.
     """
 
     name: ClassVar[str] = "adaptive_server"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True
@@ -45,10 +47,16 @@ class AdaptiveServer(IDLG):
         for by_unit in _layers(self.evidence(view)):
             splits = [_splits(challenge, by_unit) for challenge in challenges]
             flat = [part for ways in splits for parts in ways for part in parts]
-            answers = iter(fittest_guesses(self, list(by_unit.values()), view.plan, flat, generator))
+            search = partial(self._searched, plan=view.plan, challenges=flat, generator=generator)
+            answers = iter(exact_first(list(by_unit.values()), view.plan, flat, search))
             for guesses, ways in zip(candidates, splits, strict=True):
                 guesses += [_joined([next(answers) for _ in parts]) for parts in ways]
         return [min(guesses, key=mismatch_of) for guesses in candidates]
+
+    def _searched(
+        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        return fittest_guesses(self, evidence, plan, challenges, generator)
 
 
 @dataclass(frozen=True)

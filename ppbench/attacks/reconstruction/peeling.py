@@ -16,15 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input
-from torch.overrides import TorchFunctionMode
 
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
+from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
 
-# -- The operations of a network before its first linear layer, recorded as it runs, for any modules --
-
-IntPair = tuple[int, int]
+# -- The blocks that a network begins with --
 
 
 @dataclass(frozen=True)
@@ -52,108 +50,52 @@ class Chain:
     bias: str
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a torch function on the output of the call before."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    out: Tensor
-
-
-_SAME = {"flatten", "view", "reshape", "contiguous", "clone", "to", "squeeze", "dropout"}
-_ORDER = {
-    "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-    "linear": ("input", "weight", "bias"),
-    "max_pool2d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-}
-
-
-class _Recorder(TorchFunctionMode):
-    """Records each function whose first argument is the output of the last recorded one."""
-
-    def __init__(self, start: Tensor) -> None:
-        super().__init__()
-        self.last, self.calls = start, list[_Call]()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        first = args[0] if args else kwargs.get("input")
-        name = getattr(func, "__name__", "").strip("_")
-        if first is self.last and isinstance(out, Tensor) and name not in ("get", "detach"):  # an attribute, a copy
-            named = dict(zip(_ORDER.get(name, ()), args, strict=False)) | dict(kwargs)
-            self.calls.append(_Call(name, named, out))
-            self.last = out
-        return out
-
-
 def chain_of(plan: Plan, params: Params) -> Chain | None:
     """Return the blocks that the network begins with, None if it does not begin with a `Chain`."""
-    x = next(iter(params.values())).new_zeros(1, *plan.spec.shape)
-    if x.dim() != 4:
+    shape: tuple[int, ...] = plan.spec.shape
+    if len(shape) != 3:
         return None
-    copies = {name: value.detach().clone() for name, value in params.items()}
-    recorder = _Recorder(x)
-    with torch.no_grad(), recorder:
-        plan.net(copies, x)
-    names = {id(value): name for name, value in copies.items()}
-    blocks: list[ConvBlock] = []
-    shape, calls = tuple(x.shape[1:]), [call for call in recorder.calls if call.name not in _SAME]
+    calls, blocks = walk(plan, params), list[ConvBlock]()
     while calls and calls[0].name == "conv2d":
-        block, used = _block(calls, names, shape)
+        block, used = _block(calls)
         if block is None:
             return None
         blocks.append(block)
         shape, calls = block.outputs, calls[used:]
-    if not blocks or not calls or calls[0].name != "linear":
+    if not blocks or not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
         return None
-    weight, bias = (names.get(id(calls[0].arguments.get(key))) for key in ("weight", "bias"))
-    whole = shape[0] * shape[1] * shape[2]
-    fits = weight is not None and bias is not None and copies[weight].shape[1] == whole
-    return Chain(tuple(blocks), str(weight), str(bias)) if fits else None
+    fits = calls[0].inputs == (shape[0] * shape[1] * shape[2],)
+    return Chain(tuple(blocks), calls[0].parameters["weight"], calls[0].parameters["bias"]) if fits else None
 
 
-def _block(calls: Sequence[_Call], names: Mapping[int, str], shape: tuple[int, ...]) -> tuple[ConvBlock | None, int]:
+def _block(calls: Sequence[Call]) -> tuple[ConvBlock | None, int]:
     """Return the block that calls begin with, or None, and the number of its calls."""
     conv, after = calls[0], [call.name for call in calls[1:3]]
     named = conv.arguments
-    stride, padding = _pair(named.get("stride", 1)), _pair(named.get("padding", 0))
-    plain = _pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
-    weight = names.get(id(named.get("weight")))
+    stride, padding = pair(named.get("stride", 1)), pair(named.get("padding", 0))
+    plain = pair(named.get("dilation", 1)) == (1, 1) and named.get("groups", 1) == 1
+    weight = conv.parameters.get("weight")
     if weight is None or stride is None or padding is None or not plain or after[:1] != ["relu"]:
         return None, 0
-    bias = names.get(id(named.get("bias")))
-    if bias is None and named.get("bias") is not None:
-        return None, 0  # frozen: the layer's output does not follow from its weights alone
+    if conv.is_frozen("bias"):
+        return None, 0  # the layer's output does not follow from its weights alone
     side, used = 1, 2
     if after[1:] == ["max_pool2d"]:
         tiles = _tiles(calls[2].arguments)
         if tiles is None:
             return None, 0
         side, used = tiles, 3
-    out = calls[used - 1].out.shape[1:]
-    return ConvBlock(weight, bias, stride, padding, side, tuple(shape), tuple(out)), used  # type: ignore[arg-type]  # three
+    shapes = conv.inputs, calls[used - 1].outputs
+    return ConvBlock(weight, conv.parameters.get("bias"), stride, padding, side, *shapes), used  # type: ignore[arg-type]  # three
 
 
 def _tiles(named: Mapping[str, Any]) -> int | None:
     """Return the side of a pooling's square tiles, None if its windows overlap or are padded."""
-    kernel = _pair(named.get("kernel_size", 0))
-    stride = _pair(named.get("stride") or named.get("kernel_size", 0))
-    plain = _pair(named.get("padding", 0)) == (0, 0) and _pair(named.get("dilation", 1)) == (1, 1)
+    kernel = pair(named.get("kernel_size", 0))
+    stride = pair(named.get("stride") or named.get("kernel_size", 0))
+    plain = pair(named.get("padding", 0)) == (0, 0) and pair(named.get("dilation", 1)) == (1, 1)
     square = kernel is not None and kernel == stride and kernel[0] == kernel[1]
     return kernel[0] if kernel is not None and square and plain and not named.get("ceil_mode", False) else None
-
-
-def _pair(value: Any) -> IntPair | None:
-    """Return a setting of a layer for both directions, None if it is no number."""
-    if isinstance(value, int):
-        return value, value
-    if isinstance(value, tuple | list) and all(isinstance(one, int) for one in value):
-        return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
-    return None
 
 
 def tiled(block: ConvBlock, z: Tensor) -> Tensor:

@@ -1,0 +1,237 @@
+"""Images read off one gradient by linear systems, layer by layer from the head down, without a search.
+
+The first linear layer's gradient gives the features and their cotangent. Below it each convolution's input solves two
+linear systems at once (`linear_systems`; R-GAP, Zhu and Blaschko, ICLR 2021). No loss enters, so an unknown one, softer
+labels, a temperature and an unknown factor of the whole gradient change nothing. Where the head's gradient does not
+give the cotangent, because part of the loss is secret, it is an unknown of the same systems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
+from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
+from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
+from ppbench.attacks.reconstruction.patches import patch_embedding, patch_image
+from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.spear import batch_mismatch
+from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageGradient, StageProblem
+from ppbench.attacks.reconstruction.stages import Floats, Stage, Stages, stages_of
+from ppbench.base.tree import Params
+from ppbench.federation.evidence import Evidence
+from ppbench.federation.plan import Noise, Plan
+from ppbench.federation.view import View
+from ppbench.nets.net import initial
+
+EXPLAINED = 1e-3
+"""Relative residual, and expected error relative to the prior's width, up to which a layer counts as solved."""
+SUSPECT = 1e-3
+"""Relative residual of the gradient above which the cotangent of the head counts as secret."""
+NOISY = 1e-6
+"""Relative residual of the head's gradient above which it is noisy: rounding leaves 1e-7."""
+MOST_UNKNOWNS = 8192
+"""Numbers of a layer's input that are solved for at once, at most: half a gigabyte of equations."""
+STEP, SMOOTH_PIXELS = 0.1, 16
+"""Typical difference of neighboring pixels, of the data range, in images of at least so many pixels a side."""
+SPREAD = 0.5
+"""Typical distance of a pixel from the middle of the data range, in units of that range."""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The input [1, *shape] float64 of a network, and how well each layer was determined, from the head down."""
+
+    image: Tensor
+    layers: tuple[SolvedLayer, ...]
+    secret: bool = False
+
+
+@dataclass(frozen=True)
+class ClosedForm(Attack):
+    """Single images by linear systems: convolutions, monotone activations, average pooling; patches of transformers.
+
+    Networks of convolutions, each with an activation and a pooling by means, up to a linear layer with a bias; and
+    vision transformers with a learned position embedding. Each guess states which layers were exact, with condition
+    numbers. Where a layer is not determined, its numbers are those of a prior, and the layers below suffer.
+    """
+
+    name: ClassVar[str] = "closed_form"
+    kind: ClassVar[Kind] = "reconstruction"
+    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
+    standard: ClassVar[bool] = False
+    reference: ClassVar[str] = "this project; both systems as in Zhu and Blaschko, R-GAP, ICLR 2021"
+
+    def suits(self, plan: Plan) -> bool:
+        """Return whether the network is one that the class describes."""
+        return super().suits(plan) and _suits(plan)
+
+    def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
+        """Return one guess per challenge; grey images with labels for batches, and where nothing was read."""
+        return self.answer(self.evidence(view), view.plan, challenges, generator)
+
+    def answer(
+        self, evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
+    ) -> list[Guess]:
+        """Return the guesses of `run` from given evidence, for instance that of another attack."""
+        return [_guess(victim) for victim in posed(evidence, plan, challenges, generator)]
+
+
+@lru_cache(maxsize=64)
+def _suits(plan: Plan) -> bool:
+    """Return whether a plan's network can be read; cached, since every cell needs it and it runs the network."""
+    params = initial(plan.spec, 0)
+    chain = None if plan.net.pixelwise else stages_of(plan, params)
+    return chain is not None or (not plan.net.pixelwise and patch_embedding(plan, params) is not None)
+
+
+def _guess(victim: Victim) -> Guess:
+    start, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
+    blind = Guess(x=start, y=labels, evaluations=1)
+    if evidence is None or evidence.params is None or victim.size[0] > 1 or not _suits(victim.plan):
+        return blind
+    rebuilt = rebuilt_input(evidence, victim.plan)
+    if rebuilt is None or not bool(rebuilt.image.isfinite().all()):
+        return blind
+    low, high = victim.plan.data_range
+    image = rebuilt.image.clamp(low, high).float()
+    mismatch = batch_mismatch(evidence, victim.plan, image, labels)
+    if rebuilt.secret:
+        mismatch = max(layer.residual for layer in rebuilt.layers) ** 2
+    return Guess(x=image, y=labels, confidence=mismatch, evaluations=2, layers=rebuilt.layers)
+
+
+def rebuilt_input(evidence: Evidence, plan: Plan) -> Rebuilt | None:
+    """Return the input behind one gradient of one example; None if its first linear layer shows no features."""
+    params = {} if evidence.params is None else evidence.params
+    chain = stages_of(plan, params) if params else None
+    if chain is None:
+        embedding = patch_embedding(plan, params) if params else None
+        patches = None if embedding is None else patch_image(embedding, evidence, sum(plan.data_range) / 2)
+        return None if patches is None else Rebuilt(patches.image, (patches.layer,))
+    head = _read_head(chain, params, evidence)
+    if head is None:
+        return None
+    if not chain.stages:
+        return Rebuilt(torch.from_numpy(head.known.values).view(1, *plan.spec.shape), (head.layer,))
+    try:
+        with np.errstate(all="ignore"):  # a poisoned gradient overflows
+            return _descended(chain, params, evidence, plan, head)
+    except np.linalg.LinAlgError:
+        return None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The flat input of the first linear layer with its cotangents [1, D], how well it was determined, and the noise.
+
+    noise: the declared law, or one that the layer's gradient shows; None if there is none.
+    """
+
+    known: KnownMaps
+    layer: SolvedLayer
+    noise: Noise | None
+
+
+def _read_head(chain: Stages, params: Params, evidence: Evidence) -> Head | None:
+    """Return what the first linear layer's gradient shows; None if its rows are noise.
+
+    Row i of the weight's gradient is the input times entry i of the bias's.
+    """
+    rows = FirstLayer(chain.weight, chain.bias).rows(evidence)
+    values = None if rows is None else mean_image(rows)
+    if rows is None or values is None:
+        return None
+    used = rows.seen * rows.alive[:, None]
+    gap = used * (rows.weight - rows.bias[:, None] * values)
+    residual = float(gap.norm() / (used * rows.weight).norm().clamp(min=1e-300))
+    noise, free = evidence.noise, max(int((used > 0).sum()) - len(values), 1)
+    if noise is None and residual > NOISY:
+        noise = Noise("gaussian", float(gap.norm()) / free**0.5)
+    size, energy = float(values.square().mean().sqrt()), float((rows.bias * rows.alive).norm())
+    deviation = math.hypot(0.0 if noise is None else noise.of(chain.weight) / max(energy, 1e-300), ROUNDING * size)
+    layer = SolvedLayer(
+        name=chain.weight,
+        unknowns=len(values),
+        determined=len(values),
+        condition=1.0,
+        residual=residual,
+        exact=noise is None and deviation <= EXPLAINED * size,
+    )
+    cotangents = rows.bias @ params[chain.weight].detach().double().cpu()
+    return Head(KnownMaps(values[None].numpy(), cotangents[None].numpy(), deviation), layer, noise)
+
+
+def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, head: Head) -> Rebuilt | None:
+    """Return the input of the first of some stages from the last one's output; None if a layer is too large."""
+    evidence, layers, known, hidden = replace(evidence, noise=head.noise), [head.layer], head.known, False
+    for stage in reversed(chain.stages):
+        if math.prod(stage.inputs) > MOST_UNKNOWNS or stage.weight not in evidence.observed:
+            return None
+        prior = _image_prior(plan) if stage is chain.stages[0] else _prior(chain, stage)
+        problem = _problem(stage, params, evidence, known.shaped(len(params[stage.weight])), prior)
+        solution, below = problem.solved()
+        if len(layers) == 1 and layers[0].exact and solution.backward > SUSPECT:
+            other, other_below = problem.with_secret_cotangents().solved()
+            if other.backward < SUSPECT * solution.backward:
+                solution, below, hidden = other, other_below, True
+        layers.append(_report(stage, solution, prior, layers[-1].exact))
+        known = KnownMaps(solution.u, below, max(solution.deviation, ROUNDING))
+    return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden)
+
+
+def _problem(stage: Stage, params: Params, evidence: Evidence, known: KnownMaps, prior: Prior) -> StageProblem:
+    weight = _numbers(params[stage.weight]).reshape(*params[stage.weight].shape[:2], -1)
+    bias = np.zeros(len(weight)) if stage.bias is None else _numbers(params[stage.bias])
+    observed = _numbers(evidence.observed[stage.weight]).reshape(weight.shape)
+    seen = np.isfinite(observed).astype(np.float64)
+    if evidence.weight is not None:
+        seen *= _numbers(evidence.weight[stage.weight].expand_as(evidence.observed[stage.weight])).reshape(seen.shape)
+    sums = None if stage.bias is None else evidence.observed.get(stage.bias)
+    whole = sums is not None and bool(sums.isfinite().all()) and evidence.weight is None
+    gradient = StageGradient(
+        stage.weight,
+        np.where(seen > 0, observed, 0.0),
+        _numbers(sums) if whole and sums is not None else None,
+        seen,
+        evidence.noise,
+    )
+    return StageProblem(stage, weight, bias, gradient, known, prior)
+
+
+def _numbers(value: Tensor) -> Floats:
+    return np.asarray(value.detach().double().cpu().numpy())
+
+
+def _image_prior(plan: Plan) -> Prior:
+    low, high = plan.data_range
+    smooth = min(plan.spec.shape[-2:]) >= SMOOTH_PIXELS
+    return Prior((low + high) / 2, SPREAD * (high - low), STEP * (high - low) if smooth else None)
+
+
+def _prior(chain: Stages, stage: Stage) -> Prior:
+    """Return what is known of a stage's input, the output of the stage before."""
+    ends = chain.stages[chain.stages.index(stage) - 1].activation.ends
+    return Prior(0.0, 1.0) if ends is None else Prior(sum(ends) / 2, (ends[1] - ends[0]) / 2)
+
+
+def _report(stage: Stage, solution: Solution, prior: Prior, above: bool) -> SolvedLayer:
+    """Return how well a stage's input was determined; it is exact only if the layer above was."""
+    solved = solution.determined == solution.u.size and solution.residual <= EXPLAINED
+    exact = above and solved and solution.deviation <= EXPLAINED * prior.width
+    return SolvedLayer(
+        name=stage.weight,
+        unknowns=solution.u.size,
+        determined=solution.determined,
+        condition=solution.condition,
+        residual=solution.residual,
+        exact=exact,
+    )

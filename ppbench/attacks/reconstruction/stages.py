@@ -1,0 +1,152 @@
+"""Stages of a network before its first linear layer: a convolution, an activation and an average pooling each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from ppbench.attacks.reconstruction.activations import Activation, activation_of
+from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
+from ppbench.base.tree import Params
+from ppbench.federation.plan import Plan
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+Maps = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a window of `kernel` slides over maps; padding is with zeros."""
+
+    kernel: IntPair
+    stride: IntPair
+    padding: IntPair = (0, 0)
+    dilation: IntPair = (1, 1)
+
+    def places(self, high: int, wide: int) -> Places:
+        """Return which place [K, L] of a map each entry of the window sees at each position; -1 for padding."""
+        numbers = torch.arange(1, high * wide + 1, dtype=torch.float64).view(1, 1, high, wide)
+        seen = F.unfold(numbers, self.kernel, self.dilation, self.padding, self.stride)[0]
+        return np.asarray(seen.long().numpy() - 1, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution, an activation, and a pooling by means before or after it.
+
+    weight, bias: names of the convolution's parameters. inputs, outputs: shapes [C, H, W] of one example, outputs those
+    of the whole stage. places: number of positions of the convolution's window.
+    """
+
+    weight: str
+    bias: str | None
+    window: Window
+    activation: Activation
+    pool: Window | None
+    pools_first: bool
+    inputs: Maps
+    convolved: Maps
+    outputs: Maps
+
+    @cached_property
+    def taps(self) -> Places:
+        """[K, L]: which input place each entry of the kernel sees at each position; -1 for padding."""
+        return self.window.places(*self.inputs[1:])
+
+    @cached_property
+    def tiles(self) -> Places:
+        """[T, M]: the positions whose mean is the output at each of T places; M is 1 without pooling."""
+        high, wide = self.convolved[1:]
+        if self.pool is None:
+            return np.arange(high * wide, dtype=np.int64)[:, None]
+        return np.ascontiguousarray(self.pool.places(high, wide).T)
+
+    def pooled(self, values: Floats) -> Floats:
+        """Return the means [O, T] of values [O, L] over tiles."""
+        return np.asarray(values[:, self.tiles].mean(2))
+
+    def spread(self, values: Floats) -> Floats:
+        """Return the transpose of `pooled`: [O, L] for values [O, T]."""
+        out = np.zeros((len(values), self.taps.shape[1]))
+        for member in self.tiles.T:  # one position of every tile: no position twice
+            out[:, member] += values / self.tiles.shape[1]
+        return out
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Stages, first to last, and the linear layer (weight and bias) that their flat output enters."""
+
+    stages: tuple[Stage, ...]
+    weight: str
+    bias: str
+
+
+def stages_of(plan: Plan, params: Params) -> Stages | None:
+    """Return the stages that a network begins with, maybe none, up to a linear layer; None for another network."""
+    calls, stages = walk(plan, params), list[Stage]()
+    while calls and calls[0].name == "conv2d":
+        used = next((i for i, call in enumerate(calls) if i and call.name in ("conv2d", "linear")), len(calls))
+        stage = _stage(calls[0], calls[1:used])
+        if stage is None:
+            return None
+        stages.append(stage)
+        calls = calls[used:]
+    if not calls or calls[0].name != "linear" or calls[0].parameters.keys() != {"weight", "bias"}:
+        return None
+    width = int(np.prod(stages[-1].outputs if stages else plan.spec.shape))
+    return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (width,) else None
+
+
+def _stage(conv: Call, after: Sequence[Call]) -> Stage | None:
+    """Return the stage of a convolution and the calls up to the next layer; None if these are others."""
+    window, activation, pool, pools_first = _window(conv), Activation(), None, False
+    if "weight" not in conv.parameters or conv.is_frozen("bias") or window is None:
+        return None
+    for call in after:
+        own = activation_of(call)
+        if own is not None and activation.function is None:
+            activation = own
+            pools_first = pool is not None
+        elif own is None and pool is None:
+            pool = _mean_window(call)
+            if pool is None:
+                return None
+        else:
+            return None
+    shapes = conv.inputs, conv.outputs, after[-1].outputs if after else conv.outputs
+    names = conv.parameters["weight"], conv.parameters.get("bias")
+    return Stage(*names, window, activation, pool, pools_first, *shapes)  # type: ignore[arg-type]  # of three axes
+
+
+def _window(conv: Call) -> Window | None:
+    """Return the window of a convolution, None if its settings are others than numbers, or of groups."""
+    named = conv.arguments
+    stride, padding, dilation = (pair(named.get(n, d)) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    weight = named.get("weight")
+    if stride is None or padding is None or dilation is None or weight is None or named.get("groups", 1) != 1:
+        return None
+    return Window(tuple(weight.shape[2:]), stride, padding, dilation)
+
+
+def _mean_window(call: Call) -> Window | None:
+    """Return the window of a pooling by means; None for another call, and for padded or cut windows."""
+    named = call.arguments
+    if call.name == "adaptive_avg_pool2d":
+        sizes = list(zip(call.inputs[1:], call.outputs[1:], strict=True))
+        if any(size % count for size, count in sizes):
+            return None
+        (high, wide) = (size // count for size, count in sizes)
+        return Window((high, wide), (high, wide))
+    if call.name != "avg_pool2d" or named.get("ceil_mode") or named.get("divisor_override"):
+        return None
+    kernel, padding = pair(named.get("kernel_size")), pair(named.get("padding", 0))
+    stride = pair(named.get("stride") or named.get("kernel_size"))
+    return None if kernel is None or stride is None or padding != (0, 0) else Window(kernel, stride)
