@@ -12,8 +12,10 @@ from types import FunctionType
 from unittest.mock import patch
 
 import pytest
+import thief
 import torch
 from broken_plugins import Broken
+from test_apart import process_for_many_calls
 from test_gate import TINY, site
 
 from ppbench import commands, federate, invert, load_attack, load_defense, probe
@@ -27,6 +29,7 @@ from ppbench.nets.classifier import Classifier
 from ppbench.questions import base as questions
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import make_attack
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
 from ppbench.task.dataset import Dataset
@@ -306,3 +309,16 @@ def test_a_function_that_raises_what_ours_raise_for_bad_input_is_named(group, er
     assert re.match(
         rf"The {noun} '{one.name}' of package .* raised {error}: no \({one.module}\.py, line \d+\)", sentence
     )
+
+
+def test_an_isolated_attack_that_raises_is_named_with_file_and_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPBENCH_CACHE", str(tmp_path / "cache"))
+    one = package("attacks", f"{PLANTED}My.check_held = planted\n")
+    right = rf"'{one.name}' of package .* raised ZeroDivisionError: division by zero \({one.module}\.py, line \d+\)"
+    with (
+        installed(one, tmp_path / "site"),
+        process_for_many_calls() as ask,
+        thief.answered_by(ask),
+        pytest.raises(PluginError, match=right),
+    ):
+        make_attack(one.name, isolate=True).check_held({0: torch.zeros(1, 1, 8, 8)})
