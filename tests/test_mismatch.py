@@ -136,7 +136,7 @@ def test_steps_of_adam_certify_nothing_and_other_causes_are_those_of_steps(digit
 # -- a planted batch --------------------------------------------------------------------------------------------------
 def test_a_planted_batch_tells_what_a_solved_one_leaves(digits: Data) -> None:
     model, x, y = network("sigmoid", 0), digits.x[3:4], digits.y[3:4].argmax(1)
-    inversion = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE)
+    inversion = ppbench.invert(model, named(model, cross_entropy(model(x), y)), SHAPE, attack="dlg")
     assert inversion.psnr(x)[0] > 40 and inversion.converged and inversion.budget == 1800
     assert inversion.planted is not None and inversion.planted.recovered and min(inversion.planted.psnr) > 40
     assert inversion.mismatch is not None and inversion.solved_mismatch == inversion.planted.mismatch < 1e-9
@@ -268,7 +268,7 @@ def test_the_planted_batch_moves_nothing_of_the_answer_and_may_be_left_out(digit
 
 def test_a_search_that_its_budget_cut_off_says_so(digits: Data) -> None:
     own = case("sigmoid", "mean", digits.x[3:4], digits.y[3:4].argmax(1))
-    inversion = ppbench.invert(own.model, own.gradient, SHAPE, budget=20, restarts=0)
+    inversion = ppbench.invert(own.model, own.gradient, SHAPE, attack="dlg", budget=20, restarts=0)
     assert inversion.converged is False and "spent its budget of 20 gradients; a larger one may" in inversion.summary
     fixed = ppbench.invert(own.model, own.gradient, SHAPE, attack="ig", budget=30, planted=False)
     assert fixed.converged is False  # takes all that it is given

@@ -302,21 +302,26 @@ def gradient_of(model: nn.Module, count: int = 1) -> list[Tensor]:
     return users.gradient_of(model, X[:count], Y[:count])
 
 
-@pytest.mark.parametrize("attack", ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion"])
+@pytest.mark.parametrize(
+    "attack", ["dlg", "idlg", "ig", "analytic", "spear", "peel", "feature_inversion", "closed_form"]
+)
 @pytest.mark.parametrize(
     "names", [("5",), ("5.bias",), ("5.weight",), ("0",), ("0.bias",), ("3.weight",), ("3.bias",), ("0", "3")]
 )
 def test_every_attack_computes_with_constants_or_is_refused(attack: str, names: tuple[str, ...]) -> None:
     """A frozen bias taken for none, or a frozen weight for one that was observed, would be a silent wrong answer."""
     model = frozen(*names)
-    options = {"joint_budget": 20, "inversion_budget": 20} if attack == "feature_inversion" else {"budget": 20}
+    own = {"feature_inversion": {"joint_budget": 20, "inversion_budget": 20}, "closed_form": {}}
+    options = own.get(attack, {"budget": 20})
     try:
         inversion = ppbench.invert(model, gradient_of(model), users.SHAPE, Y[:1], attack, **options)
     except UsageError as error:
-        assert attack in ("analytic", "spear", "peel", "feature_inversion") and "has no use for" in str(error)
+        refusing = ("analytic", "spear", "peel", "feature_inversion", "closed_form")
+        assert attack in refusing and "has no use for" in str(error)
         return
     assert inversion.x.isfinite().all()
-    needs = {"analytic": ("0",), "peel": ("0", "3"), "feature_inversion": ("5",), "spear": ("0",)}.get(attack, ())
+    exact = {"peel": ("0", "3"), "closed_form": ("0", "3"), "feature_inversion": ("5",)}
+    needs = {"analytic": ("0",), "spear": ("0",), **exact}.get(attack, ())
     assert not any(name.startswith(needs) for name in names if needs)
 
 

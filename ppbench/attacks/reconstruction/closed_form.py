@@ -67,7 +67,6 @@ class ClosedForm(Attack):
     name: ClassVar[str] = "closed_form"
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
-    standard: ClassVar[bool] = False
     reference: ClassVar[str] = "this project; both systems as in Zhu and Blaschko, R-GAP, ICLR 2021"
 
     def suits(self, plan: Plan) -> bool:

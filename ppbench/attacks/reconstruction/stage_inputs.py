@@ -26,6 +26,8 @@ ROUNDING = 1e-7
 """Relative error of an entry of a float32 gradient."""
 TANGENTS = 20
 """Times that an activation is replaced by its tangent, at most."""
+PROGRESS, PATIENCE = 0.5, 4
+"""Tangents end after so many in a row that do not leave less than this share of the least mismatch."""
 SETTLED = 1e-10
 """Relative change of the rows at which they have settled."""
 DOUBTFUL = 1e-4
@@ -120,9 +122,13 @@ class StageProblem:
     def solved(self) -> tuple[Solution, Floats]:
         """Return the stage's input, and its cotangents [C, HW]; LinAlgError if nothing finite solves the systems."""
         best: tuple[float, Solution, Floats] | None = None
+        vain = 0
         for solution, delta, gap in self._solutions():
+            vain = 0 if best is None or gap < PROGRESS * best[0] else vain + 1
             if best is None or gap < best[0]:
                 best = gap, solution, delta
+            if vain == PATIENCE:
+                break
         if best is None:
             raise np.linalg.LinAlgError
         return best[1], self.convolution.backward(best[2])
