@@ -3,17 +3,18 @@
 import pytest
 
 from ppbench.questions.base import question_for
-from ppbench.report.leak import skipped_searches, undefended_stands
-from ppbench.run import schedule
+from ppbench.report.leak import is_solved, skipped_searches, undefended_stands
+from ppbench.run import jobs, schedule
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
 from ppbench.run.schedule import count_cells, plan_cells, unfinished
 
 WEAK = {f"adaptive_spn.{name}": 2 for name in ("restarts", "inversion_budget", "joint_budget")}
+# Batches of several images, which linear systems alone do not solve: so `none` stands.
 TINY = {
     **{"defense": "spn", "grid": (0.1,), "clients": 3, "rounds": 1, "train": 90, "victims": 3, "candidates": 12},
-    **{"attack_batch": (1, 2), "budget": 1, "settings": WEAK},
+    **{"attack_batch": (2, 3), "budget": 1, "settings": WEAK},
 }
 
 
@@ -55,8 +56,8 @@ def searched(records):
 
 
 def test_where_none_stands_only_it_and_the_first_answer_are_searched(weak):
-    everywhere = {(stage, batch) for stage in ("init", "final") for batch in (1, 2)}
-    first = {("init", 1)}
+    everywhere = {(stage, batch) for stage in ("init", "final") for batch in (2, 3)}
+    first = {("init", 2)}
     assert searched(weak[0].records) == {"none": everywhere, "full_noise": first, "spn": first}
 
 
@@ -70,7 +71,7 @@ def test_what_was_left_out_is_said_and_ends_the_count_of_cells(weak):
     result, heard = weak
     assert heard.left == 0 and result.computed == len(result.records) == heard.ended
     assert [s.split(":")[0] for s in result.left_out] == [
-        "Batches of 1 after training", "Batches of 2 after training", "Batches of 2 at random weights",
+        "Batches of 2 after training", "Batches of 3 after training", "Batches of 3 at random weights",
     ]  # fmt: skip
     assert all("withstands there too (" in s and " dB)" in s for s in result.left_out)
 
@@ -79,7 +80,7 @@ def test_the_first_answer_is_told_once_before_the_rest_has_ended(weak):
     (ended, records), = weak[1].first  # fmt: skip
     assert ended < weak[1].ended
     probed = {(r.config.stage, r.config.batch_size) for r in records if question_for(r).source == "probe"}
-    assert probed == {("init", 1)} and any(r.config.attack.id == "mia_loss" for r in records)
+    assert probed == {("init", 2)} and any(r.config.attack.id == "mia_loss" for r in records)
     assert {r.config.defense.id for r in records} == {"none", "full_noise", "spn"}
 
 
@@ -99,23 +100,61 @@ def test_the_same_again_finds_all_there_and_standard_asks_about_every_cell(weak)
 def test_where_none_falls_or_may_have_every_defended_cell_is_asked(weak, monkeypatch):
     plan, store = plan_cells([resolve(configure(**TINY))]), schedule.Store(weak[0].out)
     assert not unfinished(plan, store)
-    monkeypatch.setattr(schedule, "gate_withstood", lambda store, gate: False)
+    monkeypatch.setattr(jobs.Gate, "is_closed", lambda gate, records: False)
     left = unfinished(plan, store)
-    assert count_cells(left) == sum(len(one.cells) for one in plan if one.gate) > 0
+    assert count_cells(left) == sum(len(one.cells) for one in plan if one.gate.undefended) > 0
     assert {c.config.defense.id for one in left for c in one.cells} == {"spn"}
 
 
 def test_cells_wait_for_those_of_none_and_are_run_where_it_falls(tmp_path, undrawn, monkeypatch):
     """With attacks that read nothing but labels, and one search, which none is said to fall to."""
     order = []
-    monkeypatch.setattr(
-        schedule, "gate_withstood", lambda store, gate: order.append(sum(map(store.has, gate))) or False
-    )
-    settings = {**TINY, "attacks": ("quick",), "attack_batch": (1,), "rounds": 1}
+    monkeypatch.setattr(jobs.Gate, "is_closed", lambda gate, records: order.append((gate, len(records))) or False)
+    settings = {**TINY, "attacks": ("quick",), "attack_batch": (2,), "rounds": 1}
     evaluation = evaluate(**settings, out=tmp_path / "out", workers=1)
-    gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate]
-    assert len(gated) == 1 and order and order[-1] == len(gated[0].gate)
-    assert {cell.id for cell in gated[0].cells} <= {r.cell_id for r in evaluation.records} and not evaluation.left_out
+    gated = [one for one in plan_cells([resolve(configure(**settings))]) if one.gate.undefended]
+    assert gated and all(count == len(gate.cells) for gate, count in order if gate.undefended)
+    assert {cell.id for one in gated for cell in one.cells} <= {r.cell_id for r in evaluation.records}
+    assert not evaluation.left_out
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory, undrawn):
+    """Return an evaluation of single images, which linear systems solve."""
+    options = {**TINY, "attack_batch": (1,), "victims": 2, "stages": ("init",)}
+    return evaluate(**options, out=tmp_path_factory.mktemp("solved") / "out", workers=1), options
+
+
+def test_where_an_exact_attack_solves_every_victim_only_those_who_know_the_defense_search(solved):
+    evaluation, _ = solved
+    ran = {(r.config.defense.id, r.config.attack.id) for r in evaluation.records if question_for(r).inputs}
+    fallen = {(defense, attack) for defense in ("none", "spn") for attack in ("closed_form", "adaptive_server")}
+    assert fallen <= ran and ("spn", "adaptive_spn") in ran
+    assert ("none", "ig") not in ran and ("spn", "ig") not in ran
+    assert ("full_noise", "ig") in ran  # noise is not solved
+    assert any("2 settings were not searched, because every input was computed" in s for s in evaluation.left_out)
+    followed = {(r.config.defense.id, r.config.attack.follows) for r in evaluation.records if r.config.attack.follows}
+    assert followed <= ran and followed  # tracing follows what ran
+
+
+def test_a_solved_setting_stays_solved_and_standard_searches_it(solved):
+    evaluation, options = solved
+    again = evaluate(**options, out=evaluation.out, workers=1)
+    assert again.computed == 0 and again.left_out == evaluation.left_out
+    plan, store = plan_cells([resolve(configure(**options, attacks=("standard",)))]), schedule.Store(evaluation.out)
+    left = {(c.config.defense.id, c.attack.name) for one in unfinished(plan, store) for c in one.cells}
+    assert {("none", "ig"), ("spn", "ig"), ("spn", "dlg")} <= left
+
+
+def test_one_victim_that_is_not_exact_keeps_the_searches(solved):
+    record = next(r for r in solved[0].records if (r.config.defense.id, r.config.attack.id) == ("spn", "closed_form"))
+    assert is_solved(record)
+    doubtful = record.victims[0].layers[0].model_copy(update={"exact": False})
+    first = record.victims[0].model_copy(update={"layers": [doubtful, *record.victims[0].layers[1:]]})
+    assert not is_solved(record.model_copy(update={"victims": [first, *record.victims[1:]]}))
+    unread = record.victims[0].model_copy(update={"layers": []})
+    assert not is_solved(record.model_copy(update={"victims": [unread]}))
+    assert not is_solved(record.model_copy(update={"status": "failed"}))
 
 
 @pytest.mark.parametrize(

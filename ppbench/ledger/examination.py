@@ -38,10 +38,10 @@ from ppbench.records.store import Store, open_results
 from ppbench.report.compare.outcome import failed_controls
 from ppbench.report.compare.paired import change, rules_for
 from ppbench.report.controls import CONTROLS, check_harness, defenses_without_result, failures
-from ppbench.report.leak import undefended_stands
 from ppbench.run.cells import Cell
 from ppbench.run.evaluation import compute
 from ppbench.run.executors import check_workers, default_workers, make_executor
+from ppbench.run.jobs import OPEN
 from ppbench.run.schedule import PlannedCells, Progress
 from ppbench.run.suite import Suite, load_suite, with_salt
 from ppbench.run.sweep import local_dataset, plan_sweep
@@ -97,7 +97,7 @@ def recompute(
     due, chosen = list[PlannedCells](), {*cells}
     for one in planned:
         kept = tuple(cell for cell in one.cells if cell.id in chosen)
-        due += [replace(one, cells=kept, gate=frozenset())] if kept else []
+        due += [replace(one, cells=kept, gate=OPEN)] if kept else []
     store = Store(out)
     store.prepare()
     keep_salt(out, salt)
@@ -407,8 +407,8 @@ def _is_required(case: SubmissionCase, cell: Cell) -> bool:
 
 
 def _is_gated_out(case: SubmissionCase, one: PlannedCells) -> bool:
-    """Return whether cells are skipped because the undefended model withstands their gate (`run.schedule`)."""
-    return bool(one.gate) and undefended_stands([record for record in case.records if record.cell_id in one.gate])
+    """Return whether cells are skipped, by what the records of their gate say (`run.schedule`)."""
+    return bool(one.gate) and one.gate.is_closed(case.records)
 
 
 CHECKS = ("verify", "controls", "code", "apart", "suite", "complete", "again")

@@ -331,6 +331,28 @@ def undefended_stands(records: Sequence[Record]) -> bool:
     return leak is not None and leak.worst is not None and not leak.falls
 
 
+def is_solved(record: Record) -> bool:
+    """Return whether an attack computed every victim exactly (`Guess.is_exact`): no search can do better."""
+    layers = [getattr(victim, "layers", ()) for victim in record.victims]
+    return record.status == "complete" and bool(layers) and all(some and all(x.exact for x in some) for some in layers)
+
+
+def solved_sentence(records: Sequence[Record]) -> str | None:
+    """Return how many settings were not searched, because every victim was computed exactly; None for none."""
+    scenes = frame_of(records).by((*EVALUATION, *SCENE, "defense", "value")).values()
+    count = sum(
+        any(map(is_solved, some)) and all(map(is_solved, (r for r in some if _is_plain_search(r)))) for some in scenes
+    )
+    if not count:
+        return None
+    what = f"{count} setting{'s were' if count > 1 else ' was'} not searched, because every input was computed exactly"
+    return f"{what}; --attack standard searches {'them' if count > 1 else 'it'}."
+
+
+def _is_plain_search(record: Record) -> bool:
+    return question_for(record).inputs and not record.config.attack.adaptive
+
+
 @dataclass(frozen=True)
 class SkippedSearch:
     """A scene in which `none` was searched and withstands, and the defense was not searched.

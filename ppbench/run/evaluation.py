@@ -42,7 +42,7 @@ from ppbench.records.schema import Record, Scalar
 from ppbench.records.sources import source_digest, warn_changed
 from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_harness
-from ppbench.report.leak import skipped_searches
+from ppbench.report.leak import skipped_searches, solved_sentence
 from ppbench.report.page.board import up_to_date, write_board
 from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.verdict import verdicts
@@ -148,8 +148,10 @@ class Evaluation:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The attacks that were skipped because the undefended model withstands them too, in sentences."""
-        return tuple(one.sentence for one in skipped_searches(self.config.defense, self.records))
+        """The searches that were skipped, and why: nothing is left to find, or the undefended model withstands too."""
+        solved = solved_sentence(self.records) if "quick" in self.config.attacks else None
+        skipped = [one.sentence for one in skipped_searches(self.config.defense, self.records)]
+        return tuple(skipped if solved is None else [solved, *skipped])
 
     @property
     def reliable(self) -> bool:

@@ -7,7 +7,7 @@ folder, and may be repeated. An `Executor` runs jobs: two methods, `submit` and 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,12 +15,48 @@ from typing import Protocol
 from ppbench.base.device import computing
 from ppbench.base.errors import Overflow, PluginError, ProtocolError, Unwritable, UsageError
 from ppbench.base.fence import guard
+from ppbench.records.schema import Record
+from ppbench.records.store import Store
+from ppbench.report.leak import is_solved, undefended_stands
 from ppbench.run.audit.runs import PointAudit, Refused
 from ppbench.run.cells import CellGroup
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import run_group
 from ppbench.run.train import train
 
+
+@dataclass(frozen=True)
+class Gate:
+    """Names of cells that run first, and decide whether others do.
+
+    undefended: the others are left out where the undefended model withstands these searches. exact: they are left out
+    where one of these attacks computed every victim exactly. With no names the others always run.
+    """
+
+    undefended: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
+
+    @property
+    def cells(self) -> frozenset[str]:
+        """All names."""
+        return self.undefended | self.exact
+
+    def __bool__(self) -> bool:
+        """Return whether anything decides."""
+        return bool(self.cells)
+
+    def is_closed(self, records: Sequence[Record]) -> bool:
+        """Return whether the others are left out, once all its cells have ended: `records` holds those that ran."""
+        if any(is_solved(record) for record in records if record.cell_id in self.exact):
+            return True
+        return undefended_stands([record for record in records if record.cell_id in self.undefended])
+
+    def is_closed_in(self, store: Store) -> bool:
+        """As `is_closed`, with the records of a store."""
+        return self.is_closed([store.load(name) for name in sorted(self.cells) if store.has(name)])
+
+
+OPEN = Gate()
 Tell = Callable[[int], None]
 """Called with the number of rounds of training that have finished."""
 
@@ -29,7 +65,7 @@ Tell = Callable[[int], None]
 class WorkItem:
     """One piece of work: train a point, by index (`group` None), or `runs` of its audit, or run cells of a group.
 
-    gate: names of cells that run first, see `run.schedule`.
+    gate: cells that run first and decide whether these do.
     """
 
     experiment: Experiment
@@ -38,7 +74,7 @@ class WorkItem:
     group: CellGroup | None = None
     cells: tuple[str, ...] = ()
     runs: range = range(0)
-    gate: frozenset[str] = frozenset()
+    gate: Gate = OPEN
 
     @property
     def rounds(self) -> int:

@@ -18,21 +18,21 @@ from ppbench.questions.base import question_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.controls import nothing_to_read
-from ppbench.report.leak import undefended_stands
 from ppbench.run.audit.runs import TARGET, PointAudit, Refused
 from ppbench.run.cells import Cell, CellGroup, cells, finished, groups
 from ppbench.run.experiment import Experiment
 from ppbench.run.group import keep_failed
-from ppbench.run.jobs import Done, Executor, WorkerDied, WorkItem
+from ppbench.run.jobs import OPEN, Done, Executor, Gate, WorkerDied, WorkItem
 from ppbench.run.train import home_of, is_trained
 
-# -- Gated searches: where the undefended model withstands a search, its defended versions are not searched --
-# The quick portfolio (`--attack quick`, the default) searches defended uploads of a stage and a batch size only if
-# those of `none` fell there, or may have. Questions without a search, labels and members, are asked everywhere, and
-# so are all questions of the first answer: the smallest batch at the first stage. The limit: a defense may leak more
-# than none at all, as `ppdl` does on trained MNIST networks (18.4 dB where `none` gives 11.8; there `none` falls
-# too, so the search runs). Where the undefended model withstands, such a leak goes unseen; `--attack standard` and
-# `all` run every cell.
+# -- Gated searches: exact attacks come first, and the undefended model before its defended versions --
+# The quick portfolio (`--attack quick`, the default) leaves two kinds of searches out; `standard` and `all` run all.
+# Where an attack that computes inputs (`Attack.exact`) solved every victim, no search can do better. Attacks that know
+# the defense still run: they solve first too, and show what knowledge adds.
+# Where the undefended model withstood the searches of a stage and a batch size, defended uploads are not searched,
+# but for the first answer: the smallest batch at the first stage. The limit: a defense may leak more than none at all,
+# as `ppdl` does on trained MNIST networks (18.4 dB where `none` gives 11.8; there `none` falls too, so the search
+# runs). Where the undefended model withstands, such a leak goes unseen.
 
 
 def gates_searches(experiment: Experiment) -> bool:
@@ -75,11 +75,6 @@ def is_redundant(experiment: Experiment, group: CellGroup) -> bool:
     return gates_searches(experiment) and alone and not group.records and not in_first_answer(experiment, group)
 
 
-def gate_withstood(store: Store, gate: frozenset[str]) -> bool:
-    """Return whether the undefended model withstood the cells `gate`, which have all ended; False for no cells."""
-    return undefended_stands([store.load(cell) for cell in sorted(gate) if store.has(cell)])
-
-
 class Progress(Protocol):
     """Receives the progress. phase: "training" (steps are rounds) or "attacking" (steps are cells)."""
 
@@ -103,13 +98,13 @@ class Progress(Protocol):
 class PlannedCells:
     """Cells of one group of one evaluation that are to be computed.
 
-    gate: names of the cells of `none` that run first: if it withstands them, these cells are skipped.
+    gate: cells that run first, and decide whether these are skipped.
     """
 
     experiment: Experiment
     group: CellGroup
     cells: tuple[Cell, ...]
-    gate: frozenset[str] = frozenset()
+    gate: Gate = OPEN
 
 
 def plan_cells(
@@ -129,22 +124,35 @@ def plan_cells(
 
 def _parts(experiment: Experiment, group: CellGroup, chosen: Sequence[Cell]) -> list[PlannedCells]:
     """Return a group's cells in parts: searches may wait for a gate, and redundant searches are dropped."""
-    gate, rest = gate_of(experiment, group), tuple(cell for cell in chosen if not searches(cell))
-    if is_redundant(experiment, group):
-        return [PlannedCells(experiment, group, rest)]
-    if not gate:
+    if not gates_searches(experiment):
         return [PlannedCells(experiment, group, tuple(chosen))]
-    return [
-        PlannedCells(experiment, group, rest),
-        PlannedCells(experiment, group, tuple(c for c in chosen if searches(c)), gate),
-    ]
+    beside = cells(experiment, group)
+    exact, late = frozenset(c.id for c in beside if c.attack.exact), {c.attack.name for c in beside if is_late(c)}
+    parts: dict[Gate, list[Cell]] = {OPEN: []}
+    undefended, redundant = gate_of(experiment, group), is_redundant(experiment, group)
+    for cell in chosen:
+        gate = OPEN
+        if searches(cell) and redundant:
+            continue
+        if searches(cell):
+            gate = Gate(undefended, exact if (cell.follows or cell.attack.name) in late else frozenset())
+        parts.setdefault(gate, []).append(cell)
+    return [PlannedCells(experiment, group, tuple(some), gate) for gate, some in parts.items()]
+
+
+def is_late(cell: Cell) -> bool:
+    """Return whether a cell is left out where an exact attack solved every victim: a search without knowledge."""
+    return question_of(cell.attack.kind).inputs and not cell.attack.exact and not cell.attack.adaptive
 
 
 def unfinished(planned: Sequence[PlannedCells], store: Store) -> list[PlannedCells]:
     """Return the cells of `planned` that `store` does not hold finished: failed ones too, skipped ones not."""
     left = [replace(w, cells=tuple(c for c in w.cells if not finished(store, c))) for w in planned]
     due = {cell.id for one in left if not one.gate for cell in one.cells}
-    return [w for w in left if w.cells and (w.gate & due or not gate_withstood(store, w.gate))]
+    for part in sorted((w for w in left if w.gate), key=lambda w: bool(w.gate.exact)):  # a gate's own gate comes first
+        if part.gate.cells & due or not part.gate.is_closed_in(store):
+            due.update(cell.id for cell in part.cells)
+    return [w for w in left if any(cell.id in due for cell in w.cells)]
 
 
 def ended_cells(planned: Sequence[PlannedCells], store: Store) -> list[str]:
@@ -234,8 +242,8 @@ class Scheduler:
         """
         planned = [one for strand in strands for one in strand.planned]
         self.progress.expect("attacking", count_cells(planned))
-        self._due = {cell.id for one in planned if not one.gate for cell in one.cells}
-        self._gates = frozenset[str]().union(*(one.gate for one in planned))
+        self._due = {cell.id for one in planned for cell in one.cells}
+        self._gates = frozenset[str]().union(*(one.gate.cells for one in planned))
         first_reported = not self.first
         with self.executor as executor:
             for strand in strands:
@@ -247,7 +255,7 @@ class Scheduler:
                 self._handle_end(executor.wait())
                 if not first_reported and not self._due & {*self.first}:
                     first_reported = True
-                    self.progress.ready([self.store.load(cell) for cell in self.first])
+                    self.progress.ready([self.store.load(cell) for cell in self.first if self.store.has(cell)])
 
     def _fill(self) -> bool:
         while self._ready and self._running < self.executor.capacity:
@@ -264,11 +272,12 @@ class Scheduler:
 
     def _push(self, strand: Strand, job: WorkItem) -> None:
         self._owner[job] = strand
-        if job.gate & self._due:
+        if job.gate.cells & self._due:
             self._waiting.append(job)
-        elif job.gate and gate_withstood(self.store, job.gate):
+        elif job.gate and job.gate.is_closed_in(self.store):
             self.progress.advance("attacking", len(job.cells))
             self._close(self._owner.pop(job))
+            self._release(job.cells)
         else:
             heapq.heappush(self._ready, (self._urgency(job), next(self._order), job))
 
@@ -293,8 +302,8 @@ class Scheduler:
     def _release(self, cells: Iterable[str]) -> None:
         """Record that cells have ended, and push or skip the jobs that waited for them."""
         self._due -= {*cells}
-        free = [job for job in self._waiting if not job.gate & self._due]
-        self._waiting = [job for job in self._waiting if job.gate & self._due]
+        free = [job for job in self._waiting if not job.gate.cells & self._due]
+        self._waiting = [job for job in self._waiting if job.gate.cells & self._due]
         for job in free:
             self._push(self._owner[job], job)
 

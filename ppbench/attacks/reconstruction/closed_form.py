@@ -65,6 +65,7 @@ class ClosedForm(Attack):
     """
 
     name: ClassVar[str] = "closed_form"
+    exact: ClassVar[bool] = True
     kind: ClassVar[Kind] = "reconstruction"
     threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1", "collusion/1")
     reference: ClassVar[str] = "this project; both systems as in Zhu and Blaschko, R-GAP, ICLR 2021"

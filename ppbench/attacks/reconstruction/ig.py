@@ -100,11 +100,13 @@ BETTER_FIT = 0.95
 class IGMasked(IG):
     """Inverting gradients tensor by tensor: of unknown scale, with poisoned tensors or entries, or signs alone.
 
-    Labels of single images are tried too, instead of read off the head.
+    Labels of single images are tried too, instead of read off the head. Not in the quick portfolio: beside the others
+    it changed no count of images above 20 dB in any of 14 settings of the default evaluation, at a fifth of its time.
     """
 
     name: ClassVar[str] = "ig_masked"
     version: ClassVar[str] = "1"
+    quick: ClassVar[bool] = False
     reference: ClassVar[str] = (
         "Geiping et al., Inverting Gradients, NeurIPS 2020; Balunovic et al., Bayesian Framework for Gradient Leakage, "
         "ICLR 2022 (leaving the defended layer out)"
