@@ -13,7 +13,7 @@ from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.schema import Metric
 from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
-from ppbench.report.costs import costs, relative_costs
+from ppbench.report.costs import cost_rows, relative_costs
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
@@ -36,7 +36,7 @@ def controls(make, **about):
 
 def tables(records):
     ranked = boards_of(records, no_claims)
-    return overviews(ranked, judged_evaluations(records), costs(ranked, records, lambda _: None))
+    return overviews(ranked, judged_evaluations(records), cost_rows(ranked, records, lambda _: None))
 
 
 def row(records, defense="dp"):

@@ -23,7 +23,7 @@ from ppbench.claims.case import (
     unmet_needs,
 )
 from ppbench.claims.claim import Claim, allowed, claims_of, equations
-from ppbench.claims.costs import KEY_OF, Benchmark, time_is_kept
+from ppbench.claims.cost_rules import KEY_OF, Benchmark, time_is_kept
 from ppbench.claims.rules import judge_with_ends, rule_of, unjudged_reason
 from ppbench.records.schema import Record
 from ppbench.report.cap import strays

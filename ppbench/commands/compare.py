@@ -48,7 +48,7 @@ def compare(
     if junit is not None:
         write_output(junit, report.junit(result))
     if json_:
-        typer.echo(report.as_json(result))
+        typer.echo(report.comparison_json(result))
     else:
         report.print_report(result)
     if github:

@@ -56,7 +56,7 @@ def evaluate(
     input that cannot be used; 3: nothing can be concluded: a control failed or did not run, or the undefended model
     learned too little and nothing leaks.
     """
-    from ppbench.commands.terminal import Live, as_json, report
+    from ppbench.commands.terminal import Live, evaluation_json, evaluation_report
     from ppbench.records.run_files import typed_command
     from ppbench.report.controls import exit_of
     from ppbench.run.config import configure
@@ -66,9 +66,9 @@ def evaluate(
     with Live(quiet=json_) as bars:
         result = run(config, out=out, workers=workers, progress=bars, command=typed_command())
     if json_:
-        typer.echo(json.dumps(as_json(result), indent=1))
+        typer.echo(json.dumps(evaluation_json(result), indent=1))
     else:
-        report(result, full)
+        evaluation_report(result, full)
     if code := exit_of(result.records, result.reliable):
         raise typer.Exit(code)
 

@@ -162,7 +162,7 @@ class Differences:
 
 
 @node(name="ppbench.defenses.baffle.messages.Own")
-class Own:
+class ServerState:
     """The server's own state. seed: int32 scalar, of the round; average: Params or (); steps: int64 scalar."""
 
     seed: Tensor
@@ -356,7 +356,9 @@ class Baffle(PairedDefense):
 
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Start the average at the initial weights."""
-        own = Own(torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64))
+        own = ServerState(
+            torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64)
+        )
         return replace(super().init_server(ctx, params), own=own)
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
@@ -388,7 +390,7 @@ class Baffle(PairedDefense):
         after = super().stepped(ctx, server, update)
         if not self.ema:
             return after
-        own: Own = after.own
+        own: ServerState = after.own
         steps = own.steps + 1
         b = self.decay(int(steps))
         average = {n: torch.lerp(after.params[n], own.average[n], b) for n in after.params}

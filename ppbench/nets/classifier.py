@@ -14,6 +14,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ppbench.base.errors import UsageError
 from ppbench.nets import modes
 
+HEAD_NAMES = ("head.weight", "head.bias")
+"""Parameters of the last layer of every `Classifier`; the bias may be missing."""
+
 
 class Classifier(nn.Module):
     """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.

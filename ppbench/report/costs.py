@@ -117,7 +117,7 @@ class CostRow:
         return evaluation_words(self.entry.key)
 
 
-def costs(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+def cost_rows(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
     """Return one row per defense setting and federation; in each federation `none` comes first."""
     frame, entries = frame_of(records), dict[Key, Entry]()
     relative, trained = relative_costs(frame), frame.by(TRAINED)

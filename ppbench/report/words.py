@@ -51,7 +51,7 @@ def setting_labels(records: Sequence[Record]) -> dict[str, str]:
     return labels
 
 
-def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
+def figure_text(record: Figured | None, name: str, form: str, unit: str = "") -> str:
     """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
     metric = record.metric(name) if record is not None else None
     if metric is None or metric.value is None:
@@ -64,7 +64,7 @@ def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
 
 def decibels(record: Figured | None) -> str:
     """Return a median PSNR with its interval."""
-    return figure(record, "psnr_median", ".1f", " dB")
+    return figure_text(record, "psnr_median", ".1f", " dB")
 
 
 def attack_at(attack: str, control: str) -> str:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Local, Plan
 from ppbench.nets.net import net_spec
@@ -72,7 +72,9 @@ def _defense_options(config: CellConfig) -> dict[str, Any]:
     defense, attack = config.defense, config.attack
     named = {n if "." in n else f"{attack.id}.{n}": v for n, v in attack.parameters.items()}
     named.pop(f"{attack.follows}.version", None)
-    targets = {name for one in filter(None, [attack.id, attack.follows]) for name in load("attacks", one).targets or ()}
+    targets = {
+        name for one in filter(None, [attack.id, attack.follows]) for name in load_plugin("attacks", one).targets or ()
+    }
     if defense.id in CONTROLS and targets and defense.id not in targets:  # it ran beside one of these
         return {"defense": min(targets), "grid": "quick", "settings": named}
     control = defense.control

@@ -90,8 +90,8 @@ def _powers(base: int, size: int, device: torch.device) -> Tensor:
 SEND_MODEL, SEND_TERNARY = 1, 2
 
 
-@node
-class Cost:
+@node(name="ppbench.defenses.fedpc.messages.Cost")
+class TrainingCost:
     """Client to server. value: float32 scalar, the mean loss of its trained model on all its examples (4 bytes)."""
 
     value: Tensor
@@ -165,7 +165,7 @@ class Ledger:
 # -- the server's checks of answers: a malformed one is a ProtocolError that names its client --------------------------
 def cost_of(client: int, answer: Tree | None) -> Tensor:
     """Return the client's cost, a float32 scalar: finite and >= 0."""
-    value: Tensor = _expected(client, answer, Cost).value
+    value: Tensor = _expected(client, answer, TrainingCost).value
     if value.dtype != torch.float32 or value.dim() or not bool(value.isfinite()) or bool(value < 0):
         raise ProtocolError(f"Client {client} told the cost {value.tolist()}, not one finite float32 number >= 0.")
     return value

@@ -345,7 +345,7 @@ def worst_rows(boards: Sequence[Board]) -> list[Row]:
     ]
 
 
-def row_key(entry: Entry) -> Row:
+def identifying_columns(entry: Entry) -> Row:
     """Return the columns that identify a row of a board, and its ranks."""
     about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
     ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
@@ -356,7 +356,7 @@ def _worst_row(board: Board, entry: Entry) -> Row:
     worst, plain = entry.worst, entry.plain
     median = None if worst is None else worst.metric("psnr_median")
     return {
-        **row_key(entry),
+        **identifying_columns(entry),
         "reliable": board.reliable,
         "level": None if entry.leak is None else entry.leak.level,
         "level_plain": None if entry.leak is None else entry.leak.plain,
