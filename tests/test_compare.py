@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.base.errors import UsageError
-from ppbench.commands.compare import compare as command
+from ppbench.commands.results import compare as command
 from ppbench.defenses.dp import DP
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.figure import aggregate

@@ -14,8 +14,7 @@ from ppbench.report.findings import fate_of, joint_fate
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import SEVERITY, leak_of, leaks_of
-from ppbench.report.page.boards import boards_of, no_claims, worst_rows
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
+from ppbench.report.page.boards import boards_of, defense_sentences, judged_evaluations, no_claims, worst_rows
 from ppbench.report.page.overview import overviews
 from ppbench.report.rows import upload_rows
 from ppbench.report.verdict import sentences, verdicts

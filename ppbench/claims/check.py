@@ -30,8 +30,7 @@ from ppbench.report.cap import strays
 from ppbench.report.controls import nothing_to_read
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
 from ppbench.report.page.profiles import PaperClaims
-from ppbench.report.titles import evaluation_words
-from ppbench.report.words import listed_values, setting_labels
+from ppbench.report.words import evaluation_words, listed_values, setting_labels
 
 NO_RECORD = "no record of "
 VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity", "outside the premise")

@@ -20,11 +20,9 @@ from ppbench.base.errors import Exit, ProtocolError, UsageError, because, shown,
 from ppbench.base.installation import fault
 from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
-from ppbench.commands.boards import claims, leaderboard, pack, verify
-from ppbench.commands.compare import baseline, compare
-from ppbench.commands.evaluate import evaluate
 from ppbench.commands.ledger import ledger, publish, score, submit
-from ppbench.commands.sweep import sweep
+from ppbench.commands.results import baseline, claims, compare, leaderboard, pack, verify
+from ppbench.commands.running import evaluate, sweep
 
 # -- Checks of all words of a command line, before any of them is parsed --
 

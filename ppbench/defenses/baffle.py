@@ -17,11 +17,10 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import NonNegativeInt, OpenShare, between, whole_number
-from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
 from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, cohort_evidence, cohorts, others_masks
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Model, Slot, Update

@@ -24,8 +24,8 @@ from ppbench.federation.plan import Noise
 from ppbench.metrics.intervals import Floats
 
 # -- Input and cotangents together, where part of the loss is secret: Levenberg and Marquardt's method --
-# The weights' gradient is linear in the input for known cotangents, and in the cotangents for a known input. Solving for
-# one after the other approaches the solution slowly where units are saturated, so both are corrected at once.
+# The weights' gradient is linear in the input for known cotangents, and in the cotangents for a known input. Solving
+# for one after the other is slow where units are saturated, so both are corrected at once.
 
 STEPS = 100
 """Corrections, at most."""

@@ -17,10 +17,9 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import LARGEST_NUMBER, SMALLEST_POSITIVE, NonNegative, OpenFraction, UnitInterval
-from ppbench.federation.cohort import others_masks
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Layout, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, others_masks
 from ppbench.federation.view import Exchange, View
 
 # -- Ternary vectors of FedPC: a step as entries -1, 0, 1 (Cao et al. 2022, Eq. 4-5), and their encoding --

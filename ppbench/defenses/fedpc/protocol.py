@@ -36,10 +36,10 @@ from ppbench.defenses.fedpc.messages import (
     unmasked_ternary,
 )
 from ppbench.federation import secagg
-from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, gather
+from ppbench.federation.secagg import cohort_evidence
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Hello, Join, Model, Slot
 

@@ -18,10 +18,9 @@ from ppbench.base.autodiff import gradients
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import between
-from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import Net

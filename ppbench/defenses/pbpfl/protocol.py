@@ -14,10 +14,10 @@ from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbation, Surrogates, exchanges, whole_cohorts
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
-from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
+from ppbench.federation.secagg import cohort_evidence
 from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms, channels_of
 

@@ -15,8 +15,7 @@ from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE, learning_of
-from ppbench.report.page.boards import boards_of, no_claims
-from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
+from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evaluations, no_claims
 from ppbench.report.page.overview import Overview, Standing, overviews
 from ppbench.report.page.trust import Trust, trust_of
 from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of

@@ -36,16 +36,23 @@ from ppbench.report.frame import RUNS, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak
 from ppbench.report.learning import USABLE
-from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
-from ppbench.report.page.cell_table import cell_table
+from ppbench.report.page.boards import (
+    Claims,
+    DefenseSentence,
+    JudgedEvaluation,
+    boards_of,
+    judged_evaluations,
+    no_claims,
+    standalone_sentences,
+    table_rows,
+)
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.evaluations import DefenseSentence, JudgedEvaluation, judged_evaluations, standalone_sentences
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
 from ppbench.report.page.overview import Overview, Standing
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
-from ppbench.report.page.sections import Section, board_target, section_metric
+from ppbench.report.page.sections import Section, board_target, cell_table, section_metric
 from ppbench.report.words import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 

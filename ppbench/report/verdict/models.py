@@ -12,8 +12,16 @@ from ppbench.federation.threats import recorded_threat
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
-from ppbench.report.findings import Fate, Finding, ModelFate, audit_of, holders_rows, joint_fate, same_outputs
-from ppbench.report.refutation import refutation_of
+from ppbench.report.findings import (
+    Fate,
+    Finding,
+    ModelFate,
+    audit_of,
+    holders_rows,
+    joint_fate,
+    refutation_of,
+    same_outputs,
+)
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.report.words import attack_at, figure_text, listed_values
