@@ -32,7 +32,7 @@ from ppbench.federation.contract import Defense, Job
 from ppbench.federation.drive import channels_last
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Batch, Data, Layout, Local, Opt, Plan
-from ppbench.nets.net import Option, initial, net_spec
+from ppbench.nets.net import OptionValue, initial, net_spec
 from ppbench.run.cost import peak_bytes
 from ppbench.task.user_data import open_dataset
 
@@ -62,7 +62,7 @@ class Client:
     job: Job
 
     @staticmethod
-    def of(model: str, batch: int, shape: tuple[int, ...] = SHAPE, **options: Option) -> Client:
+    def of(model: str, batch: int, shape: tuple[int, ...] = SHAPE, **options: OptionValue) -> Client:
         plan = Plan(net_spec(model, shape, 10, options), 1, Local("gradient", batch=batch))
         x = torch.rand(1, batch, *shape, generator=torch.Generator().manual_seed(0))
         batches = Batch(x, torch.eye(10)[torch.arange(batch) % 10][None], torch.ones(1, batch))
@@ -133,7 +133,7 @@ def times() -> None:
         ("wrn_10_2", SHAPE, 32),
     )
     for model, shape, batch in works:
-        options: dict[str, Option] = {"hidden": "32", "activation": "hardswish"} if model == "mlp" else {}
+        options: dict[str, OptionValue] = {"hidden": "32", "activation": "hardswish"} if model == "mlp" else {}
         client, k = Client.of(model, batch, shape, **options), 16
         runs: dict[str, Callable[[], object]] = {"backpropagation": client.backpropagation}
         runs |= {f"chunk{chunk}": client.forward(Baffle(k=k, chunk=chunk)) for chunk in (1, 4, 16)}

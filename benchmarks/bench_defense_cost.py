@@ -1,7 +1,7 @@
 """What each registered defense costs a client, beside an undefended client of the same federation, on digits.
 
 Run: OMP_NUM_THREADS=1 pytest benchmarks/bench_defense_cost.py --benchmark-only -s
-Every installed defense, other people's too, in the federation that its own setting asks for (`ppbench.testing.scene`).
+Every installed defense, other people's too, in the federation that its setting asks for (`testing.small_federation`).
 Bytes are those of the whole first round, exact anywhere, and asserted equal to benchmarks/results/defense_cost.json.
 Peak memory is that of one client's `compute`, the same on every run of one machine and version of torch: a change is
 printed. Time is the median over pairs, in turn with `none`, and is never asserted: it is printed, and in extra_info
@@ -25,7 +25,7 @@ from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.nets.net import initial
 from ppbench.run.cost import UNDEFENDED, Client, measured_client, peak_memory, relative_time
-from ppbench.testing.scene import DefenseTrial, shards_for
+from ppbench.testing.small_federation import DefenseTrial, shards_for
 
 KEPT = Path(__file__).parent / "results/defense_cost.json"
 DEFENSES = [name for name in load_all("defenses") if name != "none"]

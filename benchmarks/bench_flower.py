@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ppbench.base import registry
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Opt, Plan
@@ -128,7 +128,7 @@ def recorded(folder: Path, clients: int, examples: int) -> Callable[[int], float
     """Return what runs a round on the bench's grid, every message kept, and says its seconds."""
     name = f"flower:{folder}"
     registry.admit(name)
-    defense = load("defenses", name)()
+    defense = load_plugin("defenses", name)()
     plan = Plan(net_spec("timed_app.task:Net", (3, 32, 32), 10, {}), clients, Local("delta", 1, BATCH, Opt("sgd", LR)))
     run = Federation(defense, plan, {client: _data(client, examples) for client in range(clients)}, Seeds(0))
     run.start(initial(plan.spec, 0))

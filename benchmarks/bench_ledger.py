@@ -56,7 +56,7 @@ from ppbench.ledger.transcript import FrozenView, load_transcript
 from ppbench.metrics.image import psnr
 from ppbench.metrics.spec import Rule
 from ppbench.records.schema import Record
-from ppbench.report.compare import paired
+from ppbench.report.compare import judge, paired
 from ppbench.report.compare.paired import change, rules_for
 from ppbench.report.worst import Measured
 
@@ -273,7 +273,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     trials, tries = (int(word) for word in [*sys.argv[1:], "20", "1000"][: max(2, len(sys.argv) - 1)][:2])
-    paired.REPLICATES = 200  # what the bootstrap would say is beside the point, and would take most of the time
+    paired.REPLICATES = judge.REPLICATES = (
+        200  # what the bootstrap would say is beside the point, and would take most of the time
+    )
     begun, result = time.process_time(), []
     for seed in range(trials):
         with tempfile.TemporaryDirectory() as folder:

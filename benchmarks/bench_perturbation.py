@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.perturbation import outputs, surrogates
+from ppbench.defenses.pbpfl.perturbation import perturbed_outputs, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Batch, Local, Opt, Plan
@@ -94,7 +94,7 @@ def test_pbpfl_client_and_server(benchmark, precision, network):
 
     def forward() -> None:
         with torch.enable_grad():
-            outputs(net, {n: p.detach().requires_grad_() for n, p in sent.params.items()}, batch.x, True)
+            perturbed_outputs(net, {n: p.detach().requires_grad_() for n, p in sent.params.items()}, batch.x, True)
 
     with torch.no_grad():  # as the engine runs a client
         took = medians(

@@ -28,7 +28,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion
 from ppbench.attacks.reconstruction.spear import Spear
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.plan import Data, Local, Plan
@@ -68,7 +68,7 @@ def examples(name: str) -> tuple[Data, tuple[float, float]]:
         "bank": ("csv", f"{FILES / 'bank-marketing.csv.gz'}?target=y&sep=;"),
     }
     plugin, argument = where[name]
-    result = load("datasets", plugin)(argument, seed=0, root=FILES)
+    result = load_plugin("datasets", plugin)(argument, seed=0, root=FILES)
     y = torch.nn.functional.one_hot(result.train.y, result.classes).float()
     x = result.train.x
     return Data(x.float() / 255 if x.dtype == torch.uint8 else x, y), result.data_range

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ppbench.adversary.attack import Attack
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.questions.membership import score_members
 from ppbench.records.figure import aggregate
 from ppbench.run.audit.runs import PointAudit, Questions
@@ -93,7 +93,7 @@ def cases(names: Sequence[str], cache: Path) -> dict[str, Any]:
 
 def _attacked(name: str, count: int, questions: Questions) -> dict[str, Any]:
     """Return the figures of an attack by name, with the first `count` references, from every view that it can use."""
-    attack: Attack = load("attacks", name)()
+    attack: Attack = load_plugin("attacks", name)()
     references, dropped = questions.references
     fewer = None
     if references is not None and count:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from ppbench.adversary.attack import Attack, Challenge
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.evidence import simulation
 from ppbench.federation.plan import Columns, Data, Local, Plan
@@ -61,7 +61,7 @@ def accuracies(attack: Attack, view: View, batch: Data, seed: int) -> tuple[list
 def main() -> None:
     """Print a line of JSON for each activation, batch size and attack."""
     csv, activations, sizes, attacks, seeds = sys.argv[1:]
-    data: Dataset = load("datasets", "csv")(csv, seed=0, root=Path())
+    data: Dataset = load_plugin("datasets", "csv")(csv, seed=0, root=Path())
     columns = data.columns or Columns(data.shape[0])
     for activation in activations.split(","):
         spec = net_spec("mlp", data.shape, data.classes, {"hidden": 64, "activation": activation})

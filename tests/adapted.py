@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ppbench.base import registry
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
@@ -49,7 +49,7 @@ class Setting:
         """Return a started federation of a defense at an address, with its parameters."""
         plan = plan or self.plan
         registry.admit(name)
-        defense = load("defenses", name)(**parameters)
+        defense = load_plugin("defenses", name)(**parameters)
         defense.check(plan)
         run = Federation(defense, plan, shards or self.shards(), Seeds(seed))
         run.start(initial(plan.spec, 0))

@@ -15,7 +15,7 @@ from bad_files import BODY, DATA, HEAD, IDX, RESULTS, SUITES, WEIGHTS
 from bad_words import MODEL, PAIRS, PLACES
 
 from ppbench.base.registry import load_all
-from ppbench.commands.evaluate import OPTIONS
+from ppbench.commands.running import OPTIONS
 from ppbench.federation.bounds import bounds_of
 
 REFUSED = frozenset({2})

@@ -29,7 +29,7 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import CellConfig, Record
 from ppbench.run import cost
 from ppbench.task.user_data import open_dataset
-from ppbench.testing.scene import all_digits
+from ppbench.testing.small_federation import all_digits
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("same examples in every run", derandomize=True, deadline=None)

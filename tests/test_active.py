@@ -32,7 +32,7 @@ from ppbench.run.config import configure
 from ppbench.run.detection import detection_scores
 from ppbench.run.evaluation import evaluate
 from ppbench.run.experiment import resolve
-from ppbench.testing.scene import World, all_digits, psnrs
+from ppbench.testing.small_federation import World, all_digits, psnrs
 
 ACTIVE, SYBIL = "server-active/1", "server-active/1/sybil"
 SQUARED = {"loss": "squared"}

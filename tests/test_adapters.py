@@ -24,10 +24,10 @@ import ppbench
 from ppbench.adapters import flower, nvflare, opacus
 from ppbench.base import registry
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.federation.wire import SERVER
 from ppbench.nets.net import initial
-from ppbench.testing.scene import largest_difference, same_tensors
+from ppbench.testing.small_federation import largest_difference, same_tensors
 
 PACKAGES = {"flower": "flwr", "nvflare": "nvflare", "opacus": "opacus"}
 HERE = [name for name, package in PACKAGES.items() if importlib.util.find_spec(package)]
@@ -122,7 +122,7 @@ def test_a_function_of_ones_own_is_a_defense(extra: str) -> None:
     setting, name = setting_of(extra), f"{extra}:{extra}_apps:mine"
     control, value, about, stock, clip = OWN[extra]
     registry.admit(name)
-    made = load("defenses", name)
+    made = load_plugin("defenses", name)
     assert (made.control, made.grids["quick"], made.__doc__) == (control, (value,), about)
     assert asdict(made(**{control: 0.7})) == {control: 0.7, "clip": 1.0} and made() == made(**{control: value})
     assert extra != "opacus" or made.kin == "dp_sgd"
@@ -186,7 +186,7 @@ def test_what_is_no_mechanism_is_refused(name: str, words: str) -> None:
     plan = setting_of(name).plan
     registry.admit(name)
     with pytest.raises(UsageError) as error:
-        load("defenses", name)().check(plan)
+        load_plugin("defenses", name)().check(plan)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -199,7 +199,7 @@ def test_records_do_not_choose_what_is_imported(extra: str, tmp_path: Path, monk
     name = f"{extra}:never_{extra}:c"
     assert registry.find("defenses", name) is None
     with pytest.raises(UsageError, match=f"There is no defense named '{name}'"):
-        load("defenses", name)
+        load_plugin("defenses", name)
     assert f"never_{extra}" not in sys.modules
     with pytest.raises(UsageError, match=f"'{name}' is"):  # asked for: imported, and no function
         ppbench.evaluate(defense=name)

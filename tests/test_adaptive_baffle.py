@@ -36,7 +36,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.metrics.labels import multiset_chance
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import digit_shards
+from ppbench.testing.small_federation import digit_shards
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})
 PLAN = Plan(SPEC, 4, Local("gradient", batch=14), server_opt=Opt("adam", lr=0.01, betas=(0.9, 0.99)))

@@ -38,7 +38,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.nets.channels import channels_of
 from ppbench.nets.net import NetSpec, build, initial, net_spec
 from ppbench.questions.labels import score_labels
-from ppbench.testing.scene import all_digits
+from ppbench.testing.small_federation import all_digits
 
 CLIENTS = 4
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})

@@ -24,7 +24,7 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.nets.channels import Channels, channels_of
 from ppbench.nets.net import NetSpec, build, initial, net_spec
-from ppbench.testing.scene import digit_shards
+from ppbench.testing.small_federation import digit_shards
 
 CLIENTS = 4
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})

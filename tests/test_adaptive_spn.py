@@ -37,7 +37,7 @@ from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import all_digits, with_changed_mail
+from ppbench.testing.small_federation import all_digits, with_changed_mail
 
 SPEC = net_spec("dlnet", (1, 8, 8), 10, {"nconv": 2})
 PLAN = Plan(SPEC, 8, Local("gradient"))

@@ -6,7 +6,7 @@ import pytest
 
 from ppbench.base.errors import UsageError
 from ppbench.records.store import Store
-from ppbench.run.config_of_cell import find_cell
+from ppbench.run.cells import find_cell
 
 BOARD = Path(__file__).parent.parent / "leaderboards" / "results" / "digits-quick" / "records.zip"
 

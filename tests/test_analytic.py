@@ -26,7 +26,7 @@ from ppbench.federation.evidence import Evidence, simulation
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.net import LossName, Option, initial, net_spec
+from ppbench.nets.net import LossName, OptionValue, initial, net_spec
 
 SLOT = Slot(0, 0)
 GREY = 0.1  # how far a grey start image lies from .5, at most (5 standard deviations)
@@ -40,7 +40,7 @@ def color(count: int) -> Tensor:
     return torch.rand(count, 3, 32, 32, generator=seeded(1))
 
 
-def plan_of(x: Tensor, loss: LossName = "cross_entropy", classes: int = 10, **options: Option) -> Plan:
+def plan_of(x: Tensor, loss: LossName = "cross_entropy", classes: int = 10, **options: OptionValue) -> Plan:
     return Plan(net_spec("mlp", tuple(x.shape[1:]), classes, options), 1, Local("gradient"), loss=loss)
 
 

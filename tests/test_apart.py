@@ -20,7 +20,7 @@ from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base import confine, registry
 from ppbench.base import registry as entries
 from ppbench.base.errors import PluginError, UsageError
-from ppbench.base.tree import save
+from ppbench.base.tree import save_tree
 from ppbench.federation.threats import HONEST_SERVER
 from ppbench.records import sources
 from ppbench.records.run_files import commitment, keep_salt, salt_of
@@ -289,7 +289,7 @@ def deep(work):
 def written_answer(value):
     def act(work):
         (work / "answer.json").write_text("{}")
-        save(value, work / "answer.safetensors")
+        save_tree(value, work / "answer.safetensors")
 
     return act
 

@@ -13,8 +13,8 @@ import pytest
 from ppbench import api
 from ppbench.base import declarations, registry
 from ppbench.base.registry import load_all
-from ppbench.federation.contract import faults as defense_faults
-from ppbench.questions.base import faults as question_faults
+from ppbench.federation.contract import defense_faults
+from ppbench.questions.base import question_faults
 from ppbench.questions.labels import Labels
 
 ROOT = Path(__file__).parent.parent

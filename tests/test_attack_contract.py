@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.defenses.mpdp.protocol import MPDPNaive
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
@@ -30,11 +30,11 @@ from ppbench.federation.threats import THREATS
 from ppbench.run import evaluation
 from ppbench.run.experiment import make_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, duels, finds_the_planted_leak, properties_in
-from ppbench.testing.records import extraction_result, masked_plan, memorized, observed_view
-from ppbench.testing.scene import CHANCE_LEVEL, Duel, all_digits, ask, seeded
+from ppbench.testing.record_attacks import extraction_result, masked_plan, memorized, observed_view
+from ppbench.testing.small_federation import CHANCE_LEVEL, Duel, all_digits, ask, seeded
 
 ATTACKS: dict[str, type[Attack]] = {
-    name: load("attacks", name) for name, plugin in plugins("attacks").items() if plugin.ours
+    name: load_plugin("attacks", name) for name, plugin in plugins("attacks").items() if plugin.ours
 }
 EXTRACTION = [name for name, attack in ATTACKS.items() if attack.kind == "extraction"]
 DECIBELS = {"gifd": 25, "gias": 25, "ggl": 20}  # through a generator, whose stages share the budget; by its latent
@@ -194,7 +194,7 @@ def test_the_small_mask_that_mpdp_can_learn_under_leaves_decisions_readable():
 @pytest.mark.parametrize("name", [n for n in EXTRACTION if not ATTACKS[n].adaptive])
 def test_null_under_an_overwhelming_mask_decisions_are_chance(name):
     """Classes are exchangeable in the mask's law, so agreement is 1 / C in the mean over masks, whatever the model."""
-    duel = Duel(ATTACKS[name](), replace(load("defenses", "pbpfl")(), kappa=1e6))
+    duel = Duel(ATTACKS[name](), replace(load_plugin("defenses", "pbpfl")(), kappa=1e6))
     plan = masked_plan(duel)
     params = memorized(plan)
     views = (observed_view(duel, plan, params, "client/1", seed) for seed in range(60))

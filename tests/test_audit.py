@@ -11,7 +11,7 @@ from ppbench.adversary.isolation import isolated_guesses
 from ppbench.adversary.leaks import leaks
 from ppbench.attacks.membership.references import LiRA
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data
@@ -133,7 +133,9 @@ def test_one_coin_adds_one_record_and_changes_nothing_else():
 
 def test_shards_are_levelled_for_defenses_that_need_it_by_one_share_or_all_there_is():
     plan, sizes = make_task(config()).plan, [40, 40, 40, 40]
-    level = {name: needs_level(load("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")}
+    level = {
+        name: needs_level(load_plugin("defenses", name)(), plan, sizes) for name in ("none", "dp_sgd", "fedpc", "mpdp")
+    }
     assert level == {"none": False, "dp_sgd": False, "fedpc": False, "mpdp": True}
     assert level_sizes({0: 10, 1: 10}, {0: 10, 1: 6}, {0: 0, 1: 3}) == {0: 9, 1: 9}
     assert level_sizes({0: 10, 1: 11}, {0: 10, 1: 7}, {0: 0, 1: 9}) == {0: 10, 1: 11}

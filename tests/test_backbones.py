@@ -17,7 +17,7 @@ from ppbench.base.vision import torchvision
 from ppbench.federation.engine import Federation
 from ppbench.nets.channels import channels_of
 from ppbench.nets.models.resnet import FixupBottleneck, Shift, resnet50_fixup
-from ppbench.nets.net import Net, NetSpec, Option, build, initial, net_spec
+from ppbench.nets.net import Net, NetSpec, OptionValue, build, initial, net_spec
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.experiment import make_defense
 from ppbench.run.task import describe, make_task
@@ -33,7 +33,7 @@ def fixup(shape: tuple[int, ...] = (1, 8, 8)) -> tuple[Net, Params]:
     return build(spec), initial(spec, 0)
 
 
-def spec(shape: tuple[int, ...] = CIFAR, **options: Option) -> NetSpec:
+def spec(shape: tuple[int, ...] = CIFAR, **options: OptionValue) -> NetSpec:
     return net_spec("frozen_backbone", shape, 10, {"backbone": FROZEN, **options})
 
 
@@ -191,7 +191,7 @@ def test_every_process_on_every_machine_names_the_same_constants_alike(original,
     assert build(spec(weights=str(tmp_path / "w.pth"))).frozen_sha256 == PINNED
 
 
-def config(**options: Option) -> EvaluateConfig:
+def config(**options: OptionValue) -> EvaluateConfig:
     model = {"backbone": FROZEN, **options}
     return configure(defense="none", model="frozen_backbone", model_options=model, clients=2, train=100)
 

@@ -31,7 +31,7 @@ from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot, Update
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import all_digits, same_tensors
+from ppbench.testing.small_federation import all_digits, same_tensors
 
 SIZES = (40, 64, 100, 60)  # of a stride of 48: some examples are two clients'
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32", "activation": "hardswish"})

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ppbench.base.errors import UsageError
 from ppbench.claims.check import PAPER_CLAIMS, claimed
-from ppbench.commands.compare import baseline as command
+from ppbench.commands.results import baseline as command
 from ppbench.records.run_files import Origin, origin_of, save_origin
 from ppbench.records.store import Store
 from ppbench.report.compare.outcome import compare

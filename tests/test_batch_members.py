@@ -20,8 +20,8 @@ from ppbench.report.verdict import verdicts
 from ppbench.run.cells import cells, groups
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
-from ppbench.testing.records import _batch_scores
-from ppbench.testing.scene import Duel, all_digits, seeded
+from ppbench.testing.record_attacks import _batch_scores
+from ppbench.testing.small_federation import Duel, all_digits, seeded
 
 QUESTION = BatchMembers()
 

@@ -12,7 +12,7 @@ import torch
 
 from ppbench.attacks.membership.audits import CanaryClientAudit
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.base.tree import Tree
 from ppbench.defenses.none import NoDefense
 from ppbench.federation.contract import Context, Defense, Server
@@ -101,7 +101,7 @@ def test_its_gradient_is_its_direction_in_batches_of_any_kind(tmp_path):
     x, y = torch.rand(3, *plan.spec.shape), torch.zeros(3, 10)
     straight = Straight.of(plan, direction)
     result = torch.func.grad(lambda p: straight.objective(p, x, y, torch.tensor([1.0, 1.0, 0.0])))(params)
-    clipped = load("defenses", "dp_sgd")(noise_multiplier=0.0)
+    clipped = load_plugin("defenses", "dp_sgd")(noise_multiplier=0.0)
     total = clipped.clipped_sum(straight, params, SimpleNamespace(x=x, y=y, w=torch.ones(3)))
     norm = Layout.of(params).pack(direction).norm()
     for name, value in direction.items():
@@ -110,11 +110,11 @@ def test_its_gradient_is_its_direction_in_batches_of_any_kind(tmp_path):
 
 def test_those_whose_clients_upload_more_than_a_gradient_are_refused(tmp_path):
     task = audit(tmp_path, NoDefense()).experiment.task
-    takes = {name for name in plugins("defenses") if takes_canaries(load("defenses", name)(), task.plan, 30, 2)}
+    takes = {name for name in plugins("defenses") if takes_canaries(load_plugin("defenses", name)(), task.plan, 30, 2)}
     assert {"none", "full_noise", "dp", "dp_sgd", "ppdl"} <= takes
     assert not takes & {"spn", "pbpfl", "pbpfl_ext", "mpdp", "mpdp_h", "fedpc", "baffle", "central"}
     with pytest.raises(Refused, match="none can upload a direction"):
-        audit(tmp_path, load("defenses", "spn")()).start(0)
+        audit(tmp_path, load_plugin("defenses", "spn")()).start(0)
     with pytest.raises(Refused, match="--canary-clients"):
         _ = audit(tmp_path, NoDefense(), canary_clients=0, attacks=("mia_loss",)).clients
 
@@ -130,7 +130,7 @@ def test_noise_at_the_server_is_estimated_near_what_it_guarantees(tmp_path):
 
 
 def test_pure_noise_gives_about_nothing_and_no_defense_much(tmp_path):
-    noise, none = (figures(tmp_path, load("defenses", name)()) for name in ("full_noise", "none"))
+    noise, none = (figures(tmp_path, load_plugin("defenses", name)()) for name in ("full_noise", "none"))
     assert noise["client_epsilon"].value < 1.6 and noise["client_epsilon"].low < 0.6
     assert none["client_epsilon"].low > 50 and none["client_epsilon_null"].value < 1.6
 

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from ppbench.base.autodiff import gradient
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
-from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, outputs, surrogates, unscale
+from ppbench.defenses.pbpfl.perturbation import combine, mask, multiply, perturbed_outputs, surrogates, unscale
 from ppbench.federation.plan import Batch
-from ppbench.nets.channels import Channels, Norms, traced_features, walk
+from ppbench.nets.channels import Channels, Norms, traced_channels, traced_features
 from ppbench.nets.net import Classifier, Net, NetSpec, build, initial, net_spec, squared
 
 IMAGE = (3, 8, 8)
@@ -125,7 +125,7 @@ class Recorder(fx.Interpreter):
 def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_channel(name):
     make, norms, _ = ZOO[name]
     net, params = make()
-    result = walk(net, norms)
+    result = traced_channels(net, norms)
     perturbed, scales, _ = scaled(params, result)
     x = rand(6, *net.spec.shape, seed=1)
     clean, hidden = Recorder(net, params), Recorder(net, perturbed)
@@ -157,7 +157,7 @@ def test_every_hidden_activation_is_the_true_one_times_a_positive_scale_per_chan
 def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
     make, norms, count = ZOO[name]
     net, params = make()
-    result = walk(net, norms)
+    result = traced_channels(net, norms)
     assert result.count == count
     perturbed, _, _ = scaled(params, result)
     r = 10 * (rand(CLASSES, seed=4) - 0.5)
@@ -165,7 +165,7 @@ def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
     true = net(params, x)
     torch.testing.assert_close(net(perturbed, x), true, rtol=1e-12, atol=1e-12 * float(true.abs().max()))
     for masked_bias in (True, False):
-        logits, alpha = outputs(net, mask(perturbed, r, masked_bias), x, masked_bias)
+        logits, alpha = perturbed_outputs(net, mask(perturbed, r, masked_bias), x, masked_bias)
         features = net.features(perturbed, x)
         torch.testing.assert_close(alpha, features.sum(1) + float(masked_bias and net.head_bias))
         expected = true + alpha[:, None] * r
@@ -176,7 +176,7 @@ def test_masked_logits_are_the_true_ones_plus_alpha_times_the_mask(name):
 def test_multipliers_of_a_perceptron_are_those_of_the_paper():
     """Eq. 6-8: rows by r of this layer, columns by 1/r of the last; biases by r; the head by 1/r alone."""
     net, params = registered("mlp", hidden="4,3")
-    result = walk(net)
+    result = traced_channels(net)
     _, scales, multiplier = scaled(params, result)
     first, second = scales[1:5], scales[5:8]
     torch.testing.assert_close(multiplier["features.1.weight"], first[:, None].expand(4, 192))
@@ -267,7 +267,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 3)), max_size=
 def test_random_chains_of_commuting_steps_are_exact(steps, seed):
     torch.manual_seed(seed)
     net, params = wrapped(Chain(steps, 2, 6), (2, 6, 6))
-    perturbed, _, multiplier = scaled(params, walk(net), seed)
+    perturbed, _, multiplier = scaled(params, traced_channels(net), seed)
     r = 4 * (rand(CLASSES, seed=seed) - 0.5)
     sent = mask(perturbed, r, True)
     x, y = rand(3, 2, 6, 6, seed=seed + 1), rand(3, CLASSES, seed=seed + 2)
@@ -378,7 +378,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 def test_what_does_not_commute_is_refused_in_one_sentence_that_names_it_and_a_way_out(name, capfd):
     make, named, advice = REFUSED[name]
     with pytest.raises(UsageError, match=rf"(?s)(?=.*{named}).*{advice}") as caught:
-        walk(wrapped(make())[0], "affine" if name.startswith("affine") else "refuse")
+        traced_channels(wrapped(make())[0], "affine" if name.startswith("affine") else "refuse")
     sentence = str(caught.value)
     assert sentence.endswith(".") and ". " not in sentence and "\n" not in sentence, sentence
     assert "cannot be perturbed" in sentence

@@ -13,7 +13,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_all
 from ppbench.claims.check import Unchecked, check_claims
 from ppbench.claims.claim import Claim, Rival, claimed_by_all, claims_of
-from ppbench.claims.costs import KEY_OF, Benchmark, read_figures
+from ppbench.claims.cost_rules import KEY_OF, Benchmark, read_figures
 from ppbench.claims.page import escape, page
 from ppbench.claims.rules import RIVALS, RULES, unjudged_reason
 from ppbench.report.cap import series_cap

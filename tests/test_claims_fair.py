@@ -8,7 +8,7 @@ import pytest
 
 from ppbench.claims.check import Checked, check_claims
 from ppbench.claims.claim import Claim, Rival, claims_of
-from ppbench.claims.costs import Benchmark
+from ppbench.claims.cost_rules import Benchmark
 from ppbench.questions.base import question_for
 from ppbench.report.cap import worst_caps
 from ppbench.report.compare.paired import change, rules_for, sample_of

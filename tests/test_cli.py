@@ -138,7 +138,7 @@ def test_a_third_partys_broken_plugin_is_named_takes_nothing_down_and_no_name_of
         loaded = registry.load_all("attacks")
     assert "bad" not in loaded and "dlg" in loaded
     with pytest.raises(UsageError, match="repair or uninstall"):
-        registry.load("attacks", "bad")
+        registry.load_plugin("attacks", "bad")
     assert summary(registry.plugins("attacks")["bad"]).startswith("broken")
 
 

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ppbench.commands.terminal import as_json
+from ppbench.commands.terminal import evaluation_json
 from ppbench.metrics.modality import modalities
 from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for, questions
@@ -234,7 +234,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
     harness = Check("harness", True, "")
     about = dict(records=records, reliable=True, verdict=(), verdicts=(), notes=(), computed=0, out="")
     result = SimpleNamespace(**about, answer=answer_of(records, harness))
-    for cell in as_json(result)["cells"]:
+    for cell in evaluation_json(result)["cells"]:
         row = cells[cell["cell_id"]]
         values = [row[name] for name in ("kind", "dataset", "role", "probe", "stage")]
         assert [cell[name] for name in ("kind", "dataset", "role", "probe", "stage")] == values
@@ -244,7 +244,7 @@ def test_two_thetas_read_apart_and_ranks_are_whole_numbers(fabricate):
             row["rank_high"],
         ]
     result.answer = answer_of(records, Check("harness", False, "the self-test failed"))
-    assert {cell["rank_low"] for cell in as_json(result)["cells"]} == {None}
+    assert {cell["rank_low"] for cell in evaluation_json(result)["cells"]} == {None}
 
 
 def test_columns_that_would_be_empty_are_left_out_and_a_table_without_rows_has_all(fabricate):

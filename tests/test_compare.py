@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from ppbench.attacks.reconstruction.dlg import DLG
 from ppbench.base.errors import UsageError
-from ppbench.commands.compare import compare as command
+from ppbench.commands.results import compare as command
 from ppbench.defenses.dp import DP
 from ppbench.metrics.intervals import clopper_pearson
 from ppbench.records.figure import aggregate
@@ -306,7 +306,7 @@ def test_names_of_others_do_nothing_in_any_output(cell, versus, capsys, monkeypa
     assert any("records/" in line and ".json" in line for line in lines)
     report.print_report(evil)
     assert "\x1b[31m" not in capsys.readouterr().out
-    assert json.loads(machine.as_json(evil))["exit_code"] == 1
+    assert json.loads(machine.comparison_json(evil))["exit_code"] == 1
 
 
 LINKS = ("@octocat", "https://evil.example/x", "www.evil.example", "a@b.example", "#12", "&#64;x", "a_b *c* `x`")

@@ -17,7 +17,7 @@ from ppbench.records.schema import Cost
 from ppbench.report.costs import cost_ratios, cost_sentence, relative_costs
 from ppbench.run import cost
 from ppbench.run.experiment import make_defense
-from ppbench.testing.scene import same_tensors
+from ppbench.testing.small_federation import same_tensors
 
 CPU = torch.device("cpu")
 MEGA = 2**20

@@ -11,14 +11,14 @@ from torch.nn.functional import one_hot
 
 from ppbench.attacks.reconstruction.search.problem import discrepancy, objective
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.base.tree import nbytes
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.scene import DefenseTrial, Finding, ask, plan_for, scene_victims
+from ppbench.testing.small_federation import DefenseTrial, PropertyResult, ask, plan_for, scene_victims
 
 DEFENSES = [n for n, p in plugins("defenses").items() if p.ours]
 ENCRYPTED = {"tp_smc", "hybridalpha", "pile"}
@@ -44,7 +44,7 @@ CASES = [(name, q) for q in DEFENSE_PROPERTIES for name in DEFENSES if q != MOVE
 
 
 def make(name: str) -> Defense:
-    return load("defenses", name)()
+    return load_plugin("defenses", name)()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def expected(name: str, question: str) -> str:
 def test_the_battery_finds_what_is_right(name, question):
     off = OFF.get(name)
     trial = FewClients(make(name), None if off is None else tuple(off.items()))
-    result: Finding = ask(question, DEFENSE_PROPERTIES[question], trial)
+    result: PropertyResult = ask(question, DEFENSE_PROPERTIES[question], trial)
     assert result.outcome == expected(name, question), result.sentence
 
 

@@ -21,7 +21,7 @@ from ppbench.attacks.reconstruction.fedavg import (
 )
 from ppbench.attacks.reconstruction.search.priors import ImagePrior
 from ppbench.attacks.reconstruction.search.problem import MappedObjective, SimulatedObjective
-from ppbench.attacks.reconstruction.search.starts import Starts, Victim, simulation_groups
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, Starts, simulation_groups
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.defenses.none import NoDefense
@@ -29,7 +29,7 @@ from ppbench.federation.evidence import Evidence, at_truth, simulation
 from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
-from ppbench.nets.net import Option, initial, net_spec
+from ppbench.nets.net import OptionValue, initial, net_spec
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "bench_dlg.py"
 WHOLE, SMALL = (net_spec("dlnet", (1, 8, 8), 10, options) for options in ({}, {"nconv": 2}))
@@ -143,7 +143,7 @@ def test_restarts_share_the_budget_and_keep_the_best_mismatch(digits, monkeypatc
     x, y = batches(digits, 1)
     images = iter([torch.full((1, 1, 1, 8, 8), 1e4), torch.full((1, 1, 1, 8, 8), 0.5)])
     monkeypatch.setattr(dlg, "draw", lambda *_: Starts(next(images), y, joint=False))
-    victim = Victim(evidence(gradients(x, y))[0], ask(1)[0], PLAN, seeded())
+    victim = PosedVictim(evidence(gradients(x, y))[0], ask(1)[0], PLAN, seeded())
     attack = DLG(budget=600, restarts=1, hopeless=0.0)
     matched = attack.matched([victim], torch.full((1,), 1e-10, dtype=torch.float64))
     assert psnr(matched.ends.x[0, 0], x[0, 0]) > 30
@@ -159,14 +159,14 @@ def test_what_was_made_without_a_check_is_refused_when_it_runs():
 LOSSES = ("cross_entropy", "squared")
 
 
-def plan_of(model: str, options: dict[str, Option], loss: str, classes: int = 10) -> Plan:
+def plan_of(model: str, options: dict[str, OptionValue], loss: str, classes: int = 10) -> Plan:
     return Plan(net_spec(model, (1, 8, 8), classes, options), 1, Local("gradient"), loss=loss)
 
 
-def victim(plan: Plan, x: Tensor, y: Tensor, known: bool = True) -> Victim:
+def victim(plan: Plan, x: Tensor, y: Tensor, known: bool = True) -> PosedVictim:
     """A victim whose gradient was observed; `known`: the attacker takes it for one at these public weights."""
     evidence = observation(plan, initial(plan.spec, 0), x, y)
-    return Victim(evidence if known else replace(evidence, params=None), ask(1, len(x))[0], plan, seeded())
+    return PosedVictim(evidence if known else replace(evidence, params=None), ask(1, len(x))[0], plan, seeded())
 
 
 def attacked(attack: DLG, plan: Plan, x: Tensor, y: Tensor) -> list[Guess]:

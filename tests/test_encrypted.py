@@ -8,7 +8,7 @@ import torch
 
 from ppbench.attacks.adaptive.encrypted import AdaptiveEncrypted
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.encrypted import sums as shares
 from ppbench.defenses.encrypted.sums import Ciphertext, Decrypt, Partial, _streams, ciphertext_words
@@ -23,7 +23,7 @@ from ppbench.records.run_files import ClientTime
 from ppbench.report.costs import encryption_sentence
 from ppbench.run import cost
 from ppbench.run import cost as ciphers
-from ppbench.testing.scene import DefenseTrial, digit_shards, scene_victims
+from ppbench.testing.small_federation import DefenseTrial, digit_shards, scene_victims
 
 NAMES = ["tp_smc", "hybridalpha", "pile"]
 NOISY = ["tp_smc", "hybridalpha"]
@@ -31,7 +31,7 @@ LOUD = {"epsilon": 1e6, "bound": 2.0}  # hardly any noise, and nothing is clippe
 
 
 def made(name, **changes):
-    return replace(load("defenses", name)(), **changes)
+    return replace(load_plugin("defenses", name)(), **changes)
 
 
 def federation(defense, clients=4, **changes):

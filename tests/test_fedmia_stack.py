@@ -9,13 +9,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import MembershipQuestion
+from ppbench.attacks.membership.model_queries import MembershipQuestion
 from ppbench.attacks.membership.stack import Stack
 from ppbench.attacks.membership.updates import FedMIA, UpdateCosine, against_others
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.view import View
 from ppbench.nets.net import net_spec
-from ppbench.testing.scene import POISONS, with_changed_mail
+from ppbench.testing.small_federation import POISONS, with_changed_mail
 
 CLIENTS, COUNT, ROUNDS = 5, 60, 4
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

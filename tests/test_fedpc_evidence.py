@@ -34,7 +34,7 @@ from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Layout, Local, Opt
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Hello
-from ppbench.testing.scene import same_tensors
+from ppbench.testing.small_federation import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)
 

@@ -18,9 +18,9 @@ from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
     Command,
-    Cost,
     Masked,
     Ternary,
+    TrainingCost,
     Weights,
     entry_epsilon,
 )
@@ -29,7 +29,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.plan import Data, Local, Opt
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.run.experiment import make_defense
-from ppbench.testing.scene import same_tensors
+from ppbench.testing.small_federation import same_tensors
 
 SGD = Opt("sgd", 0.05, 0.9)
 
@@ -44,7 +44,7 @@ def test_the_pilot_is_the_client_of_largest_goodness_and_the_only_one_to_send_it
     run, previous = build(FedPC()), None
     for _ in range(4):
         transcript = run.observe()
-        costs = {c: a.value.double() for c, a in answers(transcript, Cost).items()}
+        costs = {c: a.value.double() for c, a in answers(transcript, TrainingCost).items()}
         good = {c: UNEQUAL[c] / v if previous is None else UNEQUAL[c] * (previous[c] - v) for c, v in costs.items()}
         best = max(good, key=lambda c: float(good[c]))
         commands = {e.receiver: int(e.message.code) for e in transcript.mail if isinstance(e.message, Command)}
@@ -78,7 +78,7 @@ def test_the_next_model_is_eq_3_and_stays_within_its_bound(build, beta):
         for round_ in (1, 2, 3):
             transcript, server = run.observe(), run.parties.server
             (pilot, model), *_ = answers(transcript, Weights).items()
-            costs = {c: a.value for c, a in answers(transcript, Cost).items()}
+            costs = {c: a.value for c, a in answers(transcript, TrainingCost).items()}
             sent = {e.sender: e.message for e in transcript.mail if isinstance(e.message, Weights | Ternary)}
             after = flat(run.defense.advanced(server, costs, pilot, sent).params)
             start, end = flat(server.params), flat(model.params)
@@ -157,7 +157,7 @@ def test_training_is_fedavgs_and_the_cost_is_the_trained_models_mean_loss_on_all
     run, plain = build(FedPC(batch_sizes="16", epochs="2", rates="1"), local=local), build(NoDefense(), local=local)
     transcript = run.observe()
     updates = {e.sender: e.message.params for e in plain.observe().mail if e.receiver == SERVER}
-    start, costs = run.parties.server.params, answers(transcript, Cost)
+    start, costs = run.parties.server.params, answers(transcript, TrainingCost)
     for client, model in trained(transcript).items():
         assert max(float((start[n] - model[n] - u).abs().max()) for n, u in updates[client].items()) < 1e-6
         losses = run.plan.example_loss(run.plan.net(model, run.shards[client].x), run.shards[client].y)
@@ -228,17 +228,17 @@ def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
 @pytest.mark.parametrize(
     ("kind", "spoil", "transcript"),
     [
-        (Cost, lambda a: Cost(a.value * math.nan), "told the cost nan"),
-        (Cost, lambda a: Cost(a.value * math.inf), "told the cost inf"),
-        (Cost, lambda a: Cost(a.value - 100), "told the cost -"),
-        (Cost, lambda a: Cost(a.value.double()), "told the cost .* not one finite float32"),
-        (Cost, lambda a: Cost(a.value[None]), r"told the cost \["),
-        (Cost, lambda a: Weights({}), "was asked for Cost and sent Weights"),
-        (Cost, lambda a: None, "was asked for Cost and sent nothing"),
+        (TrainingCost, lambda a: TrainingCost(a.value * math.nan), "told the cost nan"),
+        (TrainingCost, lambda a: TrainingCost(a.value * math.inf), "told the cost inf"),
+        (TrainingCost, lambda a: TrainingCost(a.value - 100), "told the cost -"),
+        (TrainingCost, lambda a: TrainingCost(a.value.double()), "told the cost .* not one finite float32"),
+        (TrainingCost, lambda a: TrainingCost(a.value[None]), r"told the cost \["),
+        (TrainingCost, lambda a: Weights({}), "was asked for Cost and sent Weights"),
+        (TrainingCost, lambda a: None, "was asked for Cost and sent nothing"),
         (Ternary, lambda a: Ternary(a.packed[:-1]), "sent a ternary vector that cannot be read: 460 entries"),
         (Ternary, lambda a: Ternary(a.packed.index_fill(0, torch.tensor(0), 2)), "sent a ternary.*stands for nothing"),
         (Ternary, lambda a: Ternary(a.packed.char()), "sent a ternary.*uint8"),
-        (Ternary, lambda a: Cost(torch.tensor(1.0)), "was asked for Ternary and sent Cost"),
+        (Ternary, lambda a: TrainingCost(torch.tensor(1.0)), "was asked for Ternary and sent Cost"),
         (Weights, spoiled(lambda b: b * math.nan), "sent a model with values in 'head.bias'"),
         (Weights, spoiled(lambda b: b[:-1]), "sent a model whose names, shapes or dtypes"),
         (Weights, spoiled(lambda b: b.double()), "sent a model whose names, shapes or dtypes"),
@@ -250,11 +250,11 @@ def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
     ],
 )
 def test_a_malformed_answer_names_its_client_and_changes_nothing(build, kind, spoil, transcript):
-    masks, whom = "ring" if kind is Masked else "none", (2,) if kind is Cost else (0, 1, 2, 3, 4)
+    masks, whom = "ring" if kind is Masked else "none", (2,) if kind is TrainingCost else (0, 1, 2, 3, 4)
     run = build(Faulty(spoil=((kind, spoil),), whom=whom, masks=masks))
     assert run.run(1)
     before = (run.parties.server, list(run.parties.clients), run.round)
-    with pytest.raises(ProtocolError, match=f"Client {2 if kind is Cost else '[0-4]'} {transcript}"):
+    with pytest.raises(ProtocolError, match=f"Client {2 if kind is TrainingCost else '[0-4]'} {transcript}"):
         run.run(2)
     assert (
         same_tensors(before[0], run.parties.server)

@@ -167,7 +167,7 @@ def reached_methods(group, folder):
 
 def direct_sentence(one, name):
     """Call a method of the plugin of a package as a command does, behind a door; return the sentence."""
-    target = registry.load(one.group, one.name)
+    target = registry.load_plugin(one.group, one.name)
     with pytest.raises(PluginError) as failure, guard():
         made = {"models": lambda: target((1, 8, 8), 10), "datasets": lambda: target("", seed=0, root=None)}
         getattr(made.get(one.group, target)(), name)()
@@ -217,7 +217,7 @@ def commanded(name):
     said = []
     with (
         patch.object(commands, "_say", said.append),
-        patch.object(commands, "app", lambda **_: registry.load("attacks", name)().suits(None)),
+        patch.object(commands, "app", lambda **_: registry.load_plugin("attacks", name)().suits(None)),
         patch.object(sys, "argv", ["ppbench", "list"]),
         pytest.raises(SystemExit) as end,
     ):
@@ -258,7 +258,7 @@ class Other(My):
         for name in (one.name, "other_fenced"):
             other = "other_fenced" if name == one.name else one.name
             with pytest.raises(PluginError, match=f"^The defense '{name}' "), guard("defenses", other):
-                registry.load("defenses", name)().upload(None, None, None)
+                registry.load_plugin("defenses", name)().upload(None, None, None)
 
 
 SUITE = """\

@@ -21,7 +21,7 @@ from ppbench.base import files
 from ppbench.base import files as locks
 from ppbench.base.errors import UsageError
 from ppbench.base.files import kind_of, locked, sweep_abandoned, temporary_of, write_atomic, write_output
-from ppbench.claims.costs import read_figures
+from ppbench.claims.cost_rules import read_figures
 from ppbench.metrics.perceptual import weights_file
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.store import FOLDERS, Store, marker_bytes

@@ -27,7 +27,7 @@ from ppbench.defenses.none import NoDefense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Data, Local, Plan
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import all_digits
+from ppbench.testing.small_federation import all_digits
 
 pytestmark = pytest.mark.nightly
 

@@ -22,14 +22,14 @@ import torch
 from adapted import Setting
 from scipy import stats
 
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Layout
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.metrics.epsilon import gdp_epsilon
-from ppbench.testing.scene import largest_difference
+from ppbench.testing.small_federation import largest_difference
 
 pytest.importorskip("flwr")
 
@@ -90,7 +90,7 @@ def test_noise_of_clients_has_the_law_that_attackers_are_told() -> None:
 def test_epsilon_is_of_what_the_noise_hides() -> None:
     """Of two updates 2 C apart under N(0, (z C)^2), by their exact law; and no less than what the mod was given."""
     for z, rounds in ((2.0, 1), (8.0, 5)):
-        made = load("defenses", "flower:stock/local_dp")(noise_multiplier=z, clipping_norm=0.3)
+        made = load_plugin("defenses", "flower:stock/local_dp")(noise_multiplier=z, clipping_norm=0.3)
         epsilon, delta = made.guarantee(PLAN, 20, rounds)
         away = 2 / z * math.sqrt(rounds)  # of the two means, in standard deviations
         exact = NORMAL.cdf(away / 2 - epsilon / away) - math.exp(epsilon) * NORMAL.cdf(-away / 2 - epsilon / away)
@@ -162,7 +162,7 @@ def test_names_are_those_of_flower_and_all_that_ships_has_one() -> None:
     for one in stock.FLOWER_STOCK:
         for name in flower.STOCK_NAMES[one.stock]:
             theirs = next(getattr(home, name) for home in homes if hasattr(home, name))
-            assert load("defenses", f"flower:stock/{name}") is one
+            assert load_plugin("defenses", f"flower:stock/{name}") is one
             if issubclass(one, stock.FlowerStock) and not name.endswith("_mod"):
                 strategy, mods = one().parts(3)
                 assert any(type(part) is theirs for part in (strategy, *mods)), name

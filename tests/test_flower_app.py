@@ -17,7 +17,7 @@ from adapted import data
 
 from ppbench.base import registry
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.federation.engine import Federation
@@ -57,7 +57,7 @@ def changed(place: Path, **settings: Any) -> str:
 
 def loaded(name: str) -> Any:
     registry.admit(name)
-    return load("defenses", name)
+    return load_plugin("defenses", name)
 
 
 def started(name: str, opt: Opt | None = None) -> Federation:

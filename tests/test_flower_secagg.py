@@ -19,7 +19,7 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import Transcript
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial
-from ppbench.testing.scene import largest_difference, same_tensors
+from ppbench.testing.small_federation import largest_difference, same_tensors
 
 pytest.importorskip("flwr")
 

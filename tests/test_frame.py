@@ -9,13 +9,12 @@ from ppbench.claims.check import Checked, check_claims
 from ppbench.claims.claim import Claim
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.compare.join import NO_FACTS, equal_facts, where_of
-from ppbench.report.costs import costs
+from ppbench.report.costs import cost_rows
 from ppbench.report.findings import fate_of, joint_fate
 from ppbench.report.frame import EVALUATION, NAMES, NOT_DISTINGUISHING, ROW, SERIES, SETTING, frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import SEVERITY, leak_of, leaks_of
-from ppbench.report.page.boards import boards_of, no_claims, worst_rows
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
+from ppbench.report.page.boards import boards_of, defense_sentences, judged_evaluations, no_claims, worst_rows
 from ppbench.report.page.overview import overviews
 from ppbench.report.rows import upload_rows
 from ppbench.report.verdict import sentences, verdicts
@@ -35,7 +34,7 @@ def probes(fabricate, controls=True):
 
 def glances(records):
     ranked = boards_of(records, no_claims)
-    return overviews(ranked, judged_evaluations(records), costs(ranked, records, lambda _: None))
+    return overviews(ranked, judged_evaluations(records), cost_rows(ranked, records, lambda _: None))
 
 
 OTHER = {"stage": "audit", "probe": "local", "attack.kind": "label", "federation.tf32": True}

@@ -22,7 +22,7 @@ from faulty_files import EVERY, composed
 from ppbench import commands as cli
 from ppbench.adversary.attack import Attack
 from ppbench.base.errors import UsageError, because, shown
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.federation.contract import Defense
 from ppbench.records.store import Store
 from ppbench.task.user_data import open_dataset
@@ -183,7 +183,7 @@ def test_several_faults_at_once_are_read_right_by_their_options_and_never_wrongl
 def test_every_number_of_a_plugin_has_two_ends_that_hold(group, base):
     """The ends are right, one step beyond is not, and neither is what is no number."""
     for plugin, name, kind, least, most in numeric(group):
-        made = load(group, plugin)()
+        made = load_plugin(group, plugin)()
         check = (lambda one: Defense.check(one, None)) if base is Defense else Attack.check
         check(replace(made, **{name: least}))
         check(replace(made, **{name: most}))

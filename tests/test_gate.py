@@ -70,7 +70,7 @@ def use(one, out):
     options |= {"model": one.name} if one.group == "models" else {}
     try:
         if one.group == "questions":
-            registry.load("questions", one.name)
+            registry.load_plugin("questions", one.name)
         experiment = resolve(configure("quick", **options))
         check_experiment(experiment)
         words = [
@@ -188,13 +188,13 @@ def package(source, **changes):
 )
 def test_a_result_is_never_kept_under_anothers_name(old, new, right, tmp_path):
     with site(tmp_path, [package(GOOD.replace(old, new))]), pytest.raises(PluginError) as refused:
-        registry.load("defenses", "bad_0")
+        registry.load_plugin("defenses", "bad_0")
     assert right in str(refused.value) and "'bad_package_0'" in str(refused.value) and "'bad_0'" in str(refused.value)
 
 
 def test_a_sound_plugin_is_admitted_and_a_control_of_a_third_party_is_not(tmp_path):
     with site(tmp_path, [package(GOOD)]):
-        assert registry.load("defenses", "bad_0").name == "bad_0" and blame.third_party("defenses", "bad_0")
+        assert registry.load_plugin("defenses", "bad_0").name == "bad_0" and blame.third_party("defenses", "bad_0")
     entry = registry.metadata.EntryPoint("none", "bad_package_0:My", "ppbench.defenses")
     foreign = registry.Plugin("defenses", "none", entry.value, "x", entry)
     assert next(registry._faults(foreign, object)).startswith("has a name with another meaning")
@@ -234,7 +234,7 @@ def registry_caches():
 def test_a_guard_names_who_raised_and_lets_ours_and_interrupts_pass(tmp_path):
     source = GOOD + "    def boom(self, what):\n        raise what\n"
     with site(tmp_path, [package(source)]):
-        made = registry.load("defenses", "bad_0")()
+        made = registry.load_plugin("defenses", "bad_0")()
         message = r"'bad_0' of package 'bad_package_0'.* raised SystemExit: 0 \(bad_package_0.py, line 9\)"
         with pytest.raises(PluginError, match=message), blame.guard():
             made.boom(SystemExit(0))
@@ -258,7 +258,7 @@ def test_what_is_printed_at_import_is_no_part_of_what_a_command_says(tmp_path):
     source = "import os, torch\nprint('noise')\nos.chdir('/')\ntorch.set_default_dtype(torch.float64)\n" + GOOD
     folder, out = registry.Path.cwd(), io.StringIO()
     with site(tmp_path, [package(source)]), contextlib.redirect_stdout(out):
-        registry.load("defenses", "bad_0")
+        registry.load_plugin("defenses", "bad_0")
     assert registry.Path.cwd() == folder and out.getvalue() == "" and torch.get_default_dtype() == torch.float32
 
 
@@ -270,7 +270,7 @@ def test_an_interrupt_of_the_users_while_a_module_is_imported_is_one(tmp_path):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with site(tmp_path, [package(source)]), pytest.raises(KeyboardInterrupt):
-                registry.load("defenses", "bad_0")
+                registry.load_plugin("defenses", "bad_0")
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         finally:
             signal.signal(signal.SIGINT, before)

@@ -13,10 +13,18 @@ from ppbench.report.entries import badges_of
 from ppbench.report.frame import EVALUATION, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.boards import boards_of, csv_field, csv_text, no_claims
+from ppbench.report.page.boards import (
+    boards_of,
+    checks_of,
+    csv_field,
+    csv_text,
+    defense_sentences,
+    judged_evaluations,
+    no_claims,
+    standalone_sentences,
+)
 from ppbench.report.page.drawings import FIGURE_LIST
-from ppbench.report.page.evaluations import checks_of, defense_sentences, judged_evaluations, standalone_sentences
-from ppbench.report.titles import evaluation_words
+from ppbench.report.words import evaluation_words
 
 
 def ranks(board):

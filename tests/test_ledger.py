@@ -39,7 +39,7 @@ from ppbench.ledger.score import (
 from ppbench.ledger.site import build_site
 from ppbench.ledger.transcript import load_transcript
 from ppbench.records.store import Store
-from ppbench.run.config_of_cell import find_cell
+from ppbench.run.cells import find_cell
 from ppbench.run.experiment import resolve
 from ppbench.run.scene import group_victims
 from ppbench.run.sweep import missing_cells

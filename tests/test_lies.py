@@ -23,7 +23,7 @@ from ppbench.questions.inquiry import Probe, Yardstick
 from ppbench.run.detection import probe_flags
 from ppbench.run.experiment import make_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
-from ppbench.testing.scene import DefenseTrial, NotAsked
+from ppbench.testing.small_federation import DefenseTrial, NotAsked
 
 BELIEVED = [lie for lie in LIES if lie.name != "lie_twice"]
 """Lies that hide images from who reads uploads as their author says; wrong labels alone hide labels."""

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from ppbench.adversary.attack import Challenge, Guess, References
 from ppbench.adversary.victims import augmentations
-from ppbench.attacks.membership.base import AuditAttack, log_likelihood, logit_gap
+from ppbench.attacks.membership.model_queries import AuditAttack, log_likelihood, logit_gap
 from ppbench.attacks.membership.references import (
     RMIA,
     LiRA,
@@ -32,7 +32,7 @@ from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.metrics.membership import Half, operating_point
 from ppbench.nets.net import LossName, initial, net_spec
-from ppbench.testing.scene import all_digits
+from ppbench.testing.small_federation import all_digits
 
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})
 BASE, COUNT, RUNS = 80, 160, 16

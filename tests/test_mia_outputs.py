@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import MembershipAttack, best_threshold, last_model, log_probabilities
+from ppbench.attacks.membership.model_queries import MembershipAttack, best_threshold, last_model, log_probabilities
 from ppbench.attacks.membership.outputs import (
     LossThreshold,
     ModifiedEntropy,
@@ -27,8 +27,8 @@ from ppbench.federation.plan import Data, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Envelope, Hello, Model, Slot, Update
 from ppbench.nets.net import LossName, initial, net_spec
-from ppbench.testing.records import fitted_weights
-from ppbench.testing.scene import all_digits
+from ppbench.testing.record_attacks import fitted_weights
+from ppbench.testing.small_federation import all_digits
 
 COUNT = 120
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64"})

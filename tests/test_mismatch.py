@@ -19,8 +19,8 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Data
 from ppbench.nets.model_object import held_network
-from ppbench.run.gradients import scale_of
 from ppbench.run.inversion_result import Inverted, Planted, mix_with_noise
+from ppbench.run.user_gradients import scale_of
 
 
 def named(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:

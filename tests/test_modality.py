@@ -22,7 +22,7 @@ from ppbench.metrics.modality import (
     MASK,
     TABLE_ROW,
     Modality,
-    faults,
+    modality_faults,
     modality_from,
     modality_of,
     register_modality,
@@ -137,7 +137,7 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
     ],
 )
 def test_what_is_no_modality_is_refused_where_it_is_loaded(plugin, name, words):
-    said = [*faults(plugin, name)]
+    said = [*modality_faults(plugin, name)]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
 
 

@@ -14,7 +14,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params
 from ppbench.nets.models.resnet import FixupBlock, PaddedShortcut, ResidualBlock, resnet20, resnet56
 from ppbench.nets.models.small import mlp
-from ppbench.nets.net import Net, Option, build, initial, net_spec
+from ppbench.nets.net import Net, OptionValue, build, initial, net_spec
 
 BACKBONE = {"backbone": "shufflenet_v2_x0_5"}
 CIFAR = (3, 32, 32)
@@ -222,7 +222,7 @@ each_variant = pytest.mark.parametrize(("model", "shape", "options"), VARIANTS)
 
 
 def made(
-    model: str, shape: tuple[int, ...], options: dict[str, Option] | None = None, classes: int = 10
+    model: str, shape: tuple[int, ...], options: dict[str, OptionValue] | None = None, classes: int = 10
 ) -> tuple[Net, Params]:
     """The network and initial float64 parameters, those that start at 0 moved a little."""
     spec = net_spec(model, shape, classes, options)

@@ -22,7 +22,7 @@ from ppbench.defenses.mpdp.accounting import (
     violations,
 )
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, expanded, scale_alone, scale_of_two, uniform_noise
-from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, ServerSecrets
 from ppbench.defenses.mpdp.protocol import MPDP, MPDPH, MPDPNaive, n_out
 from ppbench.defenses.pbpfl.perturbation import Surrogates
 from ppbench.federation import secagg
@@ -300,7 +300,7 @@ def recovered_noise(defense: ModelPerturbation, rounds: int) -> tuple[torch.Tens
     alone = secagg.Keys(empty, empty, torch.zeros(4, 4, dtype=torch.bool), empty)
     for number in range(rounds):
         ctx = Context(PLAN, number, "real", SERVER, rng)
-        server = Server(zero, (), empty, Secrets(defense.scales(ctx), empty, empty, torch.zeros(0, 0)))
+        server = Server(zero, (), empty, ServerSecrets(defense.scales(ctx), empty, empty, torch.zeros(0, 0)))
         uploads = [defense.upload(replace(ctx, party=c), alone, nothing) for c in range(PLAN.clients)]
         for value, kept in ((uploads[0], ones), (defense.mean(uploads), means)):
             kept.append(torch.cat([v.flatten() for v in defense.recover(PLAN, server, value).values()]))

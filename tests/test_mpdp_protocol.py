@@ -15,10 +15,10 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, leaves
 from ppbench.defenses.mpdp.accounting import Sigmas, exact_theta
 from ppbench.defenses.mpdp.expansion import expanded
-from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, ServerSecrets
 from ppbench.defenses.mpdp.protocol import MPCDP, MPDP, MPDPH, MPDPNaive
 from ppbench.defenses.none import NoDefense
-from ppbench.defenses.pbpfl.perturbation import Perturbed, Released, Surrogates, outputs
+from ppbench.defenses.pbpfl.perturbation import Perturbed, Released, Surrogates, perturbed_outputs
 from ppbench.federation import secagg
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.engine import Federation
@@ -121,7 +121,7 @@ def test_masked_logits_are_the_logits_plus_alpha_r_and_delivery_is_exact():
     defense = MPDP(kappa=50.0)
     server, message = served(defense, plan, params)
     expansion, logits = expanded(CNN), plan.net(params, x)
-    _, alpha = outputs(expansion.net, message.params, x, masked_bias=False)
+    _, alpha = perturbed_outputs(expansion.net, message.params, x, masked_bias=False)
     expected = logits + alpha[:, None] * server.own.mask
     torch.testing.assert_close(defense.predict(plan, message, x), expected, rtol=1e-11, atol=1e-12)
     size = float((expected - logits).square().mean().sqrt() / logits.square().mean().sqrt())
@@ -271,7 +271,7 @@ def test_the_graph_is_drawn_by_the_server_and_announced(run):
 
 def step(defense: MPDP, plan: Plan, graph: Tensor | None = None, rounds: int = 1) -> str:
     none = torch.zeros(0)
-    server = Server({}, (), none, Secrets(none, none, none, graph)) if graph is not None else None
+    server = Server({}, (), none, ServerSecrets(none, none, none, graph)) if graph is not None else None
     return defense.why_no_epsilon(plan, server, rounds)
 
 

@@ -16,14 +16,14 @@ import torch
 from adapted import Setting, data
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.federation.engine import Federation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial
-from ppbench.testing.scene import largest_difference
+from ppbench.testing.small_federation import largest_difference
 
 pytest.importorskip("nvflare")
 
@@ -237,11 +237,11 @@ def test_algebra_reads_an_image_off_what_is_left() -> None:
     run = federation("nvflare:stock/percentile_privacy")
     view, truth = seen(run), victims()
     challenges = [Challenge((slot,), 1) for slot in truth]
-    guesses = load("attacks", "analytic")().run(view, challenges, torch.Generator().manual_seed(0))
+    guesses = load_plugin("attacks", "analytic")().run(view, challenges, torch.Generator().manual_seed(0))
     for guess, kept in zip(guesses, truth.values(), strict=True):
         assert float((guess.x - kept.x).square().mean()) < 1e-3
         assert guess.y.tolist() == kept.y.argmax(1).tolist()
-    labels = load("attacks", "label_recovery")().run(view, challenges, torch.Generator().manual_seed(0))
+    labels = load_plugin("attacks", "label_recovery")().run(view, challenges, torch.Generator().manual_seed(0))
     assert [g.y.tolist() for g in labels] == [kept.y.argmax(1).tolist() for kept in truth.values()]
 
 
@@ -278,7 +278,7 @@ def test_searches_do_not_take_a_cut_gradient_for_a_whole_one() -> None:
 def test_what_would_send_all_without_a_word_is_refused(name: str, own: dict[str, Any], words: str) -> None:
     """The filters pass everything then, and log it at most."""
     with pytest.raises(UsageError, match=words):
-        load("defenses", f"nvflare:stock/{name}")(**own).check(PLAN)
+        load_plugin("defenses", f"nvflare:stock/{name}")(**own).check(PLAN)
 
 
 def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
@@ -290,7 +290,7 @@ def test_names_are_those_of_nvflare_and_all_that_ships_has_one() -> None:
     assert [one.stock for one in every] == [*nvflare.STOCK_NAMES]
     for one in every:
         for name in nvflare.STOCK_NAMES[one.stock]:
-            assert load("defenses", f"nvflare:stock/{name}") is one
+            assert load_plugin("defenses", f"nvflare:stock/{name}") is one
     for one in stock.NVFLARE_STOCK:
         for made in one().filters():
             assert type(made).__name__ in nvflare.STOCK_NAMES[one.stock]
@@ -319,7 +319,7 @@ def test_what_is_found_of_sparse_vectors(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(made, "RUNS", 200)
     ten = np.full(10, 1e-2, dtype=np.float32)
     right, wrong, epsilon = made.least_epsilon(ten, -ten, lambda out: bool(out.sum() > 0))
-    if load("defenses", "nvflare:stock/svt_privacy")().guarantee(PLAN, 8, 1) is None:
+    if load_plugin("defenses", "nvflare:stock/svt_privacy")().guarantee(PLAN, 8, 1) is None:
         assert (right, wrong) == (1.0, 0.0) and epsilon > 3.9
     else:
         assert epsilon <= 0.2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_victims
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.pbpfl.protocol import PBPFL
@@ -24,7 +24,7 @@ from ppbench.federation.wire import SERVER
 from ppbench.nets.net import net_spec
 
 OURS = [name for name, plugin in plugins("defenses").items() if plugin.ours]
-MASKED = [name for name in OURS if load("defenses", name).masked]
+MASKED = [name for name in OURS if load_plugin("defenses", name).masked]
 KINDS = ("probe", "observe", "release")
 
 
@@ -78,7 +78,7 @@ def secrets_of(run: Federation, transcript: Transcript, threat: str) -> list[Ten
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threat", ["server/1", "client/1", "eavesdropper/1"])
 def test_nobody_sees_what_others_keep(name, kind, threat, observed):
-    run, transcript = observed(load("defenses", name)(), kind)
+    run, transcript = observed(load_plugin("defenses", name)(), kind)
     view = transcript.view(threat, own=((-1, run.shards[0]),) if kind != "probe" else ())
     assert leaves([e.message for e in view.mail]), "the view is empty: the test proves nothing"
     assert leaks((view, view.defense.evidence(view)), secrets_of(run, transcript, threat)) == []

@@ -22,7 +22,7 @@ from torch.func import grad, vmap
 
 from ppbench.base import registry
 from ppbench.base.errors import ProtocolError, UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.tree import Params, leaves
 from ppbench.commands import main
 from ppbench.federation.engine import Federation
@@ -31,7 +31,7 @@ from ppbench.federation.plan import Data, Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Model, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import largest_difference
+from ppbench.testing.small_federation import largest_difference
 
 pytest.importorskip("opacus")
 
@@ -221,7 +221,7 @@ def test_epsilon_is_that_of_another_accountant(sigma: float, count: int, batch: 
 
     plan = replace(PLAN, local=Local("delta", 1, batch, Opt("sgd", LR)))
     run = federation("opacus:stock/dp_sgd", plan, shards((count,) * 3), noise_multiplier=sigma)
-    ours = load("defenses", "dp_sgd")(noise_multiplier=sigma)
+    ours = load_plugin("defenses", "dp_sgd")(noise_multiplier=sigma)
     result, delta = run.defense.guarantee(plan, count, rounds)
     right, same = ours.guarantee(plan, count, rounds)
     assert delta == same == 1 / count and result == pytest.approx(right, rel=0.02)
@@ -282,20 +282,20 @@ def test_epsilon_is_of_what_was_run() -> None:
 )
 def test_what_an_engine_does_not_know_gives_no_epsilon(name: str, parameters: dict[str, Any], words: str) -> None:
     registry.admit(f"opacus:{name}")
-    made = load("defenses", f"opacus:{name}")(**parameters)
+    made = load_plugin("defenses", f"opacus:{name}")(**parameters)
     assert made.guarantee(PLAN, 24, 2) is None and words in made.why_no_epsilon(PLAN)
 
 
 def test_other_rates_than_are_counted_give_no_epsilon() -> None:
     registry.admit("opacus:opacus_apps:oversampled")
-    made = load("defenses", "opacus:opacus_apps:oversampled")()
+    made = load_plugin("defenses", "opacus:opacus_apps:oversampled")()
     assert made.guarantee(PLAN, 24, 2) is None and made.guarantee(PLAN, 8, 2) is not None  # of one batch: at rate 1
     assert made.why_no_epsilon(PLAN) == "examples are sampled at rate 0.5, and its accountant counts 0.25"
 
 
 def test_little_noise_is_told_by_its_bound_and_in_no_time() -> None:
     """The numerical accountant would take gigabytes, or end at 709.79, where doubles do."""
-    made = load("defenses", "opacus:stock/dp_sgd")(noise_multiplier=0.01, accountant="prv")
+    made = load_plugin("defenses", "opacus:stock/dp_sgd")(noise_multiplier=0.01, accountant="prv")
     assert made.guarantee(PLAN, 24, 10)[0] > 5000
     assert made.guarantee(PLAN, 1, 1) == (0.0, 1.0)
 
@@ -305,8 +305,8 @@ def test_an_adaptive_norm_is_accounted_for_or_no_epsilon_is_told() -> None:
 
     if "dp_sgd_adaptive" not in STOCK:
         pytest.skip("this version has none that can be reached")
-    made = load("defenses", "opacus:stock/dp_sgd_adaptive")(noise_multiplier=1.0, count_std=0.6)
-    plain = load("defenses", "opacus:stock/dp_sgd")(noise_multiplier=1.0)
+    made = load_plugin("defenses", "opacus:stock/dp_sgd_adaptive")(noise_multiplier=1.0, count_std=0.6)
+    plain = load_plugin("defenses", "opacus:stock/dp_sgd")(noise_multiplier=1.0)
     if ADJUSTS:
         assert made.guarantee(PLAN, 24, 2) == plain.guarantee(PLAN, 24, 2)
     else:
@@ -339,13 +339,13 @@ def test_a_view_is_kept_and_read_again(tmp_path: Path) -> None:
 def test_batch_norm_is_refused_with_what_to_do(norms: str) -> None:
     plan = replace(PLAN, spec=net_spec("opacus_apps:batch_normed_net", (1, 8, 8), 10, {"norms": norms}))
     with pytest.raises(UsageError, match=r"batch norm in model 'opacus_apps:batch_normed_net' .* ModuleValidator.fix"):
-        load("defenses", "opacus:stock/dp_sgd")().check(plan)
+        load_plugin("defenses", "opacus:stock/dp_sgd")().check(plan)
 
 
 def test_a_layer_that_is_never_used_is_refused() -> None:
     plan = replace(PLAN, spec=net_spec("opacus_apps:Idle", (1, 8, 8), 10, {}))
     with pytest.raises(UsageError, match="raised ValueError: Per sample gradient is not initialized"):
-        load("defenses", "opacus:stock/dp_sgd")().check(plan)
+        load_plugin("defenses", "opacus:stock/dp_sgd")().check(plan)
 
 
 def test_a_layer_without_a_rule_is_clipped_as_others_are() -> None:
@@ -385,7 +385,7 @@ def test_names_are_those_of_opacus_and_all_that_ships_has_one() -> None:
         handed = private.public_training(PLAN, initial(SPEC, 0), data(20, 0), LR)
         optimizer = type(one().parts(handed)[2])
         names = adapter.STOCK_NAMES[one.stock]
-        assert all(load("defenses", f"opacus:stock/{name}") is one for name in names)
+        assert all(load_plugin("defenses", f"opacus:stock/{name}") is one for name in names)
         assert optimizer.__name__ in names and hasattr(opacus.optimizers, optimizer.__name__)
 
 

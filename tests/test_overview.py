@@ -13,19 +13,18 @@ from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.schema import Metric
 from ppbench.records.store import CellImages, Store
 from ppbench.report.cap import caps
-from ppbench.report.costs import costs, relative_costs
+from ppbench.report.costs import cost_rows, relative_costs
 from ppbench.report.frame import frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.page import drawings
 from ppbench.report.page.board import rebuild, up_to_date, write_board
-from ppbench.report.page.boards import boards_of, no_claims, table_rows
-from ppbench.report.page.cell_table import PLAIN_ROWS
+from ppbench.report.page.boards import boards_of, defense_sentences, judged_evaluations, no_claims, table_rows
 from ppbench.report.page.curves import ppcs
 from ppbench.report.page.drawings import write_figures
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
 from ppbench.report.page.html import Page
 from ppbench.report.page.overview import overviews
 from ppbench.report.page.profiles import Album
+from ppbench.report.page.sections import PLAIN_ROWS
 
 BLIND = "no better than blind"
 
@@ -36,7 +35,7 @@ def controls(make, **about):
 
 def tables(records):
     ranked = boards_of(records, no_claims)
-    return overviews(ranked, judged_evaluations(records), costs(ranked, records, lambda _: None))
+    return overviews(ranked, judged_evaluations(records), cost_rows(ranked, records, lambda _: None))
 
 
 def row(records, defense="dp"):

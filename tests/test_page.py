@@ -19,15 +19,15 @@ from ppbench.records.schema import Played
 from ppbench.records.store import CellImages
 from ppbench.report.cap import Distance, PpcPoint
 from ppbench.report.controls import Check
-from ppbench.report.page.boards import csv_text
-from ppbench.report.page.curves import ROC_LINES, AttackLine, Budget, BudgetLine, Ppc, RocLine, Rocs
-from ppbench.report.page.evaluations import (
+from ppbench.report.page.boards import (
     DefenseSentence,
     checks_of,
+    csv_text,
     defense_sentences,
     judged_evaluations,
     standalone_sentences,
 )
+from ppbench.report.page.curves import ROC_LINES, AttackLine, Budget, BudgetLine, Ppc, RocLine, Rocs
 from ppbench.report.page.figures import Picture, svg_of
 from ppbench.report.page.html import VENDOR, Page, assets, role_counts, script_digest
 from ppbench.report.page.profiles import anchors, sprite

@@ -12,7 +12,7 @@ from ppbench.claims.claim import Claim
 from ppbench.records.schema import Flag
 from ppbench.records.store import CellImages
 from ppbench.report.controls import Check
-from ppbench.report.page.evaluations import DefenseSentence
+from ppbench.report.page.boards import DefenseSentence
 from ppbench.report.page.html import Page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import Plugin, load
+from ppbench.base.registry import Plugin, load_plugin
 from ppbench.claims.claim import PAPERS, Claim, Rival, better, claims_of, read_paper
 
 TABLE = """
@@ -266,7 +266,7 @@ def test_a_class_that_still_states_its_claims_is_read_and_a_wrong_one_gets_a_sen
 def test_no_defense_knows_its_claims_and_each_paper_is_cited_by_a_defense_it_is_about():
     for file in PAPERS.glob("*.toml"):
         paper = read_paper(file)
-        plugins = {name: load("defenses", name) for name, _ in paper.tables}
+        plugins = {name: load_plugin("defenses", name) for name, _ in paper.tables}
         assert paper.citation in {plugin.paper for plugin in plugins.values()}, file
         for name, plugin in plugins.items():
             assert claims_of(name) == paper.claims(name) and not hasattr(plugin, "claimed")

@@ -22,16 +22,16 @@ from ppbench.defenses.pbpfl.perturbation import (
     combine,
     mask,
     multiply,
-    outputs,
+    perturbed_outputs,
     surrogates,
     unscale,
 )
-from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt, Secrets
+from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt, RoundSecrets
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Batch, Data, Local, Opt, Plan
 from ppbench.federation.view import BEGUN
 from ppbench.federation.wire import SERVER, Slot
-from ppbench.nets.channels import Channels, Norms, walk
+from ppbench.nets.channels import Channels, Norms, traced_channels
 from ppbench.nets.net import Net, build, initial, net_spec, squared
 
 IMAGE = (3, 16, 16)
@@ -69,14 +69,14 @@ def case(name: str) -> tuple[Net, Params, Channels, Params]:
     data = images()
     with torch.no_grad():
         true = gradient(lambda p: squared(net(p, data.x), data.y).mean(), params)
-    return net, params, walk(net, norms), true
+    return net, params, traced_channels(net, norms), true
 
 
 def mask_of(net: Net, hidden: Params, kappa: float, masked_bias: bool = True) -> tuple[Tensor, Tensor]:
     """A direction r_a and the gamma that gives RMS(gamma alpha r_a) = kappa RMS(y) on this batch."""
     direction = rand(net.spec.classes, seed=5) * 2 - 1
     with torch.no_grad():
-        logits, alpha = outputs(net, hidden, images().x, masked_bias)
+        logits, alpha = perturbed_outputs(net, hidden, images().x, masked_bias)
     size = (alpha[:, None] * direction).square().mean().sqrt()
     return direction, kappa * logits.square().mean().sqrt() / size
 
@@ -241,7 +241,7 @@ def test_fifty_rounds_equal_those_of_fedsgd(opt, unequal, digits):
 def test_no_secret_comes_twice(unequal):
     """Fresh secrets every round: no scale, direction or gamma comes twice, not in a probe either."""
     run = started(PBPFL(), digits_plan(MOMENTUM), unequal)
-    seen: list[Secrets] = []
+    seen: list[RoundSecrets] = []
     for last in (1, 2, 3):
         run.run(last)
         seen.append(run.parties.server.own)
@@ -263,7 +263,7 @@ def test_kappa_is_the_ratio_of_mask_and_logits(model):
         plan = Plan(spec, 1, Local("gradient", batch=4), "squared")
         run = started(PBPFL(kappa=kappa), plan, {0: data})
         server, message = run.defense.broadcast(run.context("real", 1, 0, SERVER), run.parties.server)
-        logits, alpha = outputs(plan.net, message.params, x, True)
+        logits, alpha = perturbed_outputs(plan.net, message.params, x, True)
         true = plan.net(server.params, x)
         masked = (server.own.gamma * alpha[:, None] * server.own.direction).square().mean().sqrt()
         assert float(masked / true.square().mean().sqrt()) == pytest.approx(kappa, rel=0.2)  # on other noise

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.claims.claim import claimed_by_all
 from ppbench.run.config import configure
 from ppbench.run.experiment import resolve
@@ -59,7 +59,7 @@ SETTINGS = {
 def test_the_preset_is_what_the_paper_prints(name):
     config = configure("paper", defense=name)
     assert {field: getattr(config, field) for field in PAPERS[name]} == PAPERS[name]
-    default = {field.name: field.default for field in fields(load("defenses", name))}
+    default = {field.name: field.default for field in fields(load_plugin("defenses", name))}
     assert SETTINGS.get(name, {}).items() <= {**default, **config.settings}.items()
     experiment = resolve(config)  # no data are read
     values = {point.value for point in experiment.points if point.defense.name == name}
@@ -86,5 +86,5 @@ def test_a_user_has_the_last_word_and_data_lie_in_the_folder_of_downloads():
 def test_every_defense_with_claims_of_a_paper_has_its_preset():
     """A defense whose paper trained something else than the SPN paper says so in its setting."""
     claiming = {*claimed_by_all()}
-    own = {name for name in claiming if "paper" in load("defenses", name).setting}
+    own = {name for name in claiming if "paper" in load_plugin("defenses", name).setting}
     assert claiming - own == {"spn", "dp", "ppdl"}

@@ -99,10 +99,10 @@ from pathlib import Path
 import ppbench, ppbench.run.cost as cost
 cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
 from ppbench.base.registry import PLUGIN_GROUPS, plugins
-from ppbench.commands.evaluate import OPTIONS
+from ppbench.commands.running import OPTIONS
 from ppbench.report.compare.join import equal_facts
 from ppbench.report.compare.outcome import compare
-from ppbench.run.config_of_cell import find_cell
+from ppbench.run.cells import find_cell
 from ppbench.run.suite import QuestionsPart
 out = Path(sys.argv[2])
 found = ppbench.evaluate(

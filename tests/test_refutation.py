@@ -15,8 +15,8 @@ from ppbench.federation.plan import Local
 from ppbench.metrics.epsilon import epsilon_words, success_bound
 from ppbench.records.schema import Privacy
 from ppbench.report.controls import Check
+from ppbench.report.findings import refutation_of
 from ppbench.report.page.headline import answer_of
-from ppbench.report.refutation import refutation_of
 from ppbench.report.verdict import sentences
 from ppbench.run.train import with_probe_guarantee
 

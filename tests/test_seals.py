@@ -11,7 +11,7 @@ import torch
 import ppbench
 from ppbench.base.errors import UsageError
 from ppbench.base.tensor_files import DIGEST_ENTRY, packed_with_digest, seal, unpacked_with_digest, unsealed
-from ppbench.base.tree import load, save
+from ppbench.base.tree import load_tree, save_tree
 
 ASKED = dict(
     defense="dp", grid=(0.1,), rounds=1, clients=2, train=60, victims=2, attack_batch=(1,), attacks=("label_recovery",),
@@ -31,9 +31,9 @@ def cut(path):
 
 def reshaped(path):
     """Write a state of another shape, well-formed, with a digest to it: who can write a cache can do that."""
-    counters, server = load(path)
+    counters, server = load_tree(path)
     params = {n: torch.zeros(*p.shape, 2) if n == "head.bias" else p for n, p in server.params.items()}
-    save((counters, type(server)(params, server.opt, server.counts, server.own)), path)
+    save_tree((counters, type(server)(params, server.opt, server.counts, server.own)), path)
     seal(path.parent, "trained.json", json.loads((path.parent / "trained.json").read_text())["about"])
 
 

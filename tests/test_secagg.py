@@ -28,7 +28,7 @@ from ppbench.federation.wire import Hello, Join, Update
 from ppbench.nets.net import initial, net_spec
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import no_view_reaches_a_secret
-from ppbench.testing.scene import DefenseTrial, registered, same_tensors, scene_victims
+from ppbench.testing.small_federation import DefenseTrial, registered, same_tensors, scene_victims
 
 PLAN = Plan(net_spec("mlp", (4,), 2), 6)
 

@@ -12,8 +12,7 @@ from ppbench.questions.membership import BatchScore
 from ppbench.records.schema import Flag
 from ppbench.report.controls import Check
 from ppbench.report.frame import frame_of
-from ppbench.report.page.boards import worst_rows
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
+from ppbench.report.page.boards import defense_sentences, judged_evaluations, worst_rows
 from ppbench.report.page.headline import answer_of
 from ppbench.report.page.html import Page
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ppbench.run.task as task_module
-from ppbench.base.suite_files import shipped, titles, tomllib
+from ppbench.base.suite_files import shipped, suite_titles, tomllib
 from ppbench.base.vision import torchvision
 from ppbench.run.suite import load_suite
 from ppbench.run.sweep import plan_sweep
@@ -77,7 +77,7 @@ def test_shipped_suites_can_be_swept(name, preset, tmp_path, monkeypatch, downlo
     size = max(few, *(needed(config) for config in suite.configs))
     monkeypatch.setattr(task_module, "_dataset", lambda name, seed: standing_in(name, size))
     task_module.task_of.cache_clear()
-    assert suite.id == (f"{name}@{preset}" if preset else name) and preset in titles()[name]
+    assert suite.id == (f"{name}@{preset}" if preset else name) and preset in suite_titles()[name]
     first = suite.configs[0].seed
     kept = [(experiment, place) for experiment, place in suite.places.items() if experiment.config.seed == first]
     if len(kept) >= LARGE[0] or kept[0][0].config.model in LARGE:

@@ -17,12 +17,12 @@ from ppbench.attacks.reconstruction.spear import Separation, Spear, SpearFeature
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Local, Plan
 from ppbench.federation.wire import Slot
-from ppbench.nets.net import Option, initial, net_spec
+from ppbench.nets.net import OptionValue, initial, net_spec
 
 DRAWS = 40_000
 
 
-def plan_of(model: str = "mlp", classes: int = 10, **options: Option) -> Plan:
+def plan_of(model: str = "mlp", classes: int = 10, **options: OptionValue) -> Plan:
     return Plan(net_spec(model, (1, 8, 8), classes, options), 1, Local("gradient"))
 
 

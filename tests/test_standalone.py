@@ -8,7 +8,7 @@ from protocols import started
 
 from ppbench.adversary.victims import choose_victims
 from ppbench.base.errors import Exit, Overflow
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves, nbytes
 from ppbench.claims.check import check_claims
@@ -48,7 +48,7 @@ def test_a_client_trains_as_nobody_else_was_there_and_its_optimizer_lasts(deal, 
 def test_with_gradients_a_round_is_one_step_of_the_clients_own(deal):
     opt = Opt("sgd", 0.1, momentum=0.5)
     plan = replace(PLAN, local=Local("gradient", batch=64, opt=opt), server_opt=opt)
-    shards, none = deal([24] * 3), load("defenses", "none")()
+    shards, none = deal([24] * 3), load_plugin("defenses", "none")()
     run = started(Standalone(), plan, shards)
     run.run(2)
     for client, shard in shards.items():  # FedSGD of one client

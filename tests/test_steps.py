@@ -12,7 +12,7 @@ from ppbench.attacks.adaptive.fedpc import AdaptiveFedPC, images_from_signs, kno
 from ppbench.attacks.reconstruction.analytic import first_layer
 from ppbench.attacks.reconstruction.directions import PublicLayer
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, inputs_by_rank, sums_gradients
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.claims import case as premise
 from ppbench.claims.check import check_claims
@@ -79,7 +79,7 @@ def probed(deal):
 
 @pytest.mark.parametrize("name", ["none", "phong"])
 def test_many_undefended_steps_give_the_batch_away(probed, name):
-    view, victims, _ = probed(load("defenses", name)())
+    view, victims, _ = probed(load_plugin("defenses", name)())
     guesses = FedAvgInversion(budget=1, restarts=0).run(view, victims.challenges(), seeded())
     guess = [value for value, _ in scored(victims, guesses)]
     assert sum(value > 60 for value in guess) >= 0.6 * len(guess), guess

@@ -16,7 +16,7 @@ from ppbench.attacks.reconstruction.search.starts import Starts
 from ppbench.attacks.reconstruction.tableak import TabLeak, pooled_ends
 from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
-from ppbench.commands.terminal import as_json
+from ppbench.commands.terminal import evaluation_json
 from ppbench.federation.evidence import simulation
 from ppbench.federation.plan import Columns, Local, Plan
 from ppbench.federation.view import View
@@ -211,6 +211,6 @@ def test_an_evaluation_of_a_table_tells_the_accuracy_of_its_columns_and_how_they
     assert label["full_noise"].value < 0.9
     read = "60 rows; numbers: age, dose; categories (values): job (3), ill (2); target: y (2 classes)"
     assert (f"csv:t.csv: {read}",) == tuple(lines) == evaluation.notes == origin_of(Store(evaluation.out)).data
-    assert as_json(evaluation)["data"] == lines
+    assert evaluation_json(evaluation)["data"] == lines
     assert f"<br>csv:t.csv: {read}" in (evaluation.out / "leaderboard.html").read_text()
     assert "reconstruction_accuracy_chance" in (evaluation.out / "leaderboard.csv").read_text().splitlines()[0]

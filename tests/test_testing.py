@@ -17,7 +17,7 @@ from ppbench.federation.plan import Batch
 from ppbench.federation.wire import Hello, Update
 from ppbench.testing import check_defense
 from ppbench.testing.defenses import DEFENSE_PROPERTIES, accuracy_trend
-from ppbench.testing.scene import DefenseTrial, Finding, Inconclusive, NotAsked, ask, ask_all
+from ppbench.testing.small_federation import DefenseTrial, Inconclusive, NotAsked, PropertyResult, ask, ask_all
 
 
 def spoilt(name, base=Defense, **members):
@@ -202,7 +202,7 @@ def test_all_failures_are_told_together_and_one_that_is_meant_can_be_left_out_wi
         check_defense(TellsItsData, only=("one_seed_one_result", "secrets_from_the_server", "secrets_from_a_listener"))
     assert str(caught.value).count("\n- ") == 2 and "breaks 2 of 3" in str(caught.value)
     result = check_defense(Nameless, only=("declares_itself",), skip={"declares_itself": "it is a test"})
-    assert result == (Finding("declares_itself", "not asked", "it is a test"),)
+    assert result == (PropertyResult("declares_itself", "not asked", "it is a test"),)
 
 
 def test_input_that_cannot_be_used_is_refused():

@@ -24,8 +24,8 @@ from ppbench.federation.acting import Sent
 from ppbench.federation.threats import THREATS
 from ppbench.testing import check_attack
 from ppbench.testing.attacks import ATTACK_PROPERTIES, UNDEFENDED_ONLY, duels
-from ppbench.testing.records import pool
-from ppbench.testing.scene import base_plan, shards_for
+from ppbench.testing.record_attacks import pool
+from ppbench.testing.small_federation import base_plan, shards_for
 
 TURN = count()
 

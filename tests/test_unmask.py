@@ -27,11 +27,11 @@ from ppbench.attacks.adaptive.perturbed import (
 )
 from ppbench.attacks.extraction import Query
 from ppbench.attacks.membership.outputs import LossThreshold
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.defenses.mpdp.protocol import MPCDP, MPDP, MPDPH, MPDPNaive
-from ppbench.defenses.pbpfl.perturbation import mask, multiply, outputs, surrogates
+from ppbench.defenses.pbpfl.perturbation import mask, multiply, perturbed_outputs, surrogates
 from ppbench.defenses.pbpfl.protocol import PBPFL, PBPFLExt
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
@@ -42,14 +42,14 @@ from ppbench.nets.channels import channels_of
 from ppbench.nets.net import NetSpec, initial, net_spec
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import score_members
-from ppbench.testing.records import fitted_weights
-from ppbench.testing.scene import all_digits
+from ppbench.testing.record_attacks import fitted_weights
+from ppbench.testing.small_federation import all_digits
 
 CLIENTS, EACH = 5, 60
 BIASED = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64"})
 BARE = net_spec("mlp", (1, 8, 8), 10, {"hidden": "64,64", "bias": False})
 WAYS = ("regression", "projection", "data_free", "upload")
-MEMBERSHIP, EXTRACTION = ([load("attacks", f"{kind}_{way}") for way in WAYS] for kind in ("unmask", "extract"))
+MEMBERSHIP, EXTRACTION = ([load_plugin("attacks", f"{kind}_{way}") for way in WAYS] for kind in ("unmask", "extract"))
 WORLDS: list[tuple[Defense, NetSpec]] = [
     (PBPFL(kappa=100.0), BIASED),
     (PBPFL(kappa=100.0, head_bias="clear"), BIASED),
@@ -140,7 +140,7 @@ def test_moments_of_a_batch_follow_from_one_upload(spec, masked_bias):
     x = torch.rand(4, *spec.shape, generator=g, dtype=torch.float64)
     y = torch.nn.functional.one_hot(torch.randint(0, 10, (4,), generator=g), 10).double()
     recovered = surrogates(plan.net, params, Batch(x, y, torch.ones(4).double()), direction, masked_bias)
-    yhat, alpha = outputs(plan.net, params, x, masked_bias)
+    yhat, alpha = perturbed_outputs(plan.net, params, x, masked_bias)
     moments = exact_moments(plan, recovered, params, direction, masked_bias)
     error = ((alpha[:, None] * (yhat - y)).mean(0) @ direction.T).detach()
     torch.testing.assert_close(moments.square, alpha.square().mean(), rtol=1e-10, atol=0)
@@ -155,7 +155,7 @@ def test_moments_of_a_network_without_biases_need_no_first_surrogate(spec):
     g = seeded(3)
     x, y = torch.rand(5, *spec.shape, generator=g, dtype=torch.float64), torch.eye(10).double()[[1, 1, 4, 7, 1]]
     recovered = surrogates(plan.net, params, Batch(x, y, torch.ones(5).double()), torch.eye(10).double(), False)
-    yhat, alpha = outputs(plan.net, params, x, False)
+    yhat, alpha = perturbed_outputs(plan.net, params, x, False)
     recovered = replace(recovered, g={n: torch.full_like(v, torch.nan) for n, v in recovered.g.items()})  # not used
     moments = noiseless_moments(plan, recovered, params)
     size = float(yhat.abs().max() * alpha.max())

@@ -25,7 +25,7 @@ from ppbench.federation.view import Transcript, View
 from ppbench.federation.wire import SERVER, Slot, Update, Wire
 from ppbench.nets.net import initial, net_spec
 from ppbench.run.experiment import make_defense
-from ppbench.testing.scene import POISONS, all_digits, with_changed_mail
+from ppbench.testing.small_federation import POISONS, all_digits, with_changed_mail
 
 CLIENTS, BASE, COUNT = 4, 24, 100
 SPEC = net_spec("mlp", (1, 8, 8), 10, {"hidden": "32"})

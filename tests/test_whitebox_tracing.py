@@ -22,7 +22,7 @@ from ppbench.federation.plan import Layout, Local, Opt, Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
-from ppbench.testing.scene import POISONS, all_digits, with_changed_mail
+from ppbench.testing.small_federation import POISONS, all_digits, with_changed_mail
 
 pytestmark = pytest.mark.nightly
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ppbench.federation.plan import Plan
 
 Version = tuple[int, int]
+Grids = Mapping[str, tuple[float, ...]]
+"""Values of a control parameter, by preset."""
 
 
 class Shipped(Protocol):

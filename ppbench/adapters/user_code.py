@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ppbench.base.declarations import SCALARS, is_scalar
 from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
-from ppbench.base.guard import error_text, within
+from ppbench.base.import_guard import error_text, within
 from ppbench.base.registry import imported
 from ppbench.base.tree import Tree, node
 from ppbench.federation.contract import Defense

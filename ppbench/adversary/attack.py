@@ -13,7 +13,7 @@ from ppbench.base.declarations import SCALARS, class_faults, contract_faults, fi
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import check_answers
-from ppbench.base.registry import canonical, find, load, plugins
+from ppbench.base.registry import canonical, find, load_plugin, plugins
 from ppbench.base.tree import leaves, moved, node
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.bounds import bounds_of
@@ -225,7 +225,7 @@ class Attack:
 
     def suits(self, plan: Plan) -> bool:
         """Return whether the attack works under `plan`. Default: if targets are classes, or it attacks a model."""
-        return plan.spec.classes > 1 or load("questions", self.kind).source == "model"
+        return plan.spec.classes > 1 or load_plugin("questions", self.kind).source == "model"
 
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""
@@ -252,7 +252,7 @@ class Attack:
 PROBE_KINDS = ("gradient", "local")
 
 
-def faults(plugin: Any, name: str) -> Iterator[str]:
+def attack_faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield why a class is not the attack `name`; after the first fault others may be meaningless."""
     yield from class_faults(plugin, Attack, name)
     yield from contract_faults(plugin, Attack)

@@ -156,13 +156,13 @@ def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
         check_answers("attacks", attack.name, lambda: attack_answer_faults(attack, plan, ()))
         return Reply(suits=attack.suits(plan))
     if call.hook == "check_held":
-        attack.check_held(dict(tree.load(home / "held.safetensors")))
+        attack.check_held(dict(tree.load_tree(home / "held.safetensors")))
         return Reply()
     generator = torch.Generator()
-    generator.set_state(tree.load(home / "draws.safetensors"))
+    generator.set_state(tree.load_tree(home / "draws.safetensors"))
     if call.hook == "crafted":
         sent = attack.crafted(_before(home, call.device), generator)
-        tree.save((sent.params, sent.others), out / "answer.safetensors")
+        tree.save_tree((sent.params, sent.others), out / "answer.safetensors")
         return Reply()
     return _run(attack, call, home, out, generator)
 
@@ -170,20 +170,20 @@ def reply_to(call: HookCall, home: Path, out: Path) -> Reply:
 def _run(attack: Attack, call: HookCall, home: Path, out: Path, generator: torch.Generator) -> Reply:
     view = View.load(home, call.device)
     challenges = []
-    for unit, *rest in tree.moved(tree.load(home / "challenges.safetensors"), torch.device("cpu")):
+    for unit, *rest in tree.moved(tree.load_tree(home / "challenges.safetensors"), torch.device("cpu")):
         challenges.append(Challenge(tuple(Slot(*slot) for slot in unit), *rest))
     if call.evidence and not reads_anything(attack, view, challenges):
         return Reply(unread=True)
     guesses = attack.run(view, challenges, generator)
     fields = [[getattr(guess, field.name) for field in dataclasses.fields(guess)] for guess in guesses]
-    tree.save([[dict(one) if isinstance(one, dict) else one for one in each] for each in fields],
+    tree.save_tree([[dict(one) if isinstance(one, dict) else one for one in each] for each in fields],
               out / "answer.safetensors")  # fmt: skip
     return Reply()
 
 
 def _before(home: Path, device: str) -> Before:
     view = View.load(home, device)  # plan and defense, and the public examples
-    server, cohort, target = tree.moved(tree.load(home / "before.safetensors"), torch.device(device))
+    server, cohort, target = tree.moved(tree.load_tree(home / "before.safetensors"), torch.device(device))
     return Before(view.plan, view.defense, server, tuple(cohort), target, view.public)  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ from ppbench.base.confine import EXPIRED, WaitingProcess, walled
 from ppbench.base.device import tf32_allowed
 from ppbench.base.errors import PluginError, UsageError, because, shown
 from ppbench.base.files import kind_of, make_folder, read_regular, scratch
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.base.tensor_files import seal_value, unsealed
 from ppbench.base.version import __version__
 from ppbench.federation.acting import Before, Sent
@@ -191,7 +191,7 @@ class IsolatedAttack(Attack):
     def check_held(self, inputs: Mapping[int, Tensor]) -> None:
         """Check its knowledge in a process that ends afterwards (UsageError: it refuses)."""
         if self.declared_facts.holds:
-            self._call("check_held", lambda home: tree.save(dict(inputs), home / "held.safetensors"))
+            self._call("check_held", lambda home: tree.save_tree(dict(inputs), home / "held.safetensors"))
 
     @property
     def needs_public(self) -> bool:
@@ -219,8 +219,8 @@ class IsolatedAttack(Attack):
 
         def write(home: Path) -> None:
             view.save(home)
-            tree.save((before.server, before.cohort, before.target), home / "before.safetensors")
-            tree.save(generator.get_state(), home / "draws.safetensors")
+            tree.save_tree((before.server, before.cohort, before.target), home / "before.safetensors")
+            tree.save_tree(generator.get_state(), home / "draws.safetensors")
 
         where = next(iter(before.server.params.values())).device
         answer = self._call("crafted", write, device=str(where), **_named(before.plan, before.defense))
@@ -238,11 +238,11 @@ class IsolatedAttack(Attack):
 
         def write(home: Path) -> None:
             view.save(home)
-            tree.save([_fields(challenge) for challenge in challenges], home / "challenges.safetensors")
-            tree.save(generator.get_state(), home / "draws.safetensors")
+            tree.save_tree([_fields(challenge) for challenge in challenges], home / "challenges.safetensors")
+            tree.save_tree(generator.get_state(), home / "draws.safetensors")
 
         device = next((str(t.device) for letter in view.mail for t in tree.leaves(letter.message)), "cpu")
-        reads = bool(load("questions", self.kind).reads)
+        reads = bool(load_plugin("questions", self.kind).reads)
         answer = self._call("run", write, device=device, evidence=reads, **_named(view.plan, view.defense))
         if not isinstance(answer, list) or not all(isinstance(one, list) for one in answer):
             raise PluginError(f"{plugins('attacks')[self.name].words} answers something other than a list of guesses.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.base import model_outputs
+from ppbench.attacks.membership.model_queries import model_outputs
 from ppbench.base.errors import UsageError
 from ppbench.federation.view import View
 

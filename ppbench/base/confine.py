@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from ppbench.base.files import read_regular, scratch
-from ppbench.base.guard import PACKAGE
+from ppbench.base.import_guard import PACKAGE
 from ppbench.base.registry import all_known
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")

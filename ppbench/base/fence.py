@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ppbench.base.declarations import SCALARS, is_scalar
 from ppbench.base.errors import PluginError, ProtocolError, UsageError, because, shown, unknown
-from ppbench.base.guard import PACKAGE, error_text, frames, module_of, place, within
-from ppbench.base.registry import GROUP_NOUNS, Plugin, PluginGroup, all_known, find, load
+from ppbench.base.import_guard import PACKAGE, error_text, frames, module_of, place, within
+from ppbench.base.registry import GROUP_NOUNS, Plugin, PluginGroup, all_known, find, load_plugin
 
 # -- Blame for errors: what a third-party plugin raises is reported with plugin, package, file and line --
 
@@ -129,7 +129,7 @@ def _check_booleans(kind: str, name: str, parameters: Mapping[str, ParameterValu
 def built(group: Literal["datasets", "models"], name: str, build: Callable[[Any], T]) -> T:
     """Return what `build` makes with the function of the plugin `name`; PluginError: that function raised."""
     with guard(group, name):
-        return build(load(group, name))
+        return build(load_plugin(group, name))
 
 
 def made(
@@ -153,7 +153,7 @@ def made(
 def _instance(
     group: Literal["defenses", "attacks"], base: type[T], name: str, parameters: Mapping[str, ParameterValue]
 ) -> T:
-    kind, factory, plugin = GROUP_NOUNS[group], load(group, name), find(group, name)
+    kind, factory, plugin = GROUP_NOUNS[group], load_plugin(group, name), find(group, name)
     title = plugin.words if plugin is not None else shown(name)
     known = [field.name for field in dataclasses.fields(factory)]
     for key in parameters:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ppbench.base.declarations import CONTRACT, call_faults
 from ppbench.base.errors import PluginError, Stopped, UsageError, one_line, shown, unknown
-from ppbench.base.guard import PACKAGE, error_text, interrupts, place, restored_process
+from ppbench.base.import_guard import PACKAGE, error_text, interrupts, place, restored_process
 from ppbench.base.installation import DISTRIBUTION as DISTRIBUTION
 from ppbench.base.installation import HOME, fault
 from ppbench.base.version import __version__
@@ -32,7 +32,7 @@ FORMER_DISTRIBUTION = "ppbench"
 """Former distribution name of this program; on the Python package index it belongs to somebody else."""
 
 
-def entries(group: str) -> list[tuple[str, metadata.EntryPoint]]:
+def entry_points_of(group: str) -> list[tuple[str, metadata.EntryPoint]]:
     """Return the entry points of `group`, each with its distribution's name.
 
     An installation under the former name may stay behind when the program is installed anew; its entry points are left
@@ -130,10 +130,10 @@ RESERVED: Mapping[PluginGroup, frozenset[str]] = {
 }
 """Names with another meaning: the controls, words for sets of attacks, and modalities that are no plugins."""
 CONTRACTS: Mapping[PluginGroup, tuple[str, ...]] = {
-    "defenses": ("ppbench.federation.contract:faults", "ppbench.run.config:setting_faults"),
-    "attacks": ("ppbench.adversary.attack:faults",),
-    "questions": ("ppbench.questions.base:faults",),
-    "modalities": ("ppbench.metrics.modality:faults",),
+    "defenses": ("ppbench.federation.contract:defense_faults", "ppbench.run.config:setting_faults"),
+    "attacks": ("ppbench.adversary.attack:attack_faults",),
+    "questions": ("ppbench.questions.base:question_faults",),
+    "modalities": ("ppbench.metrics.modality:modality_faults",),
 }
 """Functions that check a loaded plugin of a group, from (plugin, name) to faults. They are imported late, because this
 module lies below them. Data sets and models are functions, see `_faults`."""
@@ -223,7 +223,7 @@ class Plugin:
 
 def _adapted(plugin: Plugin) -> Any:
     """Return the plugin that the adapter makes of the argument in the plugin's name."""
-    return load("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
+    return load_plugin("adapters", plugin.adapter)(plugin.name.partition(":")[2], plugin.name)
 
 
 def _faults(plugin: Plugin, loaded: Any) -> Iterator[str]:
@@ -262,7 +262,7 @@ def plugins(group: PluginGroup) -> dict[str, Plugin]:
     A name that two other packages claim is refused when it is used.
     """
     by_name: dict[str, Plugin] = {}
-    for dist, entry in entries(group):
+    for dist, entry in entry_points_of(group):
         plugin = Plugin(group, entry.name, entry.value, dist, entry)
         other = by_name.get(entry.name)
         if other is None or (plugin.ours and not other.ours):
@@ -351,7 +351,7 @@ def all_known() -> list[Plugin]:
     return [*(plugin for group in GROUP_NOUNS for plugin in plugins(group).values()), *_addressed.values()]
 
 
-def load(group: PluginGroup, name: str) -> Any:
+def load_plugin(group: PluginGroup, name: str) -> Any:
     """Return the plugin's target; UsageError: an unknown name; PluginError: a broken plugin."""
     plugin = find(group, name)
     if plugin is None:

@@ -18,7 +18,7 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 
 
-def titles() -> dict[str, str]:
+def suite_titles() -> dict[str, str]:
     """Return their titles by name, each with its presets: "... (presets: two-cores)"."""
     by_name = {}
     for name, path in shipped().items():
@@ -28,4 +28,4 @@ def titles() -> dict[str, str]:
     return by_name
 
 
-__all__ = ["shipped", "titles", "tomllib"]
+__all__ = ["shipped", "suite_titles", "tomllib"]

@@ -202,14 +202,14 @@ def decode(data: Any, store: dict[str, Tensor]) -> Tree:
     return _NODES[content](*(decode(value, store) for value in data["fields"]))
 
 
-def save(tree: Tree, path: Path) -> None:
+def save_tree(tree: Tree, path: Path) -> None:
     """Write `tree` to the safetensors file `path`, its structure as metadata."""
     tensors, metadata = _flat(tree)
     save_file(tensors, path, metadata=metadata)
 
 
 def packed(tree: Tree) -> bytes:
-    """Return the bytes that `save` writes."""
+    """Return the bytes that `save_tree` writes."""
     tensors, metadata = _flat(tree)
     return bytes_of(tensors, metadata=metadata)
 
@@ -229,8 +229,8 @@ def update_digest(digest: Hash, *tensors: Tensor) -> None:
         digest.update(array.astype(little, copy=False).data)
 
 
-def load(path: Path) -> Tree:
-    """Return the tree in a file of `save`. Raises UsageError: the file is no such file."""
+def load_tree(path: Path) -> Tree:
+    """Return the tree in a file of `save_tree`. Raises UsageError: the file is no such file."""
     from safetensors import SafetensorError, safe_open
 
     try:

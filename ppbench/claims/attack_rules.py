@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ppbench.base.errors import listed
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.claims.case import (
     ClaimCase,
     ClaimFinding,
@@ -29,7 +29,7 @@ from ppbench.report.frame import SERIES, SETTING, Key, frame_of, key_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak, leaks_of
 from ppbench.report.rows import Sides, judged_keys
-from ppbench.report.words import STAGES, figure
+from ppbench.report.words import STAGES, figure_text
 from ppbench.report.worst import Measured, attack_of
 
 # -- Rules for claims about attacks: when such a claim holds, falls, or is inconclusive --
@@ -89,7 +89,7 @@ def members_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
 
 
 def _figure_or_not_run(record: Measured | None, name: str, form: str = ".1%", unit: str = "") -> str:
-    return "not run" if record is None else figure(record, name, form, unit)
+    return "not run" if record is None else figure_text(record, name, form, unit)
 
 
 def pixels_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
@@ -157,7 +157,7 @@ def outputs_stay_hidden(case: ClaimCase) -> ClaimFinding | str:
     plain, strong = (figure_by_attack(case, r, name, form) for r in (sides.plain, worst))
     figures = f"{value(worst, name):{form}}"
     figures = f"relative error {figures}" if numbers else f"{figures} of decisions read"
-    reason = f"relative error of its outputs {figure(worst, 'output_error', '.2g')}"
+    reason = f"relative error of its outputs {figure_text(worst, 'output_error', '.2g')}"
 
     def finding(verdict: ClaimVerdict, reason: str, to: str = "") -> ClaimFinding:
         read = value(worst, name) or 0.0
@@ -207,7 +207,7 @@ def paper_grid(cells: Sequence[Record], claim: Claim, *, own: bool = True) -> li
 
 def grid_of(defense: str) -> tuple[float, ...]:
     """Return the paper's grid of a defense, each value once; empty where none is known."""
-    grids = load("defenses", defense).grids if defense in plugins("defenses") else {}
+    grids = load_plugin("defenses", defense).grids if defense in plugins("defenses") else {}
     return tuple(dict.fromkeys(grids.get("paper", ())))
 
 
@@ -363,7 +363,7 @@ def own_measure(case: ClaimCase) -> str:
     form, unit = OWN_UNITS[claim.metric]
     smallest = min(cells, key=lambda r: (r.config.batch_size, r.config.cell_id()))
     use = smallest.utility.accuracy
-    return f"{figure(smallest, claim.metric, form, unit)} ({claim.attack}{search_words(smallest)}" + (
+    return f"{figure_text(smallest, claim.metric, form, unit)} ({claim.attack}{search_words(smallest)}" + (
         ")" if use is None else f"; accuracy {use:.1%})"
     )
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from ppbench.base.errors import count_of
 from ppbench.base.fence import made
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.claims.claim import Claim, Conditions, Need, allowed, equations, value_word
 from ppbench.records.schema import CellConfig, Record
 from ppbench.report.controls import check_controls
 from ppbench.report.frame import TRAINED, Frame, Key, network_words
-from ppbench.report.words import attack_at, figure, setting_labels
+from ppbench.report.words import attack_at, figure_text, setting_labels
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 ClaimVerdict = Literal["falls", "inconclusive", "holds", "identity", "outside the premise"]
@@ -91,7 +91,7 @@ def figure_by_attack(case: ClaimCase, record: Measured | None, name: str, form: 
         return "not run"
     label = setting_labels(case.mine)
     control = label.get(cell_of(record).cell_id, "") if len(set(label.values())) > 1 else ""
-    return f"{figure(record, name, form, unit)} ({attack_at(attack_of(record), control)})"
+    return f"{figure_text(record, name, form, unit)} ({attack_at(attack_of(record), control)})"
 
 
 def cell_names(*records: Measured | None) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def steps_of(config: CellConfig) -> int:
     fed = config.federation
     if config.probe == "gradient":
         return 1
-    known = {field.name for field in dataclasses.fields(load("defenses", config.defense.id))}
+    known = {field.name for field in dataclasses.fields(load_plugin("defenses", config.defense.id))}
     own = {
         name: value for name, value in config.defense.parameters.items() if name in known
     }  # older records may have others

@@ -23,15 +23,14 @@ from ppbench.claims.case import (
     unmet_needs,
 )
 from ppbench.claims.claim import Claim, allowed, claims_of, equations
-from ppbench.claims.costs import KEY_OF, Benchmark, time_is_kept
+from ppbench.claims.cost_rules import KEY_OF, Benchmark, time_is_kept
 from ppbench.claims.rules import judge_with_ends, rule_of, unjudged_reason
 from ppbench.records.schema import Record
 from ppbench.report.cap import strays
 from ppbench.report.controls import nothing_to_read
 from ppbench.report.frame import EVALUATION, Frame, Key, frame_of, network_words
 from ppbench.report.page.profiles import PaperClaims
-from ppbench.report.titles import evaluation_words
-from ppbench.report.words import listed_values, setting_labels
+from ppbench.report.words import evaluation_words, listed_values, setting_labels
 
 NO_RECORD = "no record of "
 VERDICTS_FROM_WORST: tuple[ClaimVerdict, ...] = ("falls", "inconclusive", "holds", "identity", "outside the premise")

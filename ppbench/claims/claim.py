@@ -30,13 +30,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ParameterValue = bool | int | float | str
-NamedValues = tuple[tuple[str, ParameterValue], ...]
-Conditions = tuple[tuple[str, ParameterValue | tuple[ParameterValue, ...]], ...]
+ConditionValue = bool | int | float | str
+NamedValues = tuple[tuple[str, ConditionValue], ...]
+Conditions = tuple[tuple[str, ConditionValue | tuple[ConditionValue, ...]], ...]
 """Parameters by name, each with its required value, or with several allowed ones."""
 
 
-def allowed(value: ParameterValue | tuple[ParameterValue, ...]) -> tuple[ParameterValue, ...]:
+def allowed(value: ConditionValue | tuple[ConditionValue, ...]) -> tuple[ConditionValue, ...]:
     """Return the allowed values of a condition."""
     return value if isinstance(value, tuple) else (value,)
 
@@ -254,7 +254,7 @@ def equations(pairs: Conditions) -> list[str]:
     return [f"{name}={' or '.join(map(value_word, allowed(value)))}" for name, value in pairs]
 
 
-def value_word(value: ParameterValue | None) -> str:
+def value_word(value: ConditionValue | None) -> str:
     """Return a parameter's value as a condition shows it."""
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 

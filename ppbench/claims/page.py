@@ -10,7 +10,7 @@ from pathlib import Path
 from ppbench.base.errors import UsageError
 from ppbench.claims.check import NO_RECORD, Checked, Unchecked, check_claims
 from ppbench.claims.claim import METRIC_NAMES, Claim, claimed_by_all, figure_of
-from ppbench.claims.costs import Benchmark, read_figures, time_is_kept
+from ppbench.claims.cost_rules import Benchmark, read_figures, time_is_kept
 from ppbench.claims.rules import RIVALS, RULES
 from ppbench.records.schema import Record
 from ppbench.records.store import open_results

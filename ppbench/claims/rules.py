@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ppbench.claims import costs, model_rules
+from ppbench.claims import cost_rules, model_rules
 from ppbench.claims.attack_rules import (
     IMAGES,
     cap_is_kept,
@@ -207,9 +207,9 @@ RULES: dict[str, ClaimRule] = {
     "accuracy_rises": ClaimRule(model_rules.accuracy_rises, if_accuracy_fell, if_accuracy_rose),
     "accuracy_gain": ClaimRule(model_rules.accuracy_is_gained, if_useless, if_flawless, "middle"),
     "epsilon": ClaimRule(model_rules.guarantee_is_given),
-    "upload_ratio": ClaimRule(costs.upload_is_as_large),
-    "bytes_saving": ClaimRule(costs.bytes_are_saved),
-    "memory_ratio": ClaimRule(costs.memory_is_as_small),
+    "upload_ratio": ClaimRule(cost_rules.upload_is_as_large),
+    "bytes_saving": ClaimRule(cost_rules.bytes_are_saved),
+    "memory_ratio": ClaimRule(cost_rules.memory_is_as_small),
 }
 """Rules of claims about one defense."""
 RIVALS: dict[str, ClaimRule] = {
@@ -218,7 +218,7 @@ RIVALS: dict[str, ClaimRule] = {
     **dict.fromkeys(
         ("accuracy", "accuracy_top5", "dice", "mse"), ClaimRule(learns_more, if_useless, if_lossless, "middle")
     ),
-    "bytes_saving": ClaimRule(costs.sends_less),
+    "bytes_saving": ClaimRule(cost_rules.sends_less),
 }
 """Rules of claims to be better than another defense."""
 UNJUDGED = {

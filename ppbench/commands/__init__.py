@@ -20,11 +20,9 @@ from ppbench.base.errors import Exit, ProtocolError, UsageError, because, shown,
 from ppbench.base.installation import fault
 from ppbench.base.machine import of_machine
 from ppbench.base.version import __version__
-from ppbench.commands.boards import claims, leaderboard, pack, verify
-from ppbench.commands.compare import baseline, compare
-from ppbench.commands.evaluate import evaluate
 from ppbench.commands.ledger import ledger, publish, score, submit
-from ppbench.commands.sweep import sweep
+from ppbench.commands.results import baseline, claims, compare, leaderboard, pack, verify
+from ppbench.commands.running import evaluate, sweep
 
 # -- Checks of all words of a command line, before any of them is parsed --
 
@@ -101,10 +99,10 @@ def list_(what: Annotated[What, typer.Argument(help="Which group.")] = What.all)
             for own, theirs in stock_names(plugin).items() if group == "adapters" else ():
                 typer.echo(f"    {f'{plugin.name}:{STOCK_PREFIX}{own}':<34} {' or '.join(theirs)}")
     if what.value in ("suites", "all"):
-        from ppbench.base.suite_files import titles
+        from ppbench.base.suite_files import suite_titles
 
         typer.echo("suites:")
-        for name, title in titles().items():
+        for name, title in suite_titles().items():
             typer.echo(f"  {name:<16} {title}")
 
 

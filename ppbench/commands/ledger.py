@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppbench.base.errors import Exit, UsageError
-from ppbench.commands.sweep import Only, Place, Preset, WeightsOption, Workers, filters
+from ppbench.commands.running import Only, Place, Preset, WeightsOption, Workers, filters
 
 PUBLISHED_WHAT = "A shipped suite, a TOML file of one, or a folder that `publish --truth` made."
 TRUTH_HELP = (

@@ -144,7 +144,7 @@ TableColumn = tuple[str, Callable[[SettingRow], str]]
 """A title, and the function that returns a row's field."""
 
 
-def report(result: Evaluation, full: bool = False) -> None:
+def evaluation_report(result: Evaluation, full: bool = False) -> None:
     """Print the answer, with one row per setting; full: with all tables, sentences and controls."""
     to = console()
     say_answer(to, result.answer)
@@ -310,7 +310,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
     return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 
 
-def as_json(result: Evaluation) -> dict[str, Any]:
+def evaluation_json(result: Evaluation) -> dict[str, Any]:
     """Return the result in types that JSON has: verdict, controls and the cells' metrics."""
     ranks = ranks_of(result.answer.boards)
 

@@ -17,11 +17,10 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import NonNegativeInt, OpenShare, between, whole_number
-from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
 from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, cohort_evidence, cohorts, others_masks
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Model, Slot, Update
@@ -162,7 +161,7 @@ class Differences:
 
 
 @node(name="ppbench.defenses.baffle.messages.Own")
-class Own:
+class ServerState:
     """The server's own state. seed: int32 scalar, of the round; average: Params or (); steps: int64 scalar."""
 
     seed: Tensor
@@ -356,7 +355,9 @@ class Baffle(PairedDefense):
 
     def init_server(self, ctx: Context, params: Params) -> Server:
         """Start the average at the initial weights."""
-        own = Own(torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64))
+        own = ServerState(
+            torch.zeros((), dtype=torch.int32), params if self.ema else (), torch.zeros((), dtype=torch.int64)
+        )
         return replace(super().init_server(ctx, params), own=own)
 
     def broadcast(self, ctx: Context, server: Server) -> tuple[Server, Tree]:
@@ -388,7 +389,7 @@ class Baffle(PairedDefense):
         after = super().stepped(ctx, server, update)
         if not self.ema:
             return after
-        own: Own = after.own
+        own: ServerState = after.own
         steps = own.steps + 1
         b = self.decay(int(steps))
         average = {n: torch.lerp(after.params[n], own.average[n], b) for n in after.params}

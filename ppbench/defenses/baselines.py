@@ -156,7 +156,7 @@ class Tick:
 
 
 @node(name="ppbench.defenses.standalone.Own")
-class Own:
+class ClientState:
     """A client's state. params: its model; opt: its optimizer's state, which is never reset."""
 
     params: Params
@@ -175,9 +175,9 @@ class Standalone(Defense):
     paper: ClassVar[str] = "baseline: no federation"
     epsilon_reason: ClassVar[str] = "nothing is sent, and the accuracy is that of models that stay with their clients"
 
-    def init_client(self, ctx: Context, params: Params) -> Own:
+    def init_client(self, ctx: Context, params: Params) -> ClientState:
         """Return the initial weights, which are public, and the optimizer's state before the first step."""
-        return Own(params, ctx.plan.local.opt.init(Layout.of(params).pack(params)))
+        return ClientState(params, ctx.plan.local.opt.init(Layout.of(params).pack(params)))
 
     def setup(self, ctx: Context, server: Server, cohort: Sequence[int]) -> Round:
         """Exchange nothing."""
@@ -201,16 +201,16 @@ class Standalone(Defense):
         """Return each client's model."""
         return [Model(me.params) for me in clients]
 
-    def prepare(self, ctx: Context, me: Own, message: Tree, data: Data) -> Job | None:
+    def prepare(self, ctx: Context, me: ClientState, message: Tree, data: Data) -> Job | None:
         """Return the inputs of `compute`, with the client's own weights."""
         return super().prepare(ctx, me, Model(me.params), data) if isinstance(message, Tick) else None
 
-    def compute(self, plan: Plan, job: Job) -> Own:
+    def compute(self, plan: Plan, job: Job) -> ClientState:
         """Return the client's model and optimizer after the local steps of a round."""
         flat, opt = self.descended(plan, job, job.own.opt)
-        return Own(Layout.of(job.start).unpack(flat), opt)
+        return ClientState(Layout.of(job.start).unpack(flat), opt)
 
-    def reply(self, ctx: Context, me: Own, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
+    def reply(self, ctx: Context, me: ClientState, message: Tree, result: Tree, data: Data) -> tuple[Tree, Tree | None]:
         """Return the new state and no answer (Overflow: the model has diverged)."""
         if not finite(result):
             raise Overflow(f"Client {ctx.party}'s own model is not finite after local training.")

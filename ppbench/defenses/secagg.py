@@ -11,11 +11,10 @@ from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, NonNegativeInt
-from ppbench.federation.cohort import cohort_evidence, cohorts, others_masks
 from ppbench.federation.contract import Context, Round, Server
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Layout
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, cohort_evidence, cohorts, others_masks
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Update

@@ -424,7 +424,7 @@ def step_inputs(job: Job, t: int) -> tuple[Batch, Tree, Tree]:
 # -- Checks of every defense before it is used: what it declares, and what its public methods return --
 
 
-def faults(plugin: Any, name: str) -> Iterator[str]:
+def defense_faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield the faults of a class as the defense `name`; after the first one, others may be meaningless."""
     yield from class_faults(plugin, Defense, name)
     yield from contract_faults(plugin, Defense)

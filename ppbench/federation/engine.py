@@ -15,7 +15,7 @@ from torch import Tensor
 from ppbench.base.device import computing
 from ppbench.base.errors import Overflow, UsageError, shown
 from ppbench.base.seeds import Seeds
-from ppbench.base.tree import Params, Tree, finite, leaves, load, moved, save, tree_map
+from ppbench.base.tree import Params, Tree, finite, leaves, load_tree, moved, save_tree, tree_map
 from ppbench.federation.acting import Acting, acting_round
 from ppbench.federation.contract import Context, Defense, Server
 from ppbench.federation.drive import Backend, Drive, Parties, Working, party_context, run_together
@@ -224,9 +224,9 @@ class Federation:
     def save(self, folder: Path) -> None:
         """Write a checkpoint, one file per party, to `folder` (which must exist)."""
         counters = torch.tensor([self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down])
-        save((counters, self.parties.server), folder / "server.safetensors")
+        save_tree((counters, self.parties.server), folder / "server.safetensors")
         for client, state in enumerate(self.parties.clients):
-            save(state, folder / f"client{client}.safetensors")
+            save_tree(state, folder / f"client{client}.safetensors")
 
     def restore(self, folder: Path, params: Params | None = None) -> None:
         """Continue from the checkpoint in `folder`, instead of `start`. UsageError: damaged, or of another network.
@@ -236,13 +236,13 @@ class Federation:
         counters, server = self._saved(folder, params)
         self.round, self.wire.up, self.wire.down, self.setup_up, self.setup_down = counters
         self.shards = {client: stored(shard, self.device) for client, shard in self.shards.items()}
-        clients = [load(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
+        clients = [load_tree(folder / f"client{c}.safetensors") for c in range(self.plan.clients)]
         self.parties = Parties(moved(server, self.device), [moved(c, self.device) for c in clients])
 
     def _saved(self, folder: Path, params: Params | None) -> tuple[list[int], Server]:
         """Return the counters and the server's state in `folder` (UsageError: none, or other weights than `params`)."""
         path = folder / "server.safetensors"
-        match load(path):
+        match load_tree(path):
             case (Tensor() as counters, Server() as server) if counters.shape == (5,):
                 ctx = self.context(self.session, 0, 0, SERVER, "init")
                 initial_server = server if params is None else self.defense.init_server(ctx, params)

@@ -1,4 +1,4 @@
-"""Pairwise secrets between clients: masks that cancel in a sum, and noise that two parties share.
+"""Pairwise secrets between clients: masks that cancel in a sum, and noise that two parties share; and evidence of sums.
 
 X25519 key agreement through the server; HKDF-SHA256 separates sessions, rounds and purposes; ChaCha20 expands. Sums of
 fixed-point numbers are taken modulo 2^64 (int64 wraps), so masked values are uniform and do not reveal their size. Keys
@@ -7,7 +7,8 @@ are drawn from a party's generator, so that a benchmark can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,7 +22,9 @@ from torch import Tensor
 from ppbench.base.errors import Overflow, ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
+from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Data, Layout, Plan
+from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Hello, checked_count
 
 
@@ -431,3 +434,47 @@ def keys_of(state: Tree) -> SharedKeys:
 
 def _with_keys(state: Tree, keys: SharedKeys) -> Tree:
     return keys if isinstance(state, SharedKeys) else replace(state, keys=keys)
+
+
+# -- Evidence of whole cohorts, of which the server reads only a sum --
+
+
+def cohorts(exchanges: Iterable[Exchange], clients: int) -> list[list[Exchange]]:
+    """Return the exchanges of every probe in which each of `clients` clients sent one upload."""
+    by_probe: dict[int, list[Exchange]] = defaultdict(list)
+    for exchange in exchanges:
+        by_probe[exchange.slot.probe].append(exchange)
+    return [unit for unit in by_probe.values() if len(unit) == clients]
+
+
+def cohort_evidence(shared: Shared, mean: Params, unit: Sequence[Exchange], server: Server) -> Evidence:
+    """Return evidence about a cohort (one upload per client) from the N_k-weighted `mean` of its gradients."""
+    counts = server.counts[[e.slot.client for e in unit]].double()
+    shares = tuple((counts / counts.sum()).tolist())
+    equal = max(shares) - min(shares) < 1e-12
+    params = server.params if equal else None  # the mean of equal batches is the gradient of all of them together
+    slots = tuple(e.slot for e in unit)
+    return Evidence(slots, mean, shared.at(server.params, () if equal else shares), params, channel="sum")
+
+
+# -- Colluders' unmasking of uploads, for the evidence of several defenses --
+
+
+def others_masks(
+    view: View, exchange: Exchange, among: Sequence[int], keys_of: Callable[[Tree], Tree], purpose: str, words: int
+) -> Tensor | None:
+    """Return the sum [words] int64 of the other clients' masks; added to a client's masked upload it unmasks it.
+
+    None if `view` lacks the keys (`keys_of` a client's state) of one of `among`, the clients whose masks cancel.
+    """
+    victim, session = exchange.slot.client, view.session(exchange)
+    others, total = [client for client in among if client != victim], torch.zeros(words, dtype=torch.int64)
+    for other in others:
+        state = view.state_at(exchange, other)
+        if state is None:
+            return None
+        keys = keys_of(state)
+        if victim in keys.neighbors(other):  # the others' masks among themselves cancel
+            ctx = Context(view.plan, exchange.round, session, other, torch.Generator())
+            add_signed(other, [(victim, stream(keys, ctx, victim, purpose, words))], total)
+    return total if others else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppbench.base import tree
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Context, Data, Noise, Plan
@@ -166,7 +166,7 @@ class View:
         return [m.message for m in self.mail if m.probe == probe and m.sender == SERVER and m.receiver == self.party]
 
     def parts(self) -> Tree:
-        """Return mail, states, own data and public examples as a tree that `tree.save` can write."""
+        """Return mail, states, own data and public examples as a tree that `tree.save_tree` can write."""
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
         return [mail, states, [list(pair) for pair in self.data], self.public]
@@ -180,7 +180,7 @@ class View:
             problem = f"A view of the network {self.plan.spec.model!r}, which is held as an object, cannot be saved"
             raise UsageError(f"{problem}; name the network by its address, as MODULE:NAME.")
         folder.mkdir(parents=True, exist_ok=True)
-        tree.save(self.parts(), folder / "view.safetensors")
+        tree.save_tree(self.parts(), folder / "view.safetensors")
         about = {
             "threat": self.threat.name,
             "party": self.party,
@@ -196,9 +196,9 @@ class View:
         if not (folder / "view.json").is_file():
             raise UsageError(f"{folder} holds no saved view; expected view.json and view.safetensors in it.")
         about: dict[str, Any] = json.loads((folder / "view.json").read_text())
-        defense = load("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
+        defense = load_plugin("defenses", about["defense"]["name"])(**about["defense"]["parameters"])
         plan = TypeAdapter(Plan).validate_python(about["plan"])
-        mail, states, data, public = tree.moved(tree.load(folder / "view.safetensors"), torch.device(device))
+        mail, states, data, public = tree.moved(tree.load_tree(folder / "view.safetensors"), torch.device(device))
         return View(
             threat_model(about["threat"]),
             about["party"],

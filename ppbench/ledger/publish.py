@@ -47,9 +47,8 @@ from ppbench.records.run_files import salt_of
 from ppbench.records.schema import CellConfig, Record, Scalar
 from ppbench.records.store import Store
 from ppbench.report.controls import CONTROLS
-from ppbench.run.cells import CellGroup, groups
+from ppbench.run.cells import CellGroup, find_cell, groups
 from ppbench.run.config import EvaluateConfig
-from ppbench.run.config_of_cell import find_cell
 from ppbench.run.experiment import WHOLE, Experiment, Point, built_for, make_attack, resolve
 from ppbench.run.scene import draws_of, group_victims, prepare_federation, probe_group, yardstick_of
 from ppbench.run.schedule import Progress

@@ -45,6 +45,7 @@ from ppbench.ledger.form import (
     truth_commitment,
 )
 from ppbench.ledger.transcript import FrozenView
+from ppbench.metrics.intervals import Floats
 from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
 from ppbench.metrics.spec import Rule
@@ -64,7 +65,6 @@ from ppbench.report.worst import Measured, WorstCase, worst_case
 # (N (N - 1) ... (N - k + 1)); e_k is the elementary symmetric polynomial: 1 / k! without ties, 1 for equal answers.
 # It holds for any scores.
 
-Floats = NDArray[np.float64]
 MAX_BLOCK = 48
 """Most victims that are compared with one another; more are split into blocks, and permuted within each."""
 

@@ -37,7 +37,7 @@ FIGURE_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "sc
 """Packages whose code computes figures, besides ppbench and the submitted ones."""
 CodeDigest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
 Commit = Annotated[str, Field(pattern="^([0-9a-f]{40})?$")]
-ShortText = Annotated[str, Field(max_length=100)]
+LicenceText = Annotated[str, Field(max_length=100)]
 PluginKey = tuple[PluginGroup, str]
 
 
@@ -105,7 +105,7 @@ class Submission(Strict):
     environment: Machine
     paper: ShownLine = ""
     reference: ShownLine = ""
-    licence: ShortText = ""
+    licence: LicenceText = ""
     day: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 

@@ -133,7 +133,7 @@ class Modality(ABC):
         return interpolate(blocks, size=size, mode="nearest").reshape(count, *shape)
 
 
-def faults(plugin: Any, name: str) -> Iterator[str]:
+def modality_faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield what a plugin called `name` is not that a modality must be."""
     if not (isinstance(plugin, type) and issubclass(plugin, Modality)):
         yield f"is {shown(plugin, 60)}; it must be a class derived from ppbench.metrics.modality.Modality"

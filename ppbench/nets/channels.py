@@ -386,7 +386,7 @@ def traced_features(net: Net) -> fx.GraphModule:
     return graph
 
 
-def walk(net: Net, norms: Norms = "refuse") -> Channels:
+def traced_channels(net: Net, norms: Norms = "refuse") -> Channels:
     """Return where channel scales enter `net`, whose features torch.fx must be able to trace.
 
     norms: "refuse" normalization layers, or perturb only their affine part ("affine"), exact for any eps and mode; then
@@ -496,5 +496,5 @@ def _called(state: Walk, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int
 
 @lru_cache
 def channels_of(spec: NetSpec, norms: Norms = "refuse") -> Channels:
-    """Return `walk` of the network of `spec`, made once per process."""
-    return walk(build(spec), norms)
+    """Return `traced_channels` of the network of `spec`, made once per process."""
+    return traced_channels(build(spec), norms)

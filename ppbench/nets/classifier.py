@@ -14,6 +14,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ppbench.base.errors import UsageError
 from ppbench.nets import modes
 
+HEAD_NAMES = ("head.weight", "head.bias")
+"""Parameters of the last layer of every `Classifier`; the bias may be missing."""
+
 
 class Classifier(nn.Module):
     """A model plugin returns one of these: `head(features(x))`, the head one layer on flat features or on maps.
@@ -55,7 +58,7 @@ class Classifier(nn.Module):
 # -- Splits a module like a `Classifier`: features before the linear layer that gives its logits, and that layer --
 # The other facts that a `Classifier` declares are determined by running the module (`nets.modes`).
 
-T = TypeVar("T", bound=Classifier)
+AnyClassifier = TypeVar("AnyClassifier", bound=Classifier)
 ONE_VALUE = "Expected more than 1 value per channel"
 """torch's message for batch statistics of one number."""
 
@@ -252,7 +255,7 @@ def batch_words(x: Tensor) -> str:
     return "one input" if len(x) == 1 else "two inputs"
 
 
-def with_facts(classifier: T, facts: ModuleFacts, prefix: str = "features.") -> T:
+def with_facts(classifier: AnyClassifier, facts: ModuleFacts, prefix: str = "features.") -> AnyClassifier:
     """Set `facts` on a classifier and return it; prefix: of the names of buffers."""
     classifier.mixes, classifier.fewest, classifier.most = facts.mixes, facts.fewest, facts.most
     classifier.single = facts.single

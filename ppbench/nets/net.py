@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from ppbench.base.errors import UsageError, because, shown, unknown
 from ppbench.base.fence import built, check_answers
 from ppbench.base.machine import check_room
-from ppbench.base.registry import ADDRESSED, find, load
+from ppbench.base.registry import ADDRESSED, find, load_plugin
 from ppbench.base.tensor_files import digest_of
 from ppbench.base.tree import Params
 from ppbench.nets import user_model
@@ -50,7 +50,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-Option = str | int | float | bool
+OptionValue = str | int | float | bool
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class NetSpec:
     model: str
     shape: tuple[int, ...]
     classes: int
-    options: tuple[tuple[str, Option], ...] = ()
+    options: tuple[tuple[str, OptionValue], ...] = ()
 
 
-def net_spec(model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Option] | None = None) -> NetSpec:
+def net_spec(
+    model: str, shape: tuple[int, ...], classes: int, options: Mapping[str, OptionValue] | None = None
+) -> NetSpec:
     """Return the spec of a network, options sorted."""
     return NetSpec(model, tuple(shape), classes, tuple(sorted((options or {}).items())))
 
@@ -176,7 +178,7 @@ BYTES = 4 * 4
 
 
 def _construct(spec: NetSpec) -> Classifier:
-    factory, plugin = load("models", spec.model), find("models", spec.model)
+    factory, plugin = load_plugin("models", spec.model), find("models", spec.model)
     foreign = plugin is not None and plugin.distribution == ADDRESSED
     if not foreign:
         _check_options(spec, factory)

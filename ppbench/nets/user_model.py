@@ -32,7 +32,7 @@ from ppbench.nets.classifier import (
     without_head,
 )
 
-ModelOptions = Mapping[str, str | int | float | bool]
+FactoryArguments = Mapping[str, str | int | float | bool]
 NORM_OPTIONS = ("batch", "running")
 DROPOUT_OPTIONS = ("refused", "off")
 _CLASSES = ("classes", "num_classes", "n_classes", "num_labels")
@@ -41,7 +41,7 @@ _CHANNELS = ("channels", "in_channels", "in_chans")
 
 
 def build_user_network(
-    name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: ModelOptions
+    name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: FactoryArguments
 ) -> Classifier:
     """Return the network of `factory` as a classifier in training mode (UsageError: it is none).
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ppbench.base.declarations import class_faults, contract_faults, word_faults
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load, load_all, plugins
+from ppbench.base.registry import load_all, load_plugin, plugins
 from ppbench.metrics.spec import MetricSpec, Rule
 from ppbench.questions.inquiry import FinishedAudit, Inquiry, Probe, TargetModel
 from ppbench.records.figure import Figured, Terms, best
@@ -220,7 +220,7 @@ def question_of(name: str) -> Question:
     """Return the question `name` of records, a `MissingQuestion` if it is not installed; UsageError: it is broken."""
     if name not in plugins("questions"):
         return MissingQuestion(name)
-    question: Question = load("questions", name)()  # raises nothing: it was called when it was loaded
+    question: Question = load_plugin("questions", name)()  # raises nothing: it was called when it was loaded
     return question
 
 
@@ -258,7 +258,7 @@ def missing_sentences(records: Sequence[Record]) -> list[str]:
 # -- Checks of every question's declarations before it is used --
 
 
-def faults(plugin: Any, name: str) -> Iterator[str]:
+def question_faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield why a class is not the question `name`; after the first fault others may be meaningless."""
     yield from class_faults(plugin, Question, name)
     yield from contract_faults(plugin, Question)
@@ -289,6 +289,6 @@ def _word_faults(plugin: type[Question], name: str) -> Iterator[str]:
     installed = plugins("questions")
     for other, installed_plugin in installed.items() if name in installed and not installed[name].ours else ():
         if installed_plugin.ours:
-            other_score = load("questions", other).score
+            other_score = load_plugin("questions", other).score
             if word_of(other_score) == word and other_score is not plugin.score:
                 yield f"has scores of kind {word!r}, which are those of {other!r}; take another word"

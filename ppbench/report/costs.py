@@ -12,9 +12,9 @@ from ppbench.records.figure import best
 from ppbench.records.run_files import ClientTime, EncryptionTime
 from ppbench.records.schema import Cost, Metric, Record
 from ppbench.report.entries import Board, Entry
+from ppbench.report.findings import Refutation, refutation_of
 from ppbench.report.frame import EVALUATION, TRAINED, Key, frame_of
-from ppbench.report.refutation import Refutation, refutation_of
-from ppbench.report.titles import evaluation_words
+from ppbench.report.words import evaluation_words
 
 TimesOf = Callable[[Record], ClientTime | None]
 """Returns the times measured in a record's training, as `times.time_of` of a folder does."""
@@ -117,7 +117,7 @@ class CostRow:
         return evaluation_words(self.entry.key)
 
 
-def costs(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
+def cost_rows(boards: Sequence[Board], records: Sequence[Record], times: TimesOf) -> list[CostRow]:
     """Return one row per defense setting and federation; in each federation `none` comes first."""
     frame, entries = frame_of(records), dict[Key, Entry]()
     relative, trained = relative_costs(frame), frame.by(TRAINED)

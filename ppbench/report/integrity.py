@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.federation.contract import Defense
 from ppbench.federation.threats import THREATS
 from ppbench.metrics.intervals import clopper_pearson
@@ -279,7 +279,7 @@ def _is_share(utility: Utility, record: Record) -> bool:
 def _keep_own(defense: str) -> bool:
     """Return whether clients end with models of their own, according to the installed defense."""
     try:
-        return bool(load("defenses", defense).own_models is not Defense.own_models)
+        return bool(load_plugin("defenses", defense).own_models is not Defense.own_models)
     except UsageError:  # not installed, or broken
         return False
 

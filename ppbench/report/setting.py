@@ -19,13 +19,12 @@ from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import above_chance, nothing_to_read, rebuilding, value, widened
 from ppbench.report.costs import CostRow
 from ppbench.report.entries import Entry
-from ppbench.report.findings import Fate, Finding, Subject
+from ppbench.report.findings import Fate, Finding, Refutation, Subject
 from ppbench.report.frame import EVALUATION, SETTING, TRAINED, Key
 from ppbench.report.leak import LEVEL_WORDS, SEVERITY, Leak
 from ppbench.report.learning import Learning, LearningState, is_usable, learning_of, mean_of, points_lost
-from ppbench.report.refutation import Refutation
 from ppbench.report.rows import judged_keys
-from ppbench.report.titles import key_differences
+from ppbench.report.words import key_differences
 from ppbench.report.worst import Measured, WorstCase, attack_of
 
 Tone = Literal["info", "good", "warning", "error"]

@@ -22,7 +22,7 @@ from ppbench.report.columns import CELL_KEY, KEY, LOADED_CELLS, LOADED_VICTIMS, 
 from ppbench.report.controls import check_harness
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Frame, frame_of
-from ppbench.report.page.boards import boards_of, column_roots, no_claims, read_column, row_key, table_rows
+from ppbench.report.page.boards import boards_of, column_roots, identifying_columns, no_claims, read_column, table_rows
 from ppbench.report.worst import Measured, WorstCase, attack_of, cell_of
 
 TableLevel = Literal["cells", "victims", "worst"]
@@ -137,7 +137,7 @@ def _case(board: Board, entry: Entry, case: Literal["worst", "plain"]) -> RowGro
     """Return a row of a board under all attacks, or under unaware ones."""
     utility, privacy = entry.sample.utility, entry.sample.privacy
     about: Row = {
-        **row_key(entry),
+        **identifying_columns(entry),
         "row": entry.name,
         "reliable": board.reliable,
         "accuracy": utility.accuracy,

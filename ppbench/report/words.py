@@ -1,13 +1,19 @@
-"""Words on figures, attacks and control values that sentences, tables and claims share."""
+"""Words that sentences, tables and claims share: on figures, attacks, control values and evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ppbench.base.errors import count_of
 from ppbench.records.figure import Figured
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import Record, Scalar, Utility
+from ppbench.report.frame import Key
 from ppbench.report.learning import is_usable
+
+# -- Figures, attacks and control values --
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def setting_labels(records: Sequence[Record]) -> dict[str, str]:
     return labels
 
 
-def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
+def figure_text(record: Figured | None, name: str, form: str, unit: str = "") -> str:
     """Return "35.2 dB [31.0, 40.3]" for a metric, "71.0% [66.2, 75.4]" with the form ".1%", "-" where there is none."""
     metric = record.metric(name) if record is not None else None
     if metric is None or metric.value is None:
@@ -64,7 +70,7 @@ def figure(record: Figured | None, name: str, form: str, unit: str = "") -> str:
 
 def decibels(record: Figured | None) -> str:
     """Return a median PSNR with its interval."""
-    return figure(record, "psnr_median", ".1f", " dB")
+    return figure_text(record, "psnr_median", ".1f", " dB")
 
 
 def attack_at(attack: str, control: str) -> str:
@@ -90,3 +96,64 @@ def utility_text(utility: Utility, undefended: Utility | None) -> str:
             mark = (f", {utility.collapse}" if utility.collapse else "") + (", not usable" if unusable else "")
             return f"{word} {value:{form}}" + (f" ({beside:{form}} undefended)" if beside is not None else "") + mark
     return "training diverged"
+
+
+# -- Evaluations, and the differences between keys --
+
+ALONE = "evaluate/1"
+"""The suite name of evaluations outside suites; left out of text."""
+
+
+def evaluation_words(key: Key) -> str:
+    """Return an evaluation in words."""
+    fed = json.loads(key.federation)
+    suite = "" if key.suite == ALONE else f"{key.suite}: "
+    public = f", {key.public} public" if key.public else ""
+    data = f"{suite}{key.data}, {key.train} examples{public}"
+    parties, rounds = count_of(fed["clients"], "client"), count_of(fed["rounds"], "round")
+    seed = "" if key.seed is None else f", seed {key.seed}"  # None: of all seeds
+    words = f"{data}, {key.network}, {parties}, {rounds}{seed}"
+    return " ".join(words.split())
+
+
+def evaluation_titles(keys: Iterable[Key]) -> dict[Key, str]:
+    """Return evaluations in words; equal texts get their differences appended."""
+    words: dict[str, list[Key]] = {}
+    for key in keys:
+        words.setdefault(evaluation_words(key), []).append(key)
+    titles: dict[Key, str] = {}
+    for text, alike in words.items():
+        more = key_differences(alike)
+        for number, key in enumerate(sorted(alike, key=Key.text), start=1):
+            other = more[key] or (f"the {number}. of {len(alike)} data sets or suites of these names")
+            titles[key] = text if len(alike) == 1 else f"{text}, {other}"
+    return titles
+
+
+def key_differences(rows: Sequence[Key]) -> dict[Key, str]:
+    """Return each key's values of the fields that differ, as "families=shared, seed 1"; "" where none do.
+
+    Parameters are compared among the keys of one defense; defense and control value are left out.
+    """
+    seen: dict[tuple[str, str], set[Scalar]] = defaultdict(set)
+    values_of = {key: _values(key) for key in rows}
+    for some in values_of.values():
+        for name, value in some.items():
+            seen[name].add(value)
+    return {
+        key: ", ".join(_word(name[1], value) for name, value in some.items() if len(seen[name]) > 1)
+        for key, some in values_of.items()
+    }
+
+
+def _values(key: Key) -> dict[tuple[str, str], Scalar]:
+    """Return a key's values by (defense, name); by ("", name) those that all defenses have."""
+    mine = {**json.loads(key.parameters), "version": key.version}
+    shared = json.loads(key.federation) | ({} if key.seed is None else {"seed": key.seed})
+    own = {(key.defense, name): value for name, value in mine.items()}
+    return own | {("", name): str(v) if isinstance(v, list) else v for name, v in shared.items()}
+
+
+def _word(name: str, value: Scalar) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"seed {text}" if name == "seed" else f"{name}={text}"

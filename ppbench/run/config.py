@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from ppbench.base.errors import UsageError, one_line, shown, unknown
-from ppbench.base.registry import admit, canonical, load
+from ppbench.base.registry import admit, canonical, load_plugin
 from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.federation.contract import Defense
 from ppbench.records.schema import Scalar, Strict
@@ -177,7 +177,7 @@ def _setting(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     name = options.get("defense")
     if isinstance(name, str):
         admit(name)
-    factory = load("defenses", name) if isinstance(name, str) else Defense
+    factory = load_plugin("defenses", name) if isinstance(name, str) else Defense
     setting = dict(getattr(factory, "setting", {}).get("quick" if preset == "portfolio" else preset, {}))
     if options.get("model", setting.get("model")) != setting.get("model"):
         setting.pop("model_options", None)

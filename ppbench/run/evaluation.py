@@ -19,7 +19,7 @@ from ppbench.base.bars import Bars
 from ppbench.base.device import check_device, computing
 from ppbench.base.errors import UsageError, shown
 from ppbench.base.fence import check_answers, guard, third_party
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults
@@ -77,7 +77,7 @@ VICTIMS = 2
 
 
 @dataclass(frozen=True)
-class Subject:
+class SelfTestSubject:
     """A network and the attack that must break it, on the embedded digits."""
 
     model: str
@@ -86,17 +86,17 @@ class Subject:
 
 
 DLG_OPTIONS = (("label", "inferred"), ("restarts", 0), ("stop", 1e-5), ("budget", 600))
-SUBJECTS = (Subject("lenet", "dlg", DLG_OPTIONS), Subject("mlp", "analytic"))
+SUBJECTS = (SelfTestSubject("lenet", "dlg", DLG_OPTIONS), SelfTestSubject("mlp", "analytic"))
 
 
-def share_broken(subject: Subject) -> float:
+def share_broken(subject: SelfTestSubject) -> float:
     """Return the share of victims that are reconstructed above 20 dB, by the same code as in every evaluation."""
     task: Task = make_task(configure(defense="none", model=subject.model, clients=2, train=40, seed=0))
     federation = Federation(make_defense("none"), task.plan, task.shards, task.seeds)
     federation.start(task.params)
     victims = choose_victims(task.shards, HONEST_SERVER, 1, VICTIMS, task.seeds)
     view = federation.probe(victims.data).view(HONEST_SERVER)
-    attack = load("attacks", subject.attack)(**dict(subject.options))
+    attack = load_plugin("attacks", subject.attack)(**dict(subject.options))
     guesses = attack.run(view, victims.challenges(), torch.Generator().manual_seed(0))
     scores = score_images(victims, guesses, {}, {}, task.plan.data_range).victims
     return float(sum((s.psnr or 0.0) > BROKEN_DB for s in scores) / len(scores))

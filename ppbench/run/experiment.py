@@ -15,7 +15,7 @@ from ppbench.adversary.attack import Attack, among, attack_answer_faults
 from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base.errors import UsageError
 from ppbench.base.fence import check_answers, guard, made, third_party
-from ppbench.base.registry import admit, load, load_all, plugins
+from ppbench.base.registry import admit, load_all, load_plugin, plugins
 from ppbench.federation.contract import Defense
 from ppbench.federation.threats import HONEST_SERVER, ThreatModel, recorded_threat, threat_model
 from ppbench.questions.base import question_of
@@ -200,7 +200,7 @@ def _available(config: EvaluateConfig) -> Iterator[tuple[str, Any]]:
 
 def _attack(config: EvaluateConfig, name: str) -> Attack:
     isolated = config.isolate and third_party("attacks", name)
-    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load("attacks", name)
+    prefix, factory = f"{name}.", type(make_attack(name, isolate=True)) if isolated else load_plugin("attacks", name)
     own = {k[len(prefix) :]: v for k, v in config.settings.items() if k.startswith(prefix)}
     if config.budget is not None and "budget" in getattr(factory, "__dataclass_fields__", {}):
         own = {"budget": config.budget, **own}

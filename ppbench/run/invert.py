@@ -35,11 +35,11 @@ from ppbench.questions.base import question_of
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import built_for, make_attack, make_defense
-from ppbench.run.gradients import Gradient, read_gradient, scale_of
 from ppbench.run.inversion_result import ALIKE, ROUNDING, Inverted, Planted, mix_with_noise, planted_of, variants
 from ppbench.run.scene import attack_seed
 from ppbench.run.task import plan_on
-from ppbench.run.user_inputs import ClassLabels, check_batch, check_real, one_hot_of, range_of, shape_of, whole_number
+from ppbench.run.user_gradients import Gradient, read_gradient, scale_of
+from ppbench.run.user_inputs import ClassLabels, check_batch, check_real, int_between, one_hot_of, range_of, shape_of
 
 THREAT = HONEST_SERVER
 VICTIM = Slot(0, 0)
@@ -107,7 +107,7 @@ def invert(
     scale = 1.0 if fitted is None else fitted
     place = next(iter(seen.values())).device if device is None else _device(device)
     start, sent = moved(network.spec.start, place), {name: (value / scale).to(place) for name, value in seen.items()}
-    view, seeds = view_of(plan, start, sent), Seeds(whole_number("seed", seed, 0, 2**63 - 1))
+    view, seeds = view_of(plan, start, sent), Seeds(int_between("seed", seed, 0, 2**63 - 1))
     chosen = _chosen(SEARCH if attack is None else attack, parameters, view, question.challenge)
     with guard("attacks", chosen.name), explaining_failures(network):
         _check_usable(chosen, view, question.challenge)
@@ -289,8 +289,8 @@ class BatchQuestion:
 def _question(labels: ClassLabels | int | None, batch: int | None, spec: NetSpec) -> BatchQuestion:
     """Return the question about a batch; UsageError: labels are no classes of the network, or not one per example."""
     if labels is None:
-        return BatchQuestion(whole_number("batch", 1 if batch is None else batch, 1, MAX_BATCH))
+        return BatchQuestion(int_between("batch", 1 if batch is None else batch, 1, MAX_BATCH))
     y = one_hot_of(labels, spec.classes)
-    if batch is not None and whole_number("batch", batch, 1, MAX_BATCH) != len(y):
+    if batch is not None and int_between("batch", batch, 1, MAX_BATCH) != len(y):
         raise UsageError(f"batch={shown(batch)} cannot be used; there are {len(y)} labels.")
-    return BatchQuestion(whole_number("batch", len(y), 1, MAX_BATCH), y)
+    return BatchQuestion(int_between("batch", len(y), 1, MAX_BATCH), y)

@@ -26,7 +26,7 @@ from ppbench.nets.model_object import held_network
 from ppbench.records.schema import Scalar
 from ppbench.run.config import configure
 from ppbench.run.experiment import make_attack
-from ppbench.run.options import FederationOptions, names_of
+from ppbench.run.options import FederationOptions, option_names
 from ppbench.run.task import check_clients, plan_on
 from ppbench.run.user_inputs import (
     Shard,
@@ -40,7 +40,7 @@ from ppbench.run.user_inputs import (
 )
 
 TRAINING = (
-    *("loss", *(name for name in names_of(FederationOptions) if name != "rounds")),
+    *("loss", *(name for name in option_names(FederationOptions) if name != "rounds")),
     *("seed", "device", "tf32", "backend"),
 )
 """Options of an evaluation that concern the clients' training."""

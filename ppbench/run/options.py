@@ -62,7 +62,7 @@ class OptionGroup:
     """Options that belong together; a pydantic model that inherits from groups has their options as fields."""
 
 
-def names_of(group: type[OptionGroup]) -> tuple[str, ...]:
+def option_names(group: type[OptionGroup]) -> tuple[str, ...]:
     """Return the names of a group's own options."""
     return tuple(get_annotations(group))
 

@@ -21,7 +21,7 @@ from ppbench.records.store import Store
 from ppbench.report.compare.join import where_of
 from ppbench.report.controls import CONTROLS, Check, check_harness, failures
 from ppbench.report.page.board import up_to_date, write_board
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations, standalone_sentences
+from ppbench.report.page.boards import defense_sentences, judged_evaluations, standalone_sentences
 from ppbench.report.page.headline import Answer, answer_of
 from ppbench.run.cells import Cell, cells, groups
 from ppbench.run.evaluation import check_experiment, compute

@@ -26,12 +26,14 @@ from ppbench.records.run_files import commitment
 from ppbench.records.schema import DataInfo, FederationInfo, ModelInfo
 from ppbench.records.sources import code_of
 from ppbench.run.config import EvaluateConfig
-from ppbench.run.options import FederationOptions, TaskOptions, names_of
+from ppbench.run.options import FederationOptions, TaskOptions, option_names
 from ppbench.task.dataset import Dataset
 from ppbench.task.partition import partition
 from ppbench.task.user_data import open_dataset, plugins_of
 
-TASK_FIELDS = {"model_options", "seed", "salt", *names_of(TaskOptions), *names_of(FederationOptions)} - {"rounds"}
+TASK_FIELDS = {"model_options", "seed", "salt", *option_names(TaskOptions), *option_names(FederationOptions)} - {
+    "rounds"
+}
 """Fields of an evaluation that determine its task, and with it who is a victim."""
 
 

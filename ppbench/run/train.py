@@ -91,7 +91,7 @@ TRAINED_FILE = "trained.json"
 """File of a training's figures, with their digest and those of the states beside them."""
 TOP5_CLASSES = 10
 """Most classes for which Top-5 accuracy is not kept: with ten, five guesses are half of all."""
-PIXELS_AT_ONCE = 2**20
+MASK_PIXELS_AT_ONCE = 2**20
 """Pixels that are predicted at a time in segmentation: such networks keep maps of full size."""
 
 
@@ -228,7 +228,7 @@ def _top5(fed: Federation, task: Task) -> tuple[float, Interval]:
 
 def masks_overlap(fed: Federation, task: Task) -> Overlap:
     """Return how well predicted masks fit those of the test part, image by image the mean over `Federation.models`."""
-    size = max(1, PIXELS_AT_ONCE // task.test.y[0].numel())
+    size = max(1, MASK_PIXELS_AT_ONCE // task.test.y[0].numel())
     parts = [*zip(task.test.x.split(size), task.test.y.split(size), strict=True)]
     return mean_overlap(
         [joined_overlap([mask_overlap(fed.outputs(x, model), y) for x, y in parts]) for model in fed.models()]

@@ -27,7 +27,7 @@ OUTSIDE = 1e-4
 """How far an input may lie outside the data range, as a share of its width: rounding."""
 
 
-def whole_number(name: str, value: int, least: int, most: int) -> int:
+def int_between(name: str, value: int, least: int, most: int) -> int:
     """Return `value`, also of NumPy or torch, as an int from `least` to `most` (else UsageError)."""
     number = _integer(value)
     if number is None or not least <= number <= most:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ppbench.base.errors import UsageError, because
 from ppbench.base.vision import torchvision
 from ppbench.task.dataset import Dataset, no_argument
-from ppbench.task.images import image_dataset
+from ppbench.task.image_data import image_dataset
 
 _IDX = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 

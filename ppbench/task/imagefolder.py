@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppbench.base.errors import UsageError, count_of, listed, shown
 from ppbench.task.dataset import Dataset, Split, existing
-from ppbench.task.images import Part, decode_image, image_dataset, join_images, stack_images
+from ppbench.task.image_data import Part, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out, mask_strata
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

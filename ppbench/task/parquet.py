@@ -20,7 +20,7 @@ from ppbench.base.files import kind_of, make_folder, sweep_abandoned, write_atom
 from ppbench.base.tensor_files import packed_with_digest, unpacked_with_digest
 from ppbench.federation.bounds import LARGEST_COUNT
 from ppbench.task.dataset import Dataset, existing
-from ppbench.task.images import LABEL_COLUMNS, decode_image, image_dataset, join_images, stack_images
+from ppbench.task.image_data import LABEL_COLUMNS, decode_image, image_dataset, join_images, stack_images
 from ppbench.task.partition import hold_out
 from ppbench.task.user_data import class_numbers, classes_of, empty_classes
 

@@ -20,7 +20,7 @@ from ppbench.base.registry import ADDRESS, ADDRESSED, find, plugins
 from ppbench.base.vision import importable
 from ppbench.metrics.modality import modality_from
 from ppbench.task.dataset import MAX_CLASSES, Dataset, InputKind, Split, default_root, existing
-from ppbench.task.images import LABEL_COLUMNS, Part, pixels, stack_images
+from ppbench.task.image_data import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.partition import hold_out
 
 # -- Checks that labels are class numbers from 0 --

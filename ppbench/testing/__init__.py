@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppbench.testing.attacks import ATTACK_PROPERTIES, check_attack
     from ppbench.testing.defenses import DEFENSE_PROPERTIES, check_defense
-    from ppbench.testing.scene import Finding
+    from ppbench.testing.small_federation import PropertyResult
 
-__all__ = ["ATTACK_PROPERTIES", "DEFENSE_PROPERTIES", "Finding", "check_attack", "check_defense"]
+__all__ = ["ATTACK_PROPERTIES", "DEFENSE_PROPERTIES", "PropertyResult", "check_attack", "check_defense"]
 
 _HOME = {
     "ATTACK_PROPERTIES": "ppbench.testing.attacks",
     "check_attack": "ppbench.testing.attacks",
     "DEFENSE_PROPERTIES": "ppbench.testing.defenses",
     "check_defense": "ppbench.testing.defenses",
-    "Finding": "ppbench.testing.scene",
+    "PropertyResult": "ppbench.testing.small_federation",
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from ppbench.adversary.attack import Attack, Challenge, Guess, acting_faults, readable
 from ppbench.adversary.isolation import isolated_guesses
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import load, plugins
+from ppbench.base.registry import load_plugin, plugins
 from ppbench.base.tree import finite, leaves
 from ppbench.federation.acting import Before
 from ppbench.federation.contract import Defense
@@ -22,8 +22,8 @@ from ppbench.federation.view import View
 from ppbench.metrics.labels import multiset_hits
 from ppbench.questions.base import question_of
 from ppbench.questions.labels import score_labels
-from ppbench.testing import records
-from ppbench.testing.scene import (
+from ppbench.testing import record_attacks
+from ppbench.testing.small_federation import (
     CHANCE_LEVEL,
     EXTRA_EVALUATIONS,
     POISONS,
@@ -31,9 +31,9 @@ from ppbench.testing.scene import (
     SHAPE,
     TWO_GUESSES,
     Duel,
-    Finding,
     NotAsked,
     Property,
+    PropertyResult,
     TensorChange,
     Witness,
     World,
@@ -366,7 +366,7 @@ UPLOADS: Properties = {
     "survives_white_images": partial(survives_constant_images, level=1.0),
     "guesses_the_same_from_disk": guesses_the_same_from_disk,
 }
-ABSENCES = (*POISONS, records.ABSENT)
+ABSENCES = (*POISONS, record_attacks.ABSENT)
 
 ATTACK_PROPERTIES: Mapping[str, Properties] = {
     "reconstruction": {
@@ -381,13 +381,13 @@ ATTACK_PROPERTIES: Mapping[str, Properties] = {
     },
     "membership": {
         "declares_itself": attack_declares_itself,
-        "finds_members": records.finds_members,
-        **{f"knows_no_member_of_{seed}": partial(records.knows_no_member_of, seed=seed) for seed in range(5)},
-        **{f"tosses_coins_{bad}": partial(records.tosses_coins_without_a_model, poison=bad) for bad in ABSENCES},
+        "finds_members": record_attacks.finds_members,
+        **{f"knows_no_member_of_{seed}": partial(record_attacks.knows_no_member_of, seed=seed) for seed in range(5)},
+        **{f"tosses_coins_{bad}": partial(record_attacks.tosses_coins_without_a_model, poison=bad) for bad in ABSENCES},
     },
     "batch_membership": {
-        "finds_the_planted_leak": records.finds_batch_members,
-        "noise_gives_chance": records.noise_gives_batch_members_by_chance,
+        "finds_the_planted_leak": record_attacks.finds_batch_members,
+        "noise_gives_chance": record_attacks.noise_gives_batch_members_by_chance,
         **{name: asks for name, asks in UPLOADS.items() if name != "poison_harms_no_other"},  # one question about all
     },
     "client_membership": {"declares_itself": attack_declares_itself},  # all else needs an audit with canary clients
@@ -399,8 +399,8 @@ ATTACK_PROPERTIES: Mapping[str, Properties] = {
     },
     "extraction": {
         "declares_itself": attack_declares_itself,
-        "reads_the_model": records.reads_the_model,
-        **{f"answers_{poison}": partial(records.answers_without_a_model, poison=poison) for poison in ABSENCES},
+        "reads_the_model": record_attacks.reads_the_model,
+        **{f"answers_{poison}": partial(record_attacks.answers_without_a_model, poison=poison) for poison in ABSENCES},
     },
 }
 """The properties of attacks by kind and name. `tests/test_attack_contract.py` checks all attacks of ppbench.
@@ -430,7 +430,7 @@ ACTING_ONLY = frozenset({"sends_what_was_agreed"})
 def duels(attack: Attack, against: Iterable[Defense] = ()) -> list[Duel]:
     """Return the attack against no defense, against each of its targets that is installed, and against `against`."""
     targets = sorted(name for name in attack.targets or () if name in plugins("defenses"))
-    defenses = {d.name: d for d in [load("defenses", name)() for name in ("none", *targets)]}
+    defenses = {d.name: d for d in [load_plugin("defenses", name)() for name in ("none", *targets)]}
     defenses |= {defense.name: defense for defense in against}
     return [Duel(attack, defense) for defense in defenses.values()]
 
@@ -449,7 +449,7 @@ def check_attack(
     decibels: float = 30.0,
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[PropertyResult, ...]:
     """Check all properties of an attack's kind (`properties_of`); return one finding per property and duel.
 
     Against no defense, its installed `targets` and `against`, in small federations on digits: some ten seconds each.
@@ -477,7 +477,7 @@ def check_attack(
     return tuple(findings)
 
 
-def _findings(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> list[Finding]:
+def _findings(duel: Duel, only: Collection[str], skip: Mapping[str, str]) -> list[PropertyResult]:
     """Return the findings of a duel; unknown names raise UsageError in the undefended duel only."""
     questions = properties_in(duel)
     if duel.undefended:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.replay import replayed_evidence
 from ppbench.base.errors import UsageError
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params, Tree, leaves
 from ppbench.federation import secagg
@@ -30,15 +30,15 @@ from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
 from ppbench.records.scores import Scalar
 from ppbench.testing import mechanics
-from ppbench.testing.scene import (
+from ppbench.testing.small_federation import (
     CLASSES,
     SHAPE,
     SHARD,
     DefenseTrial,
-    Finding,
     Inconclusive,
     NotAsked,
     Property,
+    PropertyResult,
     all_digits,
     ask_all,
     base_plan,
@@ -81,7 +81,7 @@ def off_level_equals_none(trial: DefenseTrial) -> Iterator[str]:
         plan = replace(plan_for(trial.defense, base_plan()), local=local, server_opt=Opt("sgd", 1.0))
         start = initial(plan.spec, 1)
         try:
-            ends = [_weights(defense, plan, start) for defense in (level, load("defenses", "none")())]
+            ends = [_weights(defense, plan, start) for defense in (level, load_plugin("defenses", "none")())]
         except UsageError as refusal:
             raise NotAsked(f"it refuses the plan of the comparison ({refusal})") from refusal
         layout = Layout.of(start)
@@ -269,7 +269,7 @@ def a_view_survives_the_disk(trial: DefenseTrial) -> Iterator[str]:
     if len({id(e.simulate) for e in first}) != len({id(e.simulate) for e in second}):
         yield "evidence shares `simulate` in memory only; key it by the broadcast's identity, which survives the disk"
     # Two evaluations: kernels may round the last bit differently, and a search makes that large.
-    reader = replace(load("attacks", READER)(), budget=2, restarts=0)
+    reader = replace(load_plugin("attacks", READER)(), budget=2, restarts=0)
     guesses, guesses_again = (
         reader.run(v, victims.challenges(), torch.Generator().manual_seed(0)) for v in (view, again)
     )
@@ -341,7 +341,7 @@ def check_defense(
     off: Mapping[str, Scalar] | None = None,
     only: Collection[str] = (),
     skip: Mapping[str, str] | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[PropertyResult, ...]:
     """Check all of `DEFENSE_PROPERTIES` of a defense, installed or not, in seconds; return one finding per property.
 
     defense: the class, for its default parameters, or an instance; off: parameters at which it does nothing, as

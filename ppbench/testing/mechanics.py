@@ -18,7 +18,7 @@ from ppbench.federation.engine import Federation, ProbeKind
 from ppbench.federation.plan import Local
 from ppbench.federation.wire import SERVER, Slot, Wire
 from ppbench.nets.net import initial
-from ppbench.testing.scene import (
+from ppbench.testing.small_federation import (
     SHARD,
     DefenseTrial,
     NotAsked,

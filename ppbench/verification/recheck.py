@@ -33,7 +33,7 @@ from ppbench.records.run_files import commitment, salt_of, training_of
 from ppbench.records.schema import CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.integrity import TRAINING_FIELDS, of_training
-from ppbench.run.config_of_cell import plan_of_cell, task_of_cell
+from ppbench.run.cells import plan_of_cell, task_of_cell
 from ppbench.run.experiment import make_defense
 from ppbench.run.sweep import local_dataset, missing_cells
 from ppbench.run.task import Task

@@ -21,8 +21,15 @@ from ppbench.claims.page import page
 from ppbench.records.figure import aggregate
 from ppbench.records.schema import Metric, Record
 from ppbench.records.store import Store
-from ppbench.report.page.boards import boards_of, csv_text, worst_csv
-from ppbench.report.page.evaluations import checks_of, defense_sentences, judged_evaluations, standalone_sentences
+from ppbench.report.page.boards import (
+    boards_of,
+    checks_of,
+    csv_text,
+    defense_sentences,
+    judged_evaluations,
+    standalone_sentences,
+    worst_csv,
+)
 
 HERE = Path(__file__).parent
 BOARD = HERE.parents[1] / "leaderboards" / "results" / "digits-quick" / "records.zip"

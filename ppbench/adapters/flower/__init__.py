@@ -60,6 +60,6 @@ def defense(argument: str, name: str) -> type[Defense]:
         return defenses.defense(argument, name)
     if not Path(argument).is_dir():
         raise FRAMEWORK.no_name(argument, "stock/NAME, MODULE:OBJECT of yours, or an app's folder")
-    from ppbench.adapters.flower import app
+    from ppbench.adapters.flower import app_folder
 
-    return app.app_defense(argument, name)
+    return app_folder.app_defense(argument, name)

@@ -7,7 +7,6 @@ promise of Flower's own documentation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from flwr.serverapp import strategy as strategies
 from ppbench.adapters.flower.mechanism import FlowerDefense, Mod, StrategyAndMods
 from ppbench.adapters.flower.runtime import running_flower
 from ppbench.adapters.flower.secure import Secure
+from ppbench.adapters.framework import Grids
 from ppbench.adapters.user_code import UserFunction, user_function
 from ppbench.base.errors import ProtocolError
 from ppbench.federation.bounds import NonNegative, NonNegativeInt, Positive, PositiveInt
@@ -58,7 +58,6 @@ def _aggregates_securely(function: UserFunction) -> bool:
 
 
 FLOWER_VERSION = f"1+flwr{metadata.version('flwr')}"
-Grids = Mapping[str, tuple[float, ...]]
 GRIDS: Grids = {"quick": (0.01, 0.1, 1.0), "paper": (0.01, 0.1, 0.5, 1.0)}
 NO_NOISE_SENT = "uploads carry no noise: the server that adds it sees each client's weights, as its threat model says"
 

@@ -39,10 +39,10 @@ from ppbench.adapters.flower.runtime import RUN, SERVER_NODE, Nodes, node_of, re
 from ppbench.adapters.user_code import context_seed
 from ppbench.base.errors import ProtocolError, UsageError, one_line
 from ppbench.base.tree import Params, Tree, node
-from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Defense, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Data, Noise, Plan
+from ppbench.federation.secagg import cohort_evidence
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Model

@@ -15,7 +15,8 @@ from nvflare.apis.filter import Filter
 from nvflare.app_common.filters import ExcludeVars, PercentilePrivacy, SVTPrivacy
 from torch import Tensor
 
-from ppbench.adapters.nvflare.evidence import Truncation
+from ppbench.adapters.framework import Grids
+from ppbench.adapters.nvflare.filter_evidence import Truncation
 from ppbench.adapters.nvflare.mechanism import FilteredChange, FilterState, NVFlareDefense
 from ppbench.adapters.user_code import user_function
 from ppbench.base.errors import ProtocolError, UsageError, one_line
@@ -46,7 +47,6 @@ def defense(address: str, name: str) -> type[NVFlareDefense]:
 # Each docstring has the promise of NVFlare's own documentation. Encryption: `encrypted`.
 
 NVFLARE_VERSION = f"1+nvflare{metadata.version('nvflare')}"
-Grids = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from nvflare.app_common.shareablegenerators.full_model_shareable_generator impor
 from torch import Tensor
 
 from ppbench.adapters.framework import check_plan
-from ppbench.adapters.nvflare.evidence import Truncation, visible_evidence
+from ppbench.adapters.nvflare.filter_evidence import Truncation, visible_evidence
 from ppbench.adapters.user_code import as_usage_error, context_seed, description, restored, seeded_run, snapshot
 from ppbench.base.errors import ProtocolError, UsageError, one_line, shown
 from ppbench.base.tree import Params, Tree, node

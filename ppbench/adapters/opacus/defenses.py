@@ -5,13 +5,13 @@ secure_mode is off, the default: it needs torchcsprng, which no current torch ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Annotated, Any, ClassVar, Literal
 
 from opacus import PrivacyEngine
 
+from ppbench.adapters.framework import Grids
 from ppbench.adapters.opacus.mechanism import RELEASE, OpacusDefense, Public
 from ppbench.adapters.user_code import user_function
 from ppbench.federation.bounds import LARGEST_NUMBER, OpenShare, Positive, between
@@ -28,9 +28,6 @@ def defense(address: str, name: str) -> type[OpacusDefense]:
         return function.call(**arguments, **asdict(self))
 
     return function.defense(OpacusDefense, "opacus", parts=parts)
-
-
-Grids = Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)

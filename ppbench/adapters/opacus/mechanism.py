@@ -225,7 +225,7 @@ def sample_rate(loader: Any) -> float | None:
     return float(sampler.sample_rate) if isinstance(sampler, UniformWithReplacementSampler) else None
 
 
-def epsilon(engine: Any, cost: RoundCost, rounds: int, delta: float) -> float | None:
+def accounted_epsilon(engine: Any, cost: RoundCost, rounds: int, delta: float) -> float | None:
     """Return the epsilon of `rounds` rounds by the engine's own accountant; None if it is not finite.
 
     From `LARGEST_NUMERICAL_EPSILON` on, the RDP bound is returned: the numerical accountant would take gigabytes, or
@@ -313,7 +313,7 @@ class OpacusDefense(Defense):
         if cost.why_not or not rounds:
             return None
         with running_opacus(f"The accountant of {self.name!r}", 0):
-            value = epsilon(_private(self, plan, examples).engine, cost, rounds, 1 / examples)
+            value = accounted_epsilon(_private(self, plan, examples).engine, cost, rounds, 1 / examples)
         return None if value is None else (value, 1 / examples)
 
     def why_no_epsilon(self, plan: Plan, server: Server | None = None, rounds: int = 1) -> str:

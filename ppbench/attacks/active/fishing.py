@@ -28,7 +28,7 @@ from ppbench.attacks.active.wiring import (
     server_of,
     silent_weights,
 )
-from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
@@ -73,7 +73,7 @@ class ClassFishing(Attack):
         """Return one guess per challenge: each fished class's mean image, then grey ones; no labels."""
         return [self._answer(victim, view) for victim in posed(self.evidence(view), view.plan, challenges, generator)]
 
-    def _answer(self, victim: Victim, view: View) -> Guess:
+    def _answer(self, victim: PosedVictim, view: View) -> Guess:
         images, server = victim.image("grey"), server_of(view, victim.challenge.unit[0])
         row = None if victim.evidence is None else victim.evidence.observed.get("head.weight")
         if row is None or server is None:

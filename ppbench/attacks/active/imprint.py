@@ -28,7 +28,7 @@ from ppbench.attacks.active.wiring import (
     silent_weights,
     wiring,
 )
-from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.errors import UsageError
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.evidence import Evidence
@@ -80,7 +80,7 @@ class Imprint(Attack):
         victims = posed(self.evidence(view), view.plan, challenges, generator)
         return [self._answer(victim, view) for victim in victims]
 
-    def _answer(self, victim: Victim, view: View) -> Guess:
+    def _answer(self, victim: PosedVictim, view: View) -> Guess:
         images = victim.image("grey")
         server = server_of(view, victim.challenge.unit[0])
         if victim.evidence is None or server is None:

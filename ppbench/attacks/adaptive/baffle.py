@@ -22,9 +22,9 @@ from ppbench.base.autodiff import gradients
 from ppbench.base.tree import Params
 from ppbench.defenses.baffle import Baffle, answers_by_slot, chunks, step_seeds
 from ppbench.federation.bounds import InMemoryCount, NonNegative
-from ppbench.federation.cohort import cohorts
 from ppbench.federation.evidence import Evidence, Mappable, Shared, Simulate, simulation
 from ppbench.federation.plan import Layout, Plan
+from ppbench.federation.secagg import cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
 from ppbench.metrics.modality import modality_from

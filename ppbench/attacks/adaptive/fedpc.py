@@ -25,7 +25,7 @@ from ppbench.attacks.labels import (
 from ppbench.attacks.reconstruction.analytic import AnalyticInversion, FirstLayer, first_layer
 from ppbench.attacks.reconstruction.dlg import NEAR_STOP
 from ppbench.attacks.reconstruction.fedavg import FedAvgInversion, LocalTraining, by_rank, reach, signed
-from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, finite
 from ppbench.defenses.fedpc.messages import Ternary, Weights
@@ -485,6 +485,6 @@ def _with_labels(challenge: Challenge, labels: Tensor, plan: Plan) -> Challenge:
 
 def _grey(challenge: Challenge, plan: Plan, generator: torch.Generator) -> Guess:
     """Return the guess of an attacker that knows labels only; reading them counts as one evaluation."""
-    victim = Victim(None, challenge, plan, generator)
+    victim = PosedVictim(None, challenge, plan, generator)
     labels = victim.labels("inferred")
     return Guess(x=victim.image("grey"), y=None if labels is None else labels.argmax(-1), evaluations=1)

@@ -32,7 +32,7 @@ from ppbench.defenses.pbpfl.perturbation import (
     combine,
     exchanges,
     mask,
-    outputs,
+    perturbed_outputs,
     whole_cohorts,
 )
 from ppbench.federation.bounds import PositiveInt
@@ -98,7 +98,7 @@ def usual_alpha(view: View, params: Params) -> float:
     grey = torch.full((1, *view.plan.spec.shape), (low + high) / 2).to(params[HEAD_WEIGHT])
     defense = view.defense
     assert isinstance(defense, ModelPerturbation)
-    return float(outputs(defense.network(view.plan), params, grey, masked_bias=False)[1])
+    return float(perturbed_outputs(defense.network(view.plan), params, grey, masked_bias=False)[1])
 
 
 def readable_units(view: View) -> list[tuple[list[Exchange], Surrogates]]:

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Challenge
 from ppbench.attacks.extraction import MASKED, Query
-from ppbench.attacks.membership.base import client_outputs, last_model, model_outputs
+from ppbench.attacks.membership.model_queries import client_outputs, last_model, model_outputs
 from ppbench.attacks.membership.outputs import LossThreshold
 from ppbench.base.tree import Params, moved, tree_map
 from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
-from ppbench.attacks.membership.base import AuditAttack, last_model, logit_gap, membership_question, model_outputs
+from ppbench.attacks.membership.model_queries import (
+    AuditAttack,
+    last_model,
+    logit_gap,
+    membership_question,
+    model_outputs,
+)
 from ppbench.attacks.membership.references import LiRA
 from ppbench.attacks.membership.updates import UpdateCosine, rounds_of
 from ppbench.base.errors import UsageError

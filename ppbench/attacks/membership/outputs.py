@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import (
+from ppbench.attacks.membership.model_queries import (
     PROBABILITY_FLOOR,
     AuditAttack,
     MembershipAttack,
@@ -30,6 +30,7 @@ from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt, w
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
+from ppbench.metrics.intervals import Floats
 
 # -- Membership inference by the loss: a record the model was trained on has a smaller one (Yeom et al. 2018) --
 
@@ -90,7 +91,6 @@ class ModifiedEntropy(MembershipAttack):
 
 # -- Membership inference by a classifier of outputs (Shokri et al. 2017), as Baluta et al. (CCS 2022) train it --
 
-Floats = NDArray[np.float64]
 NetworkSeeds = Annotated[int, whole_number(3, 1000)]
 LARGEST_FEATURE = 1e30
 """Features are clipped to this size: the square of a larger one, in their variance, might overflow."""

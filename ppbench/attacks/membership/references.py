@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge
-from ppbench.attacks.membership.base import (
+from ppbench.attacks.membership.model_queries import (
     AuditAttack,
     log_likelihood,
     logit_gap,

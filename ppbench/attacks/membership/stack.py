@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
-from ppbench.attacks.membership.base import (
+from ppbench.attacks.membership.model_queries import (
     AuditAttack,
     MembershipQuestion,
     coins,

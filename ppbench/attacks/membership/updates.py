@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ppbench.adversary.attack import Challenge, Guess, Kind
-from ppbench.attacks.membership.base import AuditAttack, MembershipAttack, MembershipQuestion, finite_scores
+from ppbench.attacks.membership.model_queries import AuditAttack, MembershipAttack, MembershipQuestion, finite_scores
 from ppbench.base.tree import Params, finite
 from ppbench.federation.bounds import Positive
 from ppbench.federation.evidence import Evidence

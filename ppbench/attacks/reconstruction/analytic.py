@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.labels import read_labels
-from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.base.tree import Params
 from ppbench.federation.bounds import PositiveInt
 from ppbench.federation.evidence import Evidence
@@ -204,7 +204,7 @@ def _corners(recurring: list[tuple[Tensor, Tensor]], slack: float) -> list[tuple
     return kept
 
 
-EXPLAINED = 1e-6
+EXPLAINED_MISMATCH = 1e-6
 """Relative mismatch below which a guess explains the observation: no other label is tried."""
 ROUNDED_MISMATCH = 1e-12
 """Relative mismatch that the rounding of a float32 observation leaves: smaller ones count as 0."""
@@ -279,7 +279,7 @@ class Mismatch:
 def best_label(mismatch: Mismatch, image: Tensor, label: int, granted: bool) -> Match:
     """Return the match of a known image with `label`, or with the class that explains best if that is not `granted`."""
     best = Match(image, label, mismatch(image, label))
-    if granted or best.mismatch <= EXPLAINED:
+    if granted or best.mismatch <= EXPLAINED_MISMATCH:
         return best
     others = [Match(image, c, mismatch(image, c)) for c in range(mismatch.plan.spec.classes) if c != label]
     return min([best, *others], key=lambda match: match.mismatch)
@@ -358,7 +358,7 @@ class AnalyticInversion(Attack):
         layer = first_layer(plan)
         return [self._answer(victim, layer) for victim in posed(evidence, plan, challenges, generator)]
 
-    def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
+    def _answer(self, victim: PosedVictim, layer: FirstLayer | None) -> Guess:
         start, labels = victim.image("grey"), guessed_labels(victim)
         rows = None if layer is None or victim.evidence is None else layer.rows(victim.evidence)
         if rows is None or victim.evidence is None:
@@ -383,18 +383,18 @@ class AnalyticInversion(Attack):
         x, y = match.image.view(victim.size).float(), torch.tensor([match.label])
         return Guess(x=x, y=y, confidence=confidence, evaluations=spent)
 
-    def _scaled(self, victim: Victim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
+    def _scaled(self, victim: PosedVictim, mismatch: Mismatch, image: Tensor | None, label: int) -> Match | None:
         """Return the best multiple of a direction: with the guessed label, or with others if that explains little."""
         if image is None:
             return None
         best = best_scale(mismatch, image, [label])
-        if victim.challenge.y is None and best.mismatch > EXPLAINED and victim.plan.spec.classes > 1:
+        if victim.challenge.y is None and best.mismatch > EXPLAINED_MISMATCH and victim.plan.spec.classes > 1:
             others = [c for c in range(victim.plan.spec.classes) if c != label]
             best = min(best, best_scale(mismatch, image, others), key=lambda match: match.mismatch)
         return best if math.isfinite(best.mismatch) else None
 
 
-def guessed_labels(victim: Victim) -> Tensor:
+def guessed_labels(victim: PosedVictim) -> Tensor:
     """Return labels [N] int64: granted, or read off the head's gradient, or drawn if there is none."""
     if victim.challenge.y is not None:
         return victim.challenge.y.flatten(0, 1).argmax(-1)

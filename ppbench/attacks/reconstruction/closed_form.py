@@ -9,7 +9,7 @@ give the cotangent, because part of the loss is secret, it is an unknown of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -21,15 +21,16 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind, SolvedLayer
 from ppbench.attacks.reconstruction.analytic import FirstLayer, guessed_labels, mean_image
 from ppbench.attacks.reconstruction.linear_systems import Prior, Solution
-from ppbench.attacks.reconstruction.patches import patch_embedding, patch_image
-from ppbench.attacks.reconstruction.search.starts import Victim, posed
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, posed
 from ppbench.attacks.reconstruction.spear import batch_mismatch
 from ppbench.attacks.reconstruction.stage_inputs import ROUNDING, KnownMaps, StageGradient, StageProblem
-from ppbench.attacks.reconstruction.stages import Floats, Stage, Stages, stages_of
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, Stages, stages_of
+from ppbench.attacks.reconstruction.walk import pair, walk
 from ppbench.base.tree import Params
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Noise, Plan
 from ppbench.federation.view import View
+from ppbench.metrics.intervals import Floats
 from ppbench.nets.net import initial
 
 EXPLAINED = 1e-3
@@ -93,7 +94,7 @@ def _suits(plan: Plan) -> bool:
     return chain is not None or (not plan.net.pixelwise and patch_embedding(plan, params) is not None)
 
 
-def _guess(victim: Victim) -> Guess:
+def _guess(victim: PosedVictim) -> Guess:
     start, labels, evidence = victim.image("grey"), guessed_labels(victim), victim.evidence
     blind = Guess(x=start, y=labels, evaluations=1)
     if evidence is None or evidence.params is None or victim.size[0] > 1 or not _suits(victim.plan):
@@ -188,7 +189,9 @@ def _descended(chain: Stages, params: Params, evidence: Evidence, plan: Plan, he
     return Rebuilt(torch.from_numpy(known.values).view(1, *plan.spec.shape), tuple(layers), hidden)
 
 
-def _problem(stage: Stage, params: Params, evidence: Evidence, known: KnownMaps, prior: Prior) -> StageProblem:
+def _problem(
+    stage: ConvolutionStage, params: Params, evidence: Evidence, known: KnownMaps, prior: Prior
+) -> StageProblem:
     weight = _numbers(params[stage.weight]).reshape(*params[stage.weight].shape[:2], -1)
     bias = np.zeros(len(weight)) if stage.bias is None else _numbers(params[stage.bias])
     observed = _numbers(evidence.observed[stage.weight]).reshape(weight.shape)
@@ -217,13 +220,13 @@ def _image_prior(plan: Plan) -> Prior:
     return Prior((low + high) / 2, SPREAD * (high - low), STEP * (high - low) if smooth else None)
 
 
-def _prior(chain: Stages, stage: Stage) -> Prior:
+def _prior(chain: Stages, stage: ConvolutionStage) -> Prior:
     """Return what is known of a stage's input, the output of the stage before."""
     ends = chain.stages[chain.stages.index(stage) - 1].activation.ends
     return Prior(0.0, 1.0) if ends is None else Prior(sum(ends) / 2, (ends[1] - ends[0]) / 2)
 
 
-def _report(stage: Stage, solution: Solution, prior: Prior, above: bool) -> SolvedLayer:
+def _report(stage: ConvolutionStage, solution: Solution, prior: Prior, above: bool) -> SolvedLayer:
     """Return how well a stage's input was determined; it is exact only if the layer above was."""
     solved = solution.determined == solution.u.size and solution.residual <= EXPLAINED
     exact = above and solved and solution.deviation <= EXPLAINED * prior.width
@@ -235,3 +238,114 @@ def _report(stage: Stage, solution: Solution, prior: Prior, above: bool) -> Solv
         residual=solution.residual,
         exact=exact,
     )
+
+
+# -- Vision transformers with a learned position embedding --
+# The embedding of a patch is its projection plus a row of the position embedding, so that the row's gradient G_n is the
+# cotangent of patch n, and the projection's gradient is dW = sum_n G_n x_n^T: linear in the patches x_n.
+
+SAME_SUM = 1e-4
+"""Relative distance up to which the projection's bias has the summed gradient of the rows: it then is their sum."""
+CUT = 1e-7
+"""Singular values below this share of the largest are rounding."""
+
+
+@dataclass(frozen=True)
+class PatchEmbedding:
+    """The projection of square patches that do not overlap (weight and bias), and the position embeddings it may have.
+
+    positions: names of parameters [..., at least N, D]. rows, columns: of patches, N together.
+    """
+
+    weight: str
+    bias: str | None
+    positions: tuple[str, ...]
+    rows: int
+    columns: int
+
+    @property
+    def count(self) -> int:
+        """Number of patches."""
+        return self.rows * self.columns
+
+
+def patch_embedding(plan: Plan, params: Params) -> PatchEmbedding | None:
+    """Return the patch embedding that a network begins with; None if it begins otherwise, or positions are fixed."""
+    calls = walk(plan, params)
+    if not calls or calls[0].name != "conv2d" or "weight" not in calls[0].parameters:
+        return None
+    conv, named = calls[0], calls[0].arguments
+    name = conv.parameters["weight"]
+    kernel = tuple(params[name].shape[2:])
+    plain = pair(named.get("padding", 0)) == (0, 0) and named.get("groups", 1) == 1 and not conv.is_frozen("bias")
+    if pair(named.get("stride", 1)) != kernel or not plain or kernel == (1, 1):
+        return None
+    width, rows, columns = conv.outputs
+    positions = tuple(
+        n
+        for n, value in params.items()
+        if n != name
+        and value.dim() > 1
+        and value.shape[-1] == width
+        and rows * columns <= value[..., 0].numel()
+        and value.shape[-2] == value[..., 0].numel() <= rows * columns + 16
+    )
+    return PatchEmbedding(name, conv.parameters.get("bias"), positions, rows, columns) if positions else None
+
+
+@dataclass(frozen=True)
+class PatchImage:
+    """An image [1, C, H, W] float64, and how well it was determined."""
+
+    image: Tensor
+    layer: SolvedLayer
+
+
+def patch_image(embedding: PatchEmbedding, evidence: Evidence, middle: float) -> PatchImage | None:
+    """Return the best explained image; None if no position embedding's gradient fits the projection's.
+
+    middle: of the data range, what the image is where nothing determines it.
+    """
+    seen = {n: value.detach().double().cpu() for n, value in evidence.observed.items()}
+    if embedding.weight not in seen or evidence.weight is not None or not bool(seen[embedding.weight].isfinite().all()):
+        return None
+    answers = [_solved(embedding, seen[embedding.weight], rows, middle) for rows in _cotangents(embedding, seen)]
+    return min(answers, key=lambda answer: answer.layer.residual, default=None)
+
+
+def _cotangents(embedding: PatchEmbedding, seen: Params) -> Iterator[Tensor]:
+    """Yield the gradients [N, D] of rows that may be those of the patches: the last ones, else the first."""
+    sums = None if embedding.bias is None else seen.get(embedding.bias)
+    for name in embedding.positions:
+        rows = seen.get(name)
+        if rows is None or not bool(rows.isfinite().all()):
+            continue
+        rows = rows.reshape(-1, rows.shape[-1])
+        for part in (rows[-embedding.count :], rows[: embedding.count])[: 1 + (len(rows) > embedding.count)]:
+            if sums is None or float((part.sum(0) - sums).norm()) <= SAME_SUM * float(sums.norm()):
+                yield part
+
+
+def _solved(embedding: PatchEmbedding, gradient: Tensor, cotangents: Tensor, middle: float) -> PatchImage:
+    """Return the image whose patches give the projection's gradient [D, C, p, q] with cotangents [N, D]."""
+    left, size, right = torch.linalg.svd(cotangents.T, full_matrices=False)
+    known = size > CUT * size[0].clamp(min=1e-300)
+    flat = gradient.flatten(1)
+    left_over = flat - middle * cotangents.sum(0)[:, None]
+    step = torch.where(known[:, None], (left.T @ left_over) / size.clamp(min=1e-300)[:, None], 0.0)
+    patches = middle + right.T @ step
+    gap = float((cotangents.T @ patches - flat).norm() / flat.norm().clamp(min=1e-300))
+    channels, high, wide = gradient.shape[1:]
+    grid = patches.view(embedding.rows, embedding.columns, channels, high, wide)
+    image = grid.permute(2, 0, 3, 1, 4).reshape(1, channels, embedding.rows * high, embedding.columns * wide)
+    rank, numbers = int(known.sum()), channels * high * wide
+    condition = float(size[0] / size[-1]) if len(size) == embedding.count and float(size[-1]) > 0 else 1e300
+    layer = SolvedLayer(
+        name=embedding.weight,
+        unknowns=embedding.count * numbers,
+        determined=rank * numbers,
+        condition=min(condition, 1e300),
+        residual=gap,
+        exact=rank == embedding.count and gap <= EXPLAINED and len(gradient) > rank,
+    )
+    return PatchImage(image, layer)

@@ -20,7 +20,14 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.problem import Pixels, Problem, objective
-from ppbench.attacks.reconstruction.search.starts import ImageSearch, Label, Starts, Victim, draw, simulation_groups
+from ppbench.attacks.reconstruction.search.starts import (
+    ImageSearch,
+    Label,
+    PosedVictim,
+    Starts,
+    draw,
+    simulation_groups,
+)
 from ppbench.federation.bounds import InMemoryCount, NonNegative, NonNegativeInt, OpenShare, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
@@ -138,7 +145,7 @@ class DLG(ImageSearch):
         """Return the penalty on images in a search that explains `evidence`. Default: none."""
         return None
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `search_batches`."""
         scale = torch.stack([victim.evidence.scale() for victim in victims if victim.evidence is not None])
         best = self.matched(victims, self.stop / scale if self.absolute else torch.full_like(scale, self.stop))
@@ -153,7 +160,7 @@ class DLG(ImageSearch):
             )
         ]
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+    def matched(self, victims: Sequence[PosedVictim], stop: Tensor) -> Matches:
         """Return the best match of each of V victims over all starts, by the minimized function, never by the truth.
 
         A victim is done at a mismatch of `stop` [V]. Starts are drawn for ALL victims each time, so that the draws of
@@ -173,7 +180,7 @@ class DLG(ImageSearch):
         assert best is not None  # the loop runs at least once
         return best
 
-    def precise(self, victims: Sequence[Victim], starts: Starts, budget: Tensor, stop: Tensor) -> Matches:
+    def precise(self, victims: Sequence[PosedVictim], starts: Starts, budget: Tensor, stop: Tensor) -> Matches:
         """Return the matches from given starts, continued in float64 where rounding stopped them short of `stop`."""
         evidences, plan = [victim.evidence for victim in victims if victim.evidence is not None], victims[0].plan
         match = partial(match_gradients, plan=plan, prior=self.prior(evidences[0], plan), settings=self.settings)

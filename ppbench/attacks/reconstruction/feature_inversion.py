@@ -33,8 +33,7 @@ from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, Posi
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-
-HEAD_NAMES = ("head.weight", "head.bias")
+from ppbench.nets.classifier import HEAD_NAMES
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class FeatureInversion(Attack):
         groups: list[list[FeatureVictim]] = []
         for place, challenge in enumerate(challenges):
             evidence = by_unit.get(challenge.unit)
-            labels = guessed_labels(starts.Victim(evidence, challenge, view.plan, generator)).cpu()
+            labels = guessed_labels(starts.PosedVictim(evidence, challenge, view.plan, generator)).cpu()
             grey = sum(view.plan.data_range) / 2
             guesses.append(Guess(x=torch.full((len(labels), *view.plan.spec.shape), grey), y=labels))
             victim = self._victim(place, evidence, labels, generator)

@@ -29,6 +29,7 @@ from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
+from ppbench.nets.classifier import HEAD_NAMES
 
 # -- Matching the backbone's gradient with a free cotangent, once the features are known --
 # For any secret loss of a client on the features, the backbone's gradient is sum_i J(x_i)^T w_i, with J the Jacobian
@@ -262,7 +263,7 @@ def recover_features(
     labels: [B] int64, the recovered multiset. The generator draws the `restarts` starts besides the plain one.
     """
     start, batch = class_starts(weight_grad, bias_grad, labels), len(labels)
-    params = {name: params[name].detach() for name in ("head.weight", "head.bias")}
+    params = {name: params[name].detach() for name in HEAD_NAMES}
     if 1 < batch < len(bias_grad):  # the rows of p - onehot sum to zero, so dW has rank below C: room for B < C
         value = _solved(params, weight_grad.double(), bias_grad.double(), start, labels, generator, restarts)
         residual = head_mismatch(params, weight_grad, bias_grad, value, labels)

@@ -20,7 +20,7 @@ from ppbench.attacks.reconstruction.analytic import first_layer, guessed_labels
 from ppbench.attacks.reconstruction.directions import DirectionCandidates, PublicLayer, independent, span_of
 from ppbench.attacks.reconstruction.dlg import DLG, Matches, match_gradients
 from ppbench.attacks.reconstruction.search.priors import ImagePrior, Penalty
-from ppbench.attacks.reconstruction.search.starts import Label, Victim
+from ppbench.attacks.reconstruction.search.starts import Label, PosedVictim
 from ppbench.attacks.reconstruction.spear import tapped
 from ppbench.base.autodiff import gradient
 from ppbench.base.tree import Params, finite, tree_map
@@ -104,7 +104,7 @@ def inputs_by_rank(change: Tensor, layer: PublicLayer, count: int, generator: to
     return None if inputs is None else inputs.clamp(layer.low, layer.high)
 
 
-def by_rank(victim: Victim, evidence: Evidence | None) -> Guess | None:
+def by_rank(victim: PosedVictim, evidence: Evidence | None) -> Guess | None:
     """Return the images of a batch from a weight change, taken for a gradient of any size; None if not possible.
 
     It is possible for batches of networks that begin with a linear layer with biases and a ReLU, if the whole change is
@@ -280,7 +280,7 @@ class FedAvgInversion(DLG):
         """Return the plain evidence with the whole local training as its simulation, see `trained_evidence`."""
         return trained_evidence(view)
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `search_batches`: by algebra where possible, else by search."""
         ready = [prepared(victim) for victim in victims]
         by_algebra = [by_rank(victim, victim.gradient) for victim in ready]
@@ -295,7 +295,7 @@ class FedAvgInversion(DLG):
         low, high = plan.data_range
         return ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)
 
-    def matched(self, victims: Sequence[Victim], stop: Tensor) -> Matches:
+    def matched(self, victims: Sequence[PosedVictim], stop: Tensor) -> Matches:
         """Return the best match of each victim; for an unknown order the better of relaxed and rounded."""
         evidences = [victim.evidence for victim in victims if victim.evidence is not None]
         training = evidences[0].simulate
@@ -318,7 +318,7 @@ class FedAvgInversion(DLG):
         return best.merged(rows, again, again.mismatch < best.mismatch[rows])
 
 
-def prepared(victim: Victim) -> Victim:
+def prepared(victim: PosedVictim) -> PosedVictim:
     """Return the victim with one gradient as evidence for one step, else with `gradient` and an unknown order."""
     evidence = victim.evidence
     if evidence is None or not isinstance(evidence.simulate, LocalTraining):

@@ -37,7 +37,7 @@ from ppbench.attacks.reconstruction.search.descent import (
     evidence_of,
 )
 from ppbench.attacks.reconstruction.search.problem import Problem, RowValue, Space
-from ppbench.attacks.reconstruction.search.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import PosedVictim
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import moved
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
@@ -134,7 +134,7 @@ class GIFD(IG):
         signs = replace(self, signed=not self.signed, map_lr=self.map_lr * (4 if self.signed else 0.25))
         return [self, signs, replace(self, tv=self.tv / 3), replace(signs, tv=self.tv / 3)]
 
-    def through(self, decoder: Decoder, victims: Sequence[Victim]) -> list[Guess]:
+    def through(self, decoder: Decoder, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for one of `blocks`, searched through `decoder`; each stage's result is one more try."""
         problem = self.problem(victims, [evidence_of(v) for v in victims], self.share)
         sizes = (self.share, victims[0].size[0], decoder.plan.latent)

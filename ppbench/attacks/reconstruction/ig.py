@@ -27,7 +27,7 @@ from ppbench.attacks.reconstruction.search.descent import (
     evidence_of,
 )
 from ppbench.attacks.reconstruction.search.problem import Problem, objective
-from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, Start, Starts
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import NonNegative, Positive
 from ppbench.federation.evidence import Evidence, Measure
@@ -56,7 +56,7 @@ class IG(Inversion):
     fading: bool = True
     soft: bool = True
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`; weighting the prior costs one of the evaluations."""
         problem, steps, spent = self.problem(victims, [evidence_of(v) for v in victims], self.share), self.budget, 0
         if self.fading and self.tv and steps > problem.tries:
@@ -129,7 +129,7 @@ class IGMasked(IG):
         """Return `evidence` as it is: each hypothesis has its own measure."""
         return evidence
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims of one block, each under the hypothesis that explains it best."""
         evidences, labels, spent = [evidence_of(v) for v in victims], None, 0
         if self.budget > victims[0].plan.spec.classes:
@@ -156,7 +156,7 @@ class IGMasked(IG):
                 answers[i] = replace(guess, others=others)
         return [answers[i] for i in range(len(victims))]
 
-    def weighed(self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None) -> Problem:
+    def weighed(self, victims: Sequence[PosedVictim], evidences: Sequence[Evidence], labels: Tensor | None) -> Problem:
         """Return the problem of fresh rows under one hypothesis, with a balanced prior; costs one evaluation each."""
         return self.problem(victims, evidences, 1, labels).balanced(self.tv)
 
@@ -168,7 +168,7 @@ class IGMasked(IG):
         return lambda z, index: stages[min(next(count) * len(stages) // steps, len(stages) - 1)](z, index)
 
     def scouted(
-        self, victims: Sequence[Victim], evidences: Sequence[Evidence], labels: Tensor | None, steps: int
+        self, victims: Sequence[PosedVictim], evidences: Sequence[Evidence], labels: Tensor | None, steps: int
     ) -> Scout:
         """Return the end of a search of `steps` evaluations under one hypothesis."""
         problem = self.weighed(victims, evidences, labels)
@@ -204,7 +204,9 @@ def unexplained(evidences: Sequence[Evidence], guess: Starts, plan: Plan) -> Ten
     return torch.where(value.isfinite(), value, math.inf).cpu()
 
 
-def tried_labels(victims: Sequence[Victim], evidences: Sequence[Evidence], start: Start) -> tuple[Tensor | None, int]:
+def tried_labels(
+    victims: Sequence[PosedVictim], evidences: Sequence[Evidence], start: Start
+) -> tuple[Tensor | None, int]:
     """Return the labels [V, 1, C] that explain best, or None, and evaluations spent.
 
     None for granted labels, batches, a single output or nuisance unknowns.

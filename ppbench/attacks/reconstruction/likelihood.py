@@ -18,7 +18,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Guess
 from ppbench.attacks.reconstruction.ig import tried_labels
 from ppbench.attacks.reconstruction.search.descent import Inversion, SearchHistory, descent_of, evidence_of
-from ppbench.attacks.reconstruction.search.starts import Victim
+from ppbench.attacks.reconstruction.search.starts import PosedVictim
 from ppbench.base.tree import Params, Tree
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt
 from ppbench.federation.evidence import Evidence, as_gradient
@@ -90,7 +90,7 @@ class Likelihood(Inversion):
         share = 1.0 if evidences[0].noise.law == "laplace" else 0.5
         return share * torch.tensor([visible_entries(e) for e in evidences], device=evidences[0].device)
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`; under noise all labels are tried."""
         evidences, labels, spent = [evidence_of(v) for v in victims], None, 0
         if evidences[0].noise is not None and self.budget > victims[0].plan.spec.classes:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from scipy.linalg.lapack import dpocon
 
-from ppbench.attacks.reconstruction.stages import Floats, Places, Stage
+from ppbench.attacks.reconstruction.stages import ConvolutionStage, Places
+from ppbench.metrics.intervals import Floats
 
 PROBES = 8
 """Random vectors that estimate the mean variance of a solution."""
@@ -55,10 +56,10 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class LinearConvolution:
     """A convolution without its bias, and its transposes, by the places that its window sees.
 
-    weight: [O, C, K]; taps: [K, L] of `Stage`; inputs: shape [C, H, W].
+    weight: [O, C, K]; taps: [K, L] of `ConvolutionStage`; inputs: shape [C, H, W].
     """
 
     weight: Floats
@@ -110,8 +111,8 @@ class LayerSystem:
     [O, L]. gradient: [O, C, K]; seen: the roots of its entries' precisions, 0 where hidden.
     """
 
-    stage: Stage
-    convolution: Convolution
+    stage: ConvolutionStage
+    convolution: LinearConvolution
     slopes: Floats
     values: Floats
     cotangents: Floats

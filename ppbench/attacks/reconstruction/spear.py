@@ -30,7 +30,7 @@ from ppbench.attacks.reconstruction.directions import (
 from ppbench.attacks.reconstruction.dlg import match_gradients
 from ppbench.attacks.reconstruction.search.priors import TotalVariation
 from ppbench.attacks.reconstruction.search.problem import discrepancy
-from ppbench.attacks.reconstruction.search.starts import Starts, Victim
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, Starts
 from ppbench.base.tree import Params, finite, tree_map
 from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, simulation
@@ -188,7 +188,7 @@ class Spear(AnalyticInversion):
         """Return whether the network of `plan` begins with a linear layer on the flattened input, and a ReLU."""
         return first_layer(plan) is not None and tapped(plan) is not None
 
-    def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
+    def _answer(self, victim: PosedVictim, layer: FirstLayer | None) -> Guess:
         if victim.evidence is None or layer is None or victim.size[0] < 2:
             return super()._answer(victim, layer)
         separation = separated_examples(victim, layer, victim.plan.data_range, self.draws)
@@ -199,7 +199,7 @@ class Spear(AnalyticInversion):
             return guess
         return self._peeled(victim, layer, guess, separation.cotangents)
 
-    def _batch(self, victim: Victim, evidence: Evidence, separation: Separation) -> Guess:
+    def _batch(self, victim: PosedVictim, evidence: Evidence, separation: Separation) -> Guess:
         """Return the guess that a separation gives."""
         count, (low, high) = victim.size[0], victim.plan.data_range
         images = separation.inputs.nan_to_num().clamp(low, high)
@@ -208,7 +208,7 @@ class Spear(AnalyticInversion):
         mismatch = batch_mismatch(evidence, victim.plan, x, y)
         return Guess(x=x.float(), y=y, confidence=mismatch, evaluations=1)
 
-    def _peeled(self, victim: Victim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
+    def _peeled(self, victim: PosedVictim, layer: FirstLayer, guess: Guess, cotangents: Tensor) -> Guess:
         """Return the guess with uncertain images computed from what the certain ones leave unexplained.
 
         An image is certain if its own gradient lies in the span of the `cotangents` [m, k]; wrong ones do not.
@@ -248,7 +248,9 @@ def in_span(vectors: Tensor, span: Tensor) -> Tensor:
     return inside
 
 
-def separated_examples(victim: Victim, layer: FirstLayer, bounds: tuple[float, float], draws: int) -> Separation | None:
+def separated_examples(
+    victim: PosedVictim, layer: FirstLayer, bounds: tuple[float, float], draws: int
+) -> Separation | None:
     """Return the inputs of `layer`, within `bounds`, in a victim's upload; None if they cannot be separated."""
     evidence = victim.evidence
     rows = None if evidence is None else layer.rows(evidence)
@@ -262,7 +264,7 @@ def separated_examples(victim: Victim, layer: FirstLayer, bounds: tuple[float, f
     return separate(rows.weight, rows.bias, known, victim.size[0], victim.generator, draws)
 
 
-def arranged(victim: Victim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def arranged(victim: PosedVictim, evidence: Evidence, inputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the row of the layer's inputs [k, F] of each of `count` examples, and their labels, both [count] int64."""
     labels, counts = torch.zeros(0, dtype=torch.int64), torch.ones(len(inputs), dtype=torch.int64)
     params, head = evidence.params, [v for n, v in evidence.observed.items() if n.startswith("head.")]
@@ -340,7 +342,7 @@ class SpearFeatures(Spear):
         """Return whether convolutions come before a linear layer with a ReLU."""
         return plan.spec.classes > 1 and first_layer(plan) is None and tapped(plan) is not None
 
-    def _answer(self, victim: Victim, layer: FirstLayer | None) -> Guess:
+    def _answer(self, victim: PosedVictim, layer: FirstLayer | None) -> Guess:
         evidence, layer = victim.evidence, tapped(victim.plan)
         inputs = None if layer is None else self._inputs(victim, layer)
         if evidence is None or evidence.params is None or inputs is None:
@@ -358,7 +360,7 @@ class SpearFeatures(Spear):
                 x, mismatch = matches.ends.x[0].cpu(), float(matches.mismatch)
         return Guess(x=x.float(), y=labels, confidence=mismatch, evaluations=spent + 1)
 
-    def _inputs(self, victim: Victim, layer: FirstLayer) -> Tensor | None:
+    def _inputs(self, victim: PosedVictim, layer: FirstLayer) -> Tensor | None:
         """Return the flat features [k, F] float64 of the batch's examples, None if they cannot be separated."""
         if victim.size[0] > 1:
             separation = separated_examples(victim, layer, feature_bounds(victim.plan), self.draws)
@@ -367,7 +369,7 @@ class SpearFeatures(Spear):
         image = None if rows is None else mean_image(rows)
         return None if image is None else image[None]
 
-    def _by_features(self, victim: Victim, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
+    def _by_features(self, victim: PosedVictim, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
         """Return images [N, *shape] float32 with the features `inputs` [N, F], and the most evaluations of any."""
         plan, device = victim.plan, next(iter(params.values())).device
         simulate = FlatFeatures(tree_map(lambda t: t.detach(), params), plan)

@@ -1,8 +1,11 @@
-"""Stages of a network before its first linear layer: a convolution, an activation and an average pooling each."""
+"""Stages of a network before its first linear layer: a convolution, an activation and an average pooling each.
+
+Also the activations themselves, with slopes and inverses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,15 +13,125 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ppbench.attacks.reconstruction.activations import Activation, activation_of
 from ppbench.attacks.reconstruction.walk import Call, IntPair, pair, walk
 from ppbench.base.tree import Params
 from ppbench.federation.plan import Plan
+from ppbench.metrics.intervals import Floats
 
-Floats = NDArray[np.float64]
+# -- Elementwise activations: their values, slopes and inverses, by bisection --
+# Nothing is known of a function but its calls. One that falls and then rises (GELU, SiLU) has two inverses.
+
+Function = Callable[[Tensor], Tensor]
+
+ELEMENTWISE = frozenset(
+    [
+        *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "hardtanh", "softplus", "sigmoid", "tanh"),
+        *("log_sigmoid", "gelu", "silu", "mish", "hardswish"),
+    ]
+)
+"""Names of functions that act on each number alone."""
+FAR = 50.0
+"""Inputs at least this small show the level where a function is flat."""
+LARGEST_INPUT = 2.0**40
+"""Largest input that an inverse may have."""
+HALVINGS = 100
+TRIED_INPUTS = 4001
+"""Inputs among which a function's least value is looked for, from -10 to 10."""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """An elementwise function; None is the identity."""
+
+    function: Function | None = None
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the function's values."""
+        return z if self.function is None else self.function(z.clone())
+
+    def slope(self, z: Tensor) -> Tensor:
+        """Return the function's derivative."""
+        if self.function is None:
+            return torch.ones_like(z)
+        with torch.enable_grad():
+            leaf = z.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.function(leaf.clone()).sum(), leaf)
+        return slope
+
+    @cached_property
+    def bottom(self) -> float:
+        """The input of the least value if the function falls before it, else -inf."""
+        grid = torch.linspace(-10, 10, TRIED_INPUTS, dtype=torch.float64)
+        values = self(grid)
+        least = int(values.argmin())
+        if not float(values[least]) < float(values[0]) - 1e-9:
+            return -torch.inf
+        low, high = grid[max(least - 1, 0)].item(), grid[min(least + 1, TRIED_INPUTS - 1)].item()
+        for _ in range(HALVINGS):
+            a, b = low + (high - low) / 3, high - (high - low) / 3
+            at = self(torch.tensor([a, b], dtype=torch.float64))
+            low, high = (a, high) if at[0] > at[1] else (low, b)
+        return (low + high) / 2
+
+    @cached_property
+    def flat(self) -> float | None:
+        """The level of small inputs if the function is flat there, so that it has no inverse; else None."""
+        far = torch.tensor([-FAR], dtype=torch.float64)
+        return float(self(far)) if float(self.slope(far)) == 0 else None
+
+    @cached_property
+    def ends(self) -> tuple[float, float] | None:
+        """Least and greatest value of a bounded function, None of others."""
+        values = self(torch.tensor([-1e6, 1e6], dtype=torch.float64))
+        low, high = float(values[0]), float(values[1])
+        return (low, high) if -1e3 < low < high < 1e3 else None
+
+    def inverse(self, values: Tensor, near: Tensor | None = None, slack: float = 0.0) -> Tensor:
+        """Return inputs with these values: of two the one next to `near`, without it the greater.
+
+        Values out of range have an input at which the function is flat. Within `slack` of the level of a flat part, the
+        input lies in it, unless `near` says otherwise.
+        """
+        if self.function is None:
+            return values
+        z = self._bisected(values, max(self.bottom, -LARGEST_INPUT), LARGEST_INPUT)
+        if near is not None and self.bottom > -torch.inf:
+            other = self._bisected(values, self.bottom, -LARGEST_INPUT)
+            z = torch.where((other - near).abs() < (z - near).abs(), other, z)
+        if self.flat is not None:
+            level = (values - self.flat).abs() <= slack
+            if near is not None:
+                z = torch.where(level & (self.slope(near) == 0), near, z)
+            elif self.bottom == -torch.inf:
+                z = torch.where(level, -FAR, z)
+        return z
+
+    def _bisected(self, values: Tensor, start: float, end: float) -> Tensor:
+        """Return z between `start` and `end`, towards which the function grows, where it has these values."""
+        near, far = torch.full_like(values, start), torch.full_like(values, end)
+        for _ in range(HALVINGS):
+            middle = (near + far) / 2
+            beyond = self(middle) >= values
+            near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
+        return far
+
+
+def activation_of(call: Call) -> Elementwise | None:
+    """Return the activation that a call applies; None if it is none, or has trained parameters."""
+    if call.name not in ELEMENTWISE or call.parameters:
+        return None
+    if any(name.isdigit() for name in call.arguments):
+        return None  # settings whose names are unknown
+    settings = {name: value for name, value in call.arguments.items() if name != "inplace"}
+    return Elementwise(lambda z: call.function(z, **settings))
+
+
+# -- Stages: a convolution, an activation and a pooling each --
+
 Places = NDArray[np.int64]
-Maps = tuple[int, int, int]
+MapShape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +151,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ConvolutionStage:
     """A convolution, an activation, and a pooling by means before or after it.
 
     weight, bias: names of the convolution's parameters. inputs, outputs: shapes [C, H, W] of one example, outputs those
@@ -48,12 +161,12 @@ class Stage:
     weight: str
     bias: str | None
     window: Window
-    activation: Activation
+    activation: Elementwise
     pool: Window | None
     pools_first: bool
-    inputs: Maps
-    convolved: Maps
-    outputs: Maps
+    inputs: MapShape
+    convolved: MapShape
+    outputs: MapShape
 
     @cached_property
     def taps(self) -> Places:
@@ -84,14 +197,14 @@ class Stage:
 class Stages:
     """Stages, first to last, and the linear layer (weight and bias) that their flat output enters."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ConvolutionStage, ...]
     weight: str
     bias: str
 
 
 def stages_of(plan: Plan, params: Params) -> Stages | None:
     """Return the stages that a network begins with, maybe none, up to a linear layer; None for another network."""
-    calls, stages = walk(plan, params), list[Stage]()
+    calls, stages = walk(plan, params), list[ConvolutionStage]()
     while calls and calls[0].name == "conv2d":
         used = next((i for i, call in enumerate(calls) if i and call.name in ("conv2d", "linear")), len(calls))
         stage = _stage(calls[0], calls[1:used])
@@ -105,9 +218,9 @@ def stages_of(plan: Plan, params: Params) -> Stages | None:
     return Stages(tuple(stages), **calls[0].parameters) if calls[0].inputs == (width,) else None
 
 
-def _stage(conv: Call, after: Sequence[Call]) -> Stage | None:
+def _stage(conv: Call, after: Sequence[Call]) -> ConvolutionStage | None:
     """Return the stage of a convolution and the calls up to the next layer; None if these are others."""
-    window, activation, pool, pools_first = _window(conv), Activation(), None, False
+    window, activation, pool, pools_first = _window(conv), Elementwise(), None, False
     if "weight" not in conv.parameters or conv.is_frozen("bias") or window is None:
         return None
     for call in after:
@@ -123,7 +236,7 @@ def _stage(conv: Call, after: Sequence[Call]) -> Stage | None:
             return None
     shapes = conv.inputs, conv.outputs, after[-1].outputs if after else conv.outputs
     names = conv.parameters["weight"], conv.parameters.get("bias")
-    return Stage(*names, window, activation, pool, pools_first, *shapes)  # type: ignore[arg-type]  # of three axes
+    return ConvolutionStage(*names, window, activation, pool, pools_first, *shapes)  # type: ignore[arg-type]  # of three axes
 
 
 def _window(conv: Call) -> Window | None:

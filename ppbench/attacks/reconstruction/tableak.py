@@ -22,7 +22,7 @@ from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.search.descent import DescentSchedule, Inversion, descend, evidence_of
 from ppbench.attacks.reconstruction.search.lbfgs import LBFGSSettings, minimize
 from ppbench.attacks.reconstruction.search.problem import Problem, Pull, objective
-from ppbench.attacks.reconstruction.search.starts import Start, Starts, Victim
+from ppbench.attacks.reconstruction.search.starts import PosedVictim, Start, Starts
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt, UnitInterval
 from ppbench.federation.plan import Columns, Plan
 
@@ -127,7 +127,7 @@ class TabLeak(Inversion):
         """Return whether inputs are table rows with a public encoding."""
         return super().suits(plan) and plan.columns is not None
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`: their evidence has one simulation."""
         plan, tries = victims[0].plan, self.share
         rest = int(self.settle * self.budget)
@@ -161,7 +161,7 @@ class TabLeak(Inversion):
         return ends.z, ends.loss, ends.evaluations + descent.evaluations.cpu()
 
     def settled(
-        self, victims: Sequence[Victim], ends: Starts, pools: Sequence[EnsemblePool], budget: int
+        self, victims: Sequence[PosedVictim], ends: Starts, pools: Sequence[EnsemblePool], budget: int
     ) -> tuple[Tensor, Tensor]:
         """Return the rows [V, N, *shape] of each victim's better candidate, and the evaluations [V] spent.
 

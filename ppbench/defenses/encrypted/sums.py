@@ -17,10 +17,10 @@ from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, between
-from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Ciphering, Context, Round, Server, Step, paillier
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Data, Plan
+from ppbench.federation.secagg import cohorts
 from ppbench.federation.threats import TARGET
 from ppbench.federation.view import Exchange, View
 

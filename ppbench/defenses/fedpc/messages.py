@@ -17,10 +17,9 @@ from ppbench.base.errors import ProtocolError, UsageError
 from ppbench.base.tree import Params, Tree, node
 from ppbench.federation import secagg
 from ppbench.federation.bounds import LARGEST_NUMBER, SMALLEST_POSITIVE, NonNegative, OpenFraction, UnitInterval
-from ppbench.federation.cohort import others_masks
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.plan import Layout, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, others_masks
 from ppbench.federation.view import Exchange, View
 
 # -- Ternary vectors of FedPC: a step as entries -1, 0, 1 (Cao et al. 2022, Eq. 4-5), and their encoding --
@@ -90,8 +89,8 @@ def _powers(base: int, size: int, device: torch.device) -> Tensor:
 SEND_MODEL, SEND_TERNARY = 1, 2
 
 
-@node
-class Cost:
+@node(name="ppbench.defenses.fedpc.messages.Cost")
+class TrainingCost:
     """Client to server. value: float32 scalar, the mean loss of its trained model on all its examples (4 bytes)."""
 
     value: Tensor
@@ -165,7 +164,7 @@ class Ledger:
 # -- the server's checks of answers: a malformed one is a ProtocolError that names its client --------------------------
 def cost_of(client: int, answer: Tree | None) -> Tensor:
     """Return the client's cost, a float32 scalar: finite and >= 0."""
-    value: Tensor = _expected(client, answer, Cost).value
+    value: Tensor = _expected(client, answer, TrainingCost).value
     if value.dtype != torch.float32 or value.dim() or not bool(value.isfinite()) or bool(value < 0):
         raise ProtocolError(f"Client {client} told the cost {value.tolist()}, not one finite float32 number >= 0.")
     return value

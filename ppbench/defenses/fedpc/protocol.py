@@ -19,12 +19,12 @@ from ppbench.defenses.fedpc.messages import (
     SEND_MODEL,
     SEND_TERNARY,
     Command,
-    Cost,
     Ledger,
     Masked,
     Parameters,
     Ternary,
     Trained,
+    TrainingCost,
     Weights,
     Worker,
     cost_of,
@@ -36,10 +36,10 @@ from ppbench.defenses.fedpc.messages import (
     unmasked_ternary,
 )
 from ppbench.federation import secagg
-from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Job, Round, Server, Step
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Batch, Data, Layout, Noise, Plan, gather
+from ppbench.federation.secagg import cohort_evidence
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import SERVER, Hello, Join, Model, Slot
 
@@ -300,7 +300,7 @@ class FedPC(Parameters):
         if isinstance(message, Model):
             if not finite(result):
                 raise Overflow(f"Client {ctx.party}'s model or cost is not finite after local training.")
-            return replace(me, last=message.params, before=me.last, trained=result.params), Cost(result.cost)
+            return replace(me, last=message.params, before=me.last, trained=result.params), TrainingCost(result.cost)
         return replace(me, trained={}), self.answer_to(ctx, me, message)
 
     def answer_to(self, ctx: Context, me: Worker, command: Command) -> Tree:

@@ -35,8 +35,8 @@ from ppbench.nets.channels import (
     check_head,
     naming_refusals,
     refusal,
+    traced_channels,
     traced_features,
-    walk,
 )
 from ppbench.nets.net import Classifier, HeldSpec, Net, NetSpec, build
 
@@ -234,7 +234,7 @@ def expand(net: Net) -> Expansion:
         refuse_norms(net)
         for ahead_of_head in (False, True):
             made, shapes = transformed(net, ahead_of_head)
-            channels = walk(made)
+            channels = traced_channels(made)
             refuse_biases(net, channels)
             if not _head_shares_scales(channels):
                 break
@@ -248,7 +248,7 @@ def unexpanded(spec: NetSpec) -> Expansion:
     check_head(net)
     with naming_refusals(net):
         refuse_norms(net)
-        channels = walk(net)
+        channels = traced_channels(net)
         refuse_biases(net, channels)
         if not channels.count:
             raise _unlawful("head.weight", "reads the network's input", "a hidden layer before it")

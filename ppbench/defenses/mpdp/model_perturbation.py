@@ -117,8 +117,8 @@ MPDP_PAPER_SETTING: Mapping[str, Any] = {
 }
 
 
-@node
-class Secrets:
+@node(name="ppbench.defenses.mpdp.model_perturbation.Secrets")
+class ServerSecrets:
     """The server's own state. All but `graph` are empty before the first round.
 
     scales: [count] > 0, hidden channels' r and 1/s. mask: [C], the mask r of the logits. coefficients: [m], with r =
@@ -194,7 +194,7 @@ class ModelPerturbation(Perturbation):
         return self.expansion(ctx.plan).laws.draw(ctx.generator)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
-        """Return (`Secrets`, mask r, public direction r_a of a scalar gamma, else [0])."""
+        """Return (`ServerSecrets`, mask r, public direction r_a of a scalar gamma, else [0])."""
         uniform = torch.rand(3, ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64).to(scales.device)
         direction = 2 * uniform[0] - 1
         if self.gamma == "vector":
@@ -203,10 +203,10 @@ class ModelPerturbation(Perturbation):
         size = self.mask_size(ctx, hidden, direction)
         r = size * direction
         coefficients, public = (r, r[:0]) if self.gamma == "vector" else (size[None], direction)
-        graph = server.own.graph if isinstance(server.own, Secrets) else torch.zeros(0, 0, dtype=torch.bool)
-        return Secrets(scales, r, coefficients, graph), r, public
+        graph = server.own.graph if isinstance(server.own, ServerSecrets) else torch.zeros(0, 0, dtype=torch.bool)
+        return ServerSecrets(scales, r, coefficients, graph), r, public
 
-    def coefficients(self, own: Secrets) -> tuple[Tensor, Tensor]:
+    def coefficients(self, own: ServerSecrets) -> tuple[Tensor, Tensor]:
         """Return the secret coefficients [m] and the mask's squared norm."""
         return own.coefficients, own.mask @ own.mask
 

@@ -28,7 +28,7 @@ from ppbench.defenses.mpdp.accounting import (
     theta_max,
 )
 from ppbench.defenses.mpdp.expansion import SECOND_MOMENT, Expansion, unexpanded, uniform_noise
-from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, Secrets, average
+from ppbench.defenses.mpdp.model_perturbation import ModelPerturbation, ServerSecrets, average
 from ppbench.defenses.pbpfl.perturbation import Perturbation, Surrogates
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, NonNegative, whole_number
@@ -111,7 +111,7 @@ class MPDP(ModelPerturbation):
         graph = secagg.complete_graph(len(cohort)) if everybody else n_out(len(cohort), self.n, ctx.generator)
         server = yield from secagg.exchange_keys(ctx, server, cohort, graph)
         none = torch.zeros(0, dtype=torch.float64)
-        return replace(server, own=Secrets(none, none, none, graph))
+        return replace(server, own=ServerSecrets(none, none, none, graph))
 
     def added(self, ctx: Context, me: secagg.Keys, words: int) -> Tensor:
         """Return eta + sum Delta (Algorithm 2), float64 [words]; each term is uniform."""

@@ -18,10 +18,9 @@ from ppbench.base.autodiff import gradients
 from ppbench.base.errors import UsageError
 from ppbench.base.tree import Params, Tree, node, tree_map
 from ppbench.federation.bounds import between
-from ppbench.federation.cohort import cohorts
 from ppbench.federation.contract import Context, Job, Server, step_inputs
 from ppbench.federation.plan import Batch, Data, Plan
-from ppbench.federation.secagg import PairedDefense
+from ppbench.federation.secagg import PairedDefense, cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.nets.channels import Channels
 from ppbench.nets.net import Net
@@ -76,7 +75,7 @@ def mask(params: Params, r: Tensor, masked_bias: bool) -> Params:
     return out
 
 
-def outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Tensor, Tensor]:
+def perturbed_outputs(net: Net, params: Params, x: Tensor, masked_bias: bool) -> tuple[Tensor, Tensor]:
     """Return masked logits yhat [B, C] and alpha [B], the sum of the head's inputs (and of the bias's 1 if masked)."""
     features = net.features(params, x)
     alpha = features.sum(1)
@@ -99,7 +98,7 @@ def surrogates(
     w = w / w.sum().clamp(min=1e-12)
 
     def losses(p: Params) -> Tensor:
-        logits, alpha = outputs(net, {**p, **(constants or {})}, x, masked_bias)
+        logits, alpha = perturbed_outputs(net, {**p, **(constants or {})}, x, masked_bias)
         error = logits - y
         loss = (w * 0.5 * (error**2).sum(-1)).sum()
         mixed = (w * alpha) @ (error @ directions.T)
@@ -235,7 +234,7 @@ class Perturbation(PairedDefense):
         x = torch.rand(count, *ctx.plan.spec.shape, generator=ctx.generator) * (high - low) + low
         with torch.no_grad():  # float32 suffices for a size
             rough = {name: value.float() for name, value in hidden.items()}
-            masked_outputs = outputs(self.network(ctx.plan), rough, x.to(direction.device), self.bias_masked)
+            masked_outputs = perturbed_outputs(self.network(ctx.plan), rough, x.to(direction.device), self.bias_masked)
             logits, alpha = (t.double() for t in masked_outputs)
         size = alpha.square().mean().sqrt() * direction.square().mean().sqrt()
         target = logits.square().mean().sqrt()

@@ -14,10 +14,10 @@ from ppbench.base.tree import Params, Tree, node
 from ppbench.defenses.pbpfl.perturbation import HEAD_WEIGHT, Perturbation, Surrogates, exchanges, whole_cohorts
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits
-from ppbench.federation.cohort import cohort_evidence
 from ppbench.federation.contract import Context, Server
 from ppbench.federation.evidence import Evidence, Shared
 from ppbench.federation.plan import Plan
+from ppbench.federation.secagg import cohort_evidence
 from ppbench.federation.view import View
 from ppbench.nets.channels import Channels, Norms, channels_of
 
@@ -49,8 +49,8 @@ PBPFL_PAPER_SETTING: Mapping[str, Any] = {
 }
 
 
-@node
-class Secrets:
+@node(name="ppbench.defenses.pbpfl.protocol.Secrets")
+class RoundSecrets:
     """The server's secrets of one round. scales: [count] > 0, the hidden channels' r; gamma: scalar; direction: [C]."""
 
     scales: Tensor
@@ -96,13 +96,13 @@ class PBPFL(Perturbation):
         return channels_of(plan.spec, self.norms)
 
     def secrets(self, ctx: Context, server: Server, scales: Tensor, hidden: Params) -> tuple[Tree, Tensor, Tensor]:
-        """Return (`Secrets`, gamma r_a, r_a)."""
+        """Return (`RoundSecrets`, gamma r_a, r_a)."""
         uniform = torch.rand(ctx.plan.spec.classes, generator=ctx.generator, dtype=torch.float64)
         direction = (uniform * 2 - 1).to(scales.device)
         gamma = self.mask_size(ctx, hidden, direction)
-        return Secrets(scales, gamma, direction), gamma * direction, direction
+        return RoundSecrets(scales, gamma, direction), gamma * direction, direction
 
-    def coefficients(self, own: Secrets) -> tuple[Tensor, Tensor]:
+    def coefficients(self, own: RoundSecrets) -> tuple[Tensor, Tensor]:
         """Return gamma [1], and gamma^2 times the squared norm of r_a."""
         return own.gamma[None], own.gamma**2 * (own.direction @ own.direction)
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from ppbench.metrics.intervals import CONFIDENCE
+from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
 from ppbench.metrics.spec import MODEL_METRICS, Rule
 from ppbench.questions.base import DistanceLaw, question_for, question_of
 from ppbench.records.figure import leakage_value
@@ -26,7 +26,6 @@ from ppbench.report.compare.paired import (
     ALL_RULES,
     TRAINED_STAGES,
     Change,
-    Floats,
     change,
     model_figure,
     rules_for,
@@ -331,7 +330,7 @@ def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
         yield unjudged_row(shown, row, unchanged(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
-    estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {paired.REPLICATES}")
+    estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
     yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
 
 
@@ -340,7 +339,7 @@ def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: s
     each: list[Floats] = []
     levels: list[tuple[float, float]] = []
     for place in range(len(some[0].seeds)):
-        luck = paired.generator_of(f"{key} accuracy {place}").standard_normal((2, paired.REPLICATES))
+        luck = paired.generator_of(f"{key} accuracy {place}").standard_normal((2, REPLICATES))
         caps = []
         for pair in some:
             one, two = pair.base[place], pair.new[place]

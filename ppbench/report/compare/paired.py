@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ppbench.metrics.epsilon import DELTA, epsilon_lower
-from ppbench.metrics.intervals import CONFIDENCE
+from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
 from ppbench.metrics.spec import Rule
 from ppbench.questions.base import question_for, questions
 from ppbench.records.schema import Score, Utility
@@ -26,7 +26,6 @@ from ppbench.report.worst import Measured
 
 # -- The aligned victims of two cells, and the judged statistics over many resamples at once --
 
-Floats = NDArray[np.float64]
 FPR = 0.01
 TRAINED_STAGES = ("final", "iterate", "audit")
 """Stages at which all victims share one trained model, which is a single draw."""
@@ -189,7 +188,6 @@ def _bound(m: int, r: int, v: int, delta: float) -> float:
     return epsilon_lower(m, r, v, delta) if r else 0.0
 
 
-REPLICATES = 2000
 _BLOCK = 4_000_000  # resampled values held in memory at a time
 _TAIL = (1 - CONFIDENCE) / 2
 _Z = float(stats.norm.isf(_TAIL))

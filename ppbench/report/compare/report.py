@@ -211,7 +211,7 @@ def _escaped(text: str, option: bool) -> str:
     return text.replace(":", "%3A").replace(",", "%2C") if option else text
 
 
-def as_json(result: Comparison) -> str:
+def comparison_json(result: Comparison) -> str:
     """Return the comparison as JSON: exit code, verdict, remarks, and every row with its figures."""
     names = ("metric", "subset", "status", "tolerance", "adjusted", "needed", "headline", "family", "blind", "note")
     rows = [

@@ -19,8 +19,7 @@ from ppbench.records.store import Store
 from ppbench.report.controls import Check, check_harness
 from ppbench.report.frame import frame_of
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import boards_of, csv_text, worst_csv, write_csv
-from ppbench.report.page.evaluations import defense_sentences, judged_evaluations
+from ppbench.report.page.boards import boards_of, csv_text, defense_sentences, judged_evaluations, worst_csv, write_csv
 from ppbench.report.page.profiles import PaperClaims
 
 WORST_CASE = "worst_case.csv"

@@ -1,4 +1,4 @@
-"""Records grouped into boards with one row per defense and control value, ranked by worst case."""
+"""Records grouped into evaluations, and into boards: one row per defense and control value, ranked by worst case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +17,16 @@ from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Metric, Record, Utility
 from ppbench.report.cap import STRAY_DISTANCE, STRAY_MARK, caps, record_distance, strays
 from ppbench.report.columns import CELLS, ENDS, KEY, PLAIN_METRICS, WORST, WORST_METRICS, Column, ColumnValue, Row
-from ppbench.report.controls import Check, check_controls, value
+from ppbench.report.controls import CONTROLS, Check, check_controls, value
 from ppbench.report.costs import relative_costs
 from ppbench.report.entries import AT_CHANCE, COLLAPSED, UNINFORMED, Badge, Board, Entry, badges_of
 from ppbench.report.frame import BOARD, EVALUATION, ROW, SCOPE, SETTING, TRAINED, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge, breaks
 from ppbench.report.leak import Leak, leaks_of
 from ppbench.report.learning import USABLE, is_usable, learning_of, points_lost
-from ppbench.report.titles import key_differences
-from ppbench.report.words import STAGE_ORDER
+from ppbench.report.verdict import verdicts
+from ppbench.report.verdict.verdict import Verdict
+from ppbench.report.words import STAGE_ORDER, evaluation_titles, evaluation_words, key_differences
 
 # -- The table of all cells, one row per cell, and its CSV file; columns: `report.columns` --
 
@@ -345,7 +346,7 @@ def worst_rows(boards: Sequence[Board]) -> list[Row]:
     ]
 
 
-def row_key(entry: Entry) -> Row:
+def identifying_columns(entry: Entry) -> Row:
     """Return the columns that identify a row of a board, and its ranks."""
     about = column_roots(entry.key, entry.sample, kind=entry.key.kind)
     ranks: Row = {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
@@ -356,7 +357,7 @@ def _worst_row(board: Board, entry: Entry) -> Row:
     worst, plain = entry.worst, entry.plain
     median = None if worst is None else worst.metric("psnr_median")
     return {
-        **row_key(entry),
+        **identifying_columns(entry),
         "reliable": board.reliable,
         "level": None if entry.leak is None else entry.leak.level,
         "level_plain": None if entry.leak is None else entry.leak.plain,
@@ -386,3 +387,76 @@ def worst_csv(boards: Sequence[Board]) -> str:
     for row in rows:
         writer.writerow([field if isinstance(field := row[name], float) else csv_field(field) for name in shown])
     return buffer.getvalue()
+
+
+# -- Evaluations (suite, data, network, federation and seed), and what may be concluded from each --
+
+
+@dataclass(frozen=True)
+class DefenseSentence:
+    """A sentence on a defense, with its verdict. about: its evaluation, "" where there is only one."""
+
+    defense: str
+    about: str
+    sentence: str
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class JudgedEvaluation:
+    """One evaluation: its key by `EVALUATION`, its words, cells and checks; sound: whether the self-test passed."""
+
+    key: Key
+    about: str
+    records: Frame
+    checks: tuple[Check, ...]
+    sound: bool
+
+    @property
+    def reliable(self) -> bool:
+        """Whether all controls ran and hold, and the self-test passed."""
+        return self.sound and all(check.ok is True for check in self.checks)
+
+
+def judged_evaluations(records: Sequence[Record], sound: bool = True) -> list[JudgedEvaluation]:
+    """Return every evaluation with its checks, seeds in order; sound: whether the harness's self-test passed."""
+    groups = frame_of(records).by(EVALUATION)
+    words = evaluation_titles(groups)
+    order = sorted(groups, key=lambda key: (evaluation_words(replace(key, seed=None)), key.seed or 0, key.text()))
+    return [JudgedEvaluation(key, words[key], groups[key], tuple(check_controls(groups[key])), sound) for key in order]
+
+
+def defense_sentences(evaluations: Sequence[JudgedEvaluation]) -> list[DefenseSentence]:
+    """Return the sentences of `ppbench evaluate` on each defense of each evaluation; none where controls fail."""
+    sentences: list[DefenseSentence] = []
+    known = Knowledge.of(record for one in evaluations for record in one.records)
+    for one in evaluations:
+        words = one.about if len(evaluations) > 1 else ""
+        by: dict[str, list[Record]] = {}
+        for record in one.records if one.reliable else ():
+            by.setdefault(record.config.defense.id, []).append(record)
+        vouching = [record for control in CONTROLS for record in by.pop(control, [])]
+        for name in sorted(by):
+            about_it = verdicts(name, one.records.of([*vouching, *by[name]]), known)
+            sentences += [DefenseSentence(name, words, verdict.sentence, verdict) for verdict in about_it]
+    return sentences
+
+
+def checks_of(evaluations: Sequence[JudgedEvaluation]) -> tuple[Check, ...]:
+    """Return the checks of all evaluations, each with its evaluation if there are several."""
+    if len(evaluations) == 1:
+        return evaluations[0].checks
+    return tuple(replace(c, sentence=f"[{one.about}] {c.sentence}") for one in evaluations for c in one.checks)
+
+
+def standalone_sentences(sentences: Sequence[DefenseSentence]) -> list[str]:
+    """Return self-contained sentences: with the evaluation and the defense where there are several."""
+    defenses: dict[str, set[str]] = {}
+    for one in sentences:
+        defenses.setdefault(one.about, set()).add(one.defense)
+    lines = []
+    for one in sentences:
+        named = len(defenses[one.about]) == 1 or one.sentence.startswith((f"{one.defense} ", f"{one.defense}:"))
+        words = f"[{one.about}] " if one.about else ""
+        lines.append(f"{words}{'' if named else f'{one.defense}: '}{one.sentence}")
+    return lines

@@ -19,7 +19,7 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.page.curves import curves, ppcs, tradeoff_of
 from ppbench.report.page.figures import Picture, Plot, svg_of
 from ppbench.report.page.sections import Chart, board_target
-from ppbench.report.titles import ALONE
+from ppbench.report.words import ALONE
 
 FIGURE_BUDGET = 8_000_000
 """Largest number of characters of figures on a page; further ones are named, and are only in figures/."""

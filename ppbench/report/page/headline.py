@@ -10,13 +10,12 @@ from ppbench.base.errors import count_of, listed
 from ppbench.records.figure import best, leakage_value
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check, value
-from ppbench.report.costs import CostRow, TimesOf, costs
+from ppbench.report.costs import CostRow, TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import frame_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import USABLE, learning_of
-from ppbench.report.page.boards import boards_of, no_claims
-from ppbench.report.page.evaluations import JudgedEvaluation, judged_evaluations
+from ppbench.report.page.boards import JudgedEvaluation, boards_of, judged_evaluations, no_claims
 from ppbench.report.page.overview import Overview, Standing, overviews
 from ppbench.report.page.trust import Trust, trust_of
 from ppbench.report.setting import RECOVERED, Setting, Tone, reason_of
@@ -399,4 +398,4 @@ def answer_of(records: Sequence[Record], harness: Check | None, times: TimesOf =
     """Return the answer of `records`. harness: None before the self-test has ended: the controls count alone."""
     frame, sound = frame_of(records), harness is None or harness.ok is not False
     all_boards = boards_of(frame, no_claims, sound)
-    return answer_from(all_boards, judged_evaluations(frame, sound), costs(all_boards, frame, times), harness)
+    return answer_from(all_boards, judged_evaluations(frame, sound), cost_rows(all_boards, frame, times), harness)

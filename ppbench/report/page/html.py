@@ -22,7 +22,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ppbench.base.errors import UsageError, count_of
-from ppbench.base.registry import load, plugins, summary
+from ppbench.base.registry import load_plugin, plugins, summary
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import metric_specs
@@ -30,22 +30,29 @@ from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
 from ppbench.report.controls import Check, statuses_of
-from ppbench.report.costs import TimesOf, costs
+from ppbench.report.costs import TimesOf, cost_rows
 from ppbench.report.entries import Board
 from ppbench.report.frame import RUNS, Frame, Key, frame_of
 from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import LEVEL_WORDS, Leak
 from ppbench.report.learning import USABLE
-from ppbench.report.page.boards import Claims, boards_of, no_claims, table_rows
-from ppbench.report.page.cell_table import cell_table
+from ppbench.report.page.boards import (
+    Claims,
+    DefenseSentence,
+    JudgedEvaluation,
+    boards_of,
+    judged_evaluations,
+    no_claims,
+    standalone_sentences,
+    table_rows,
+)
 from ppbench.report.page.curves import curves, line_caps, ppcs, tradeoff_of
 from ppbench.report.page.drawings import Drawings
-from ppbench.report.page.evaluations import DefenseSentence, JudgedEvaluation, judged_evaluations, standalone_sentences
 from ppbench.report.page.figures import svg_of
 from ppbench.report.page.headline import answer_from, costs_alone
 from ppbench.report.page.overview import Overview, Standing
 from ppbench.report.page.profiles import Album, ClaimOutcome, ImageArray, ImagesOf, profiles
-from ppbench.report.page.sections import Section, board_target, section_metric
+from ppbench.report.page.sections import Section, board_target, cell_table, section_metric
 from ppbench.report.words import decibels
 from ppbench.report.worst import WorstCase, attack_of, cell_of
 
@@ -72,7 +79,7 @@ def introduction_of(name: str) -> Introduction:
     if known is None:
         return Introduction(name, "", "", "")
     try:
-        paper = str(getattr(load("defenses", name), "paper", ""))
+        paper = str(getattr(load_plugin("defenses", name), "paper", ""))
     except UsageError:  # its records stay readable where it cannot be imported
         paper = ""
     match = _ARXIV.search(paper)
@@ -380,7 +387,7 @@ class Page:
         boards = boards_of(frame, self.claims, self.sound) if self.boards is None else self.boards
         album = Album(_past(self.images, self.problems))
         sections = list(_sections(boards, frame, known, album))
-        table = costs(boards, frame, _past(self.times, self.problems))
+        table = cost_rows(boards, frame, _past(self.times, self.problems))
         parts = profiles(sections, self.sentences, self.outcomes, table, album, known)
         evaluations = judged_evaluations(frame, self.sound) if self.evaluations is None else self.evaluations
         answer = answer_from(boards, evaluations, table, self.harness)

@@ -18,11 +18,10 @@ from ppbench.report.findings import Finding, findings_of
 from ppbench.report.frame import EVALUATION, TRAINED, Key, key_of
 from ppbench.report.leak import SEVERITY
 from ppbench.report.learning import advice, learning_of
-from ppbench.report.page.evaluations import JudgedEvaluation, checks_of
+from ppbench.report.page.boards import JudgedEvaluation, checks_of
 from ppbench.report.page.sections import weights_words
 from ppbench.report.setting import SeedValue, Setting, Tone, settings_of
-from ppbench.report.titles import evaluation_titles
-from ppbench.report.words import listed_values
+from ppbench.report.words import evaluation_titles, listed_values
 
 SEEDLESS = tuple(name for name in EVALUATION if name != "seed")
 UNSPLIT = tuple(name for name in SEEDLESS if name != "digest")

@@ -23,8 +23,7 @@ from ppbench.report.controls import value
 from ppbench.report.costs import CostRow
 from ppbench.report.entries import Entry
 from ppbench.report.knowing import Knowledge
-from ppbench.report.page.boards import Claims
-from ppbench.report.page.evaluations import DefenseSentence
+from ppbench.report.page.boards import Claims, DefenseSentence
 from ppbench.report.page.sections import Section
 
 # -- Reconstructed images as sprites: one PNG with one column per victim, originals above reconstructions --

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ppbench.records.schema import Record
 from ppbench.report.controls import Check
 from ppbench.report.entries import Board
-from ppbench.report.page.evaluations import JudgedEvaluation, checks_of
+from ppbench.report.page.boards import JudgedEvaluation, checks_of
 from ppbench.report.page.overview import Overview
 from ppbench.report.page.sections import board_title
 

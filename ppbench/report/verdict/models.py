@@ -12,11 +12,19 @@ from ppbench.federation.threats import recorded_threat
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Record
 from ppbench.report.controls import value
-from ppbench.report.findings import Fate, Finding, ModelFate, audit_of, holders_rows, joint_fate, same_outputs
-from ppbench.report.refutation import refutation_of
+from ppbench.report.findings import (
+    Fate,
+    Finding,
+    ModelFate,
+    audit_of,
+    holders_rows,
+    joint_fate,
+    refutation_of,
+    same_outputs,
+)
 from ppbench.report.rows import SettingRow, audit_rows, extraction_metric_of, model_rows
 from ppbench.report.verdict.verdict import Verdict
-from ppbench.report.words import attack_at, figure, listed_values
+from ppbench.report.words import attack_at, figure_text, listed_values
 from ppbench.report.worst import Measured, attack_of
 
 # -- Sentences on audits: members among canaries and among average records, owners, a lower bound of epsilon --
@@ -63,10 +71,10 @@ def _members(rows: Sequence[SettingRow], findings: Sequence[Finding], none: Sett
     shown = "" if became == "falls" else "not shown to be "
     at = attack_at(attack_of(cell), top.control)
     if metric != CANARIES:
-        beside = "" if none is None else f"; undefended AUC {figure(none.top(metric), metric, '.2f')}"
+        beside = "" if none is None else f"; undefended AUC {figure_text(none.top(metric), metric, '.2f')}"
         sentence = (
             f"In an audit without canaries: Members are {shown}distinguished{'' if shown else ' from others'} "
-            f"({at}: AUC {figure(cell, metric, '.2f')}{beside})."
+            f"({at}: AUC {figure_text(cell, metric, '.2f')}{beside})."
         )
     else:
         beside = "" if none is None else f"; undefended {_canaries(none.top(CANARIES))}"
@@ -75,7 +83,7 @@ def _members(rows: Sequence[SettingRow], findings: Sequence[Finding], none: Sett
         few = "at most " if len(measured) > 1 or findings[0].tried > 1 else ""
         sentence = (
             f"In an audit: Canaries are {shown}distinguished from those left out ({at}: {few}{_canaries(cell)}"
-            f"{beside}); average records: {few}AUC {figure(average.top('auc'), 'auc', '.2f')} ({also})."
+            f"{beside}); average records: {few}AUC {figure_text(average.top('auc'), 'auc', '.2f')} ({also})."
         )
     return [_audit_verdict(measured, cell, metric, became, sentence)]
 
@@ -87,8 +95,10 @@ def _audit_verdict(
 
 
 def _canaries(record: Record | None) -> str:
-    rate = figure(record, "canary_tpr_at_1pct_fpr", ".0%")
-    return f"AUC {figure(record, CANARIES, '.2f')}" + ("" if rate == "-" else f", {rate} of members at 1% false ones")
+    rate = figure_text(record, "canary_tpr_at_1pct_fpr", ".0%")
+    return f"AUC {figure_text(record, CANARIES, '.2f')}" + (
+        "" if rate == "-" else f", {rate} of members at 1% false ones"
+    )
 
 
 def _owners(rows: Sequence[SettingRow], none: SettingRow | None) -> list[Verdict]:
@@ -97,9 +107,9 @@ def _owners(rows: Sequence[SettingRow], none: SettingRow | None) -> list[Verdict
     metric = None if cell is None else cell.metric(name)
     if metric is None:
         return []
-    beside = "" if none is None else f", undefended {figure(none.top(name), name, '.0%')}"
+    beside = "" if none is None else f", undefended {figure_text(none.top(name), name, '.0%')}"
     chance = "" if metric.chance is None else f", chance {metric.chance:.0%}"
-    share = ("at most " if len(measured) > 1 else "") + figure(cell, name, ".0%")
+    share = ("at most " if len(measured) > 1 else "") + figure_text(cell, name, ".0%")
     sentence = f"In an audit, records are traced to their owner in {share} of cases{beside}{chance}."
     return [_audit_verdict(measured, cell, name, None, sentence)]
 
@@ -145,12 +155,12 @@ def model_verdicts(defense: str, records: Sequence[Record], findings: Sequence[F
 def _figures(subject: str, metric: str, record: Figured, few: str = "") -> str:
     """Return "ASR 54.0% [49.0, 58.9]", or of outputs "agrees with it on 99.8% of queries, relative error 1.2%"."""
     if subject == "members":
-        return f"ASR {few}{figure(record, 'asr', '.1%')}"
+        return f"ASR {few}{figure_text(record, 'asr', '.1%')}"
     form, unit = (".1%", "") if (value(record, "output_error") or 0.0) < 10 else (".0f", " times their size")
-    error = f"relative error {figure(record, 'output_error', form, unit)}"
+    error = f"relative error {figure_text(record, 'output_error', form, unit)}"
     if metric == "output_error":
         return error
-    return f"agrees with it on {few}{figure(record, 'agreement', '.1%')} of queries, {error}"
+    return f"agrees with it on {few}{figure_text(record, 'agreement', '.1%')} of queries, {error}"
 
 
 def _beside(one: Finding, missing: str = ", undefended: not attacked") -> str:
@@ -160,7 +170,7 @@ def _beside(one: Finding, missing: str = ", undefended: not attacked") -> str:
     if one.undefended.figure is None:
         return missing
     weak = "" if one.undefended.known("asr") is not None else ", not above chance itself"
-    return f", undefended {figure(one.undefended.figure, 'asr', '.1%')}{weak}"
+    return f", undefended {figure_text(one.undefended.figure, 'asr', '.1%')}{weak}"
 
 
 def _verdict(findings: Sequence[Finding], sentence: str) -> Verdict:

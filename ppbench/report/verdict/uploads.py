@@ -8,6 +8,7 @@ from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import modality_of
 from ppbench.questions.image_metrics import gallery_size
+from ppbench.questions.membership import BATCH_ASR
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import ProbeInfo, Record, Utility
 from ppbench.report.controls import easiest, rebuilding, value
@@ -16,12 +17,10 @@ from ppbench.report.knowing import Knowledge
 from ppbench.report.leak import Leak, Side, leaks_of
 from ppbench.report.rows import SettingRow, judged_keys, probe_text, upload_rows
 from ppbench.report.verdict.verdict import Verdict
-from ppbench.report.words import STAGES, attack_at, decibels, figure, listed_values, utility_text
+from ppbench.report.words import STAGES, attack_at, decibels, figure_text, listed_values, utility_text
 from ppbench.report.worst import attack_of
 
 # -- Sentences on what uploads give away beside inputs: the labels of a batch, and its members --
-
-BATCH_ASR = "batch_asr"
 
 
 def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
@@ -31,7 +30,7 @@ def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
         groups.setdefault((one.row.key.batch, one.fate), []).append(one)
     verdicts = []
     for (batch, became), some in groups.items():
-        top = max(some, key=lambda one: value(one.top, BATCH_ASR) or 0.0)
+        top = max(some, key=lambda one: value(one.top, BATCH_ASR.name) or 0.0)
         labels = [one.row.control for one in some if one.row.control]
         where = f" at {listed_values(labels)}" if labels and len(groups) > 1 else ""
         head = f"who was in a batch of {batch}"
@@ -41,11 +40,11 @@ def batch_member_verdicts(findings: Sequence[Finding]) -> list[Verdict]:
             "undecided": f"Whether an upload{where} reveals {head} is undecided",
         }[became]
         none = top.undefended.figure
-        beside = "" if none is None else f", undefended {figure(none, BATCH_ASR, '.0%')}"
-        at, asr = attack_at(attack_of(top.top), top.row.control), figure(top.top, BATCH_ASR, ".0%")
+        beside = "" if none is None else f", undefended {figure_text(none, BATCH_ASR.name, '.0%')}"
+        at, asr = attack_at(attack_of(top.top), top.row.control), figure_text(top.top, BATCH_ASR.name, ".0%")
         sentence = f"{does} ({at}: ASR at most {asr}{beside}, chance 50%)."
         keys = tuple(one.row.key for one in some)
-        verdicts.append(Verdict(top.row.key.defense, "members", became, sentence, keys, top.top, BATCH_ASR))
+        verdicts.append(Verdict(top.row.key.defense, "members", became, sentence, keys, top.top, BATCH_ASR.name))
     return verdicts
 
 
@@ -165,7 +164,7 @@ def _row_error(row: SettingRow, leak: Leak, undefended: Utility | None) -> str:
     modality = modality_of(row.records[0].config)
     if worst is None:
         return _unattacked(row, modality.inputs, utility)
-    most = f"{modality.figure} {figure(worst, modality.headline, modality.form)} ({attack_of(worst)})"
+    most = f"{modality.figure} {figure_text(worst, modality.headline, modality.form)} ({attack_of(worst)})"
     became = {
         "rebuilt": f"{modality.inputs} are rebuilt",
         "recognizable": f"{modality.inputs} are rebuilt in part",
@@ -246,13 +245,13 @@ def _to_the_unaware(leak: Leak, weak: str) -> str:
 
 def _clear_readings(side: Side) -> list[str]:
     """Return the readings well above chance, as ["95% [76, 100] found among 360 others, chance 0.3%", ...]."""
-    return [_reading_words(name, figure(top, name, ".0%"), top) for name, top in side.clear]
+    return [_reading_words(name, figure_text(top, name, ".0%"), top) for name, top in side.clear]
 
 
 def _unseen(leak: Leak) -> str:
     """Return the readings of the worst case, metric by metric."""
     worst, names = leak.worst, [name for name, _ in leak.everybody.readers]
-    return ", ".join(_reading_words(name, figure(worst, name, ".0%"), worst) for name in names)
+    return ", ".join(_reading_words(name, figure_text(worst, name, ".0%"), worst) for name in names)
 
 
 def _reading_words(name: str, share: str, record: Figured | None) -> str:

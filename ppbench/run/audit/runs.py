@@ -168,7 +168,7 @@ class Recorder:
         final = [replace(letter, round=fed.round + 1) for letter in fed.release().mail]
         mail = [(e.probe, e.round, e.step, e.sender, e.receiver, e.nbytes, e.message) for e in self.mail + final]
         states = [(s.probe, s.round, s.step, s.party, s.state) for s in self.states]
-        tree.save(_once((mail, states)), path)
+        tree.save_tree(_once((mail, states)), path)
 
 
 def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ def spaced_rounds(last: int, count: int) -> tuple[int, ...]:
 
 def load_recorded(fed: Federation, path: Path) -> Transcript:
     """Return the transcript that a `Recorder` of `fed` wrote to `path`. Raises UsageError where it cannot be read."""
-    mail, states = tree.load(path)
+    mail, states = tree.load_tree(path)
     letters, records = (Envelope(*letter) for letter in mail), (StateRecord(*record) for record in states)
     return Transcript(fed.plan, fed.defense, tuple(letters), tuple(records))
 

@@ -15,8 +15,8 @@ from ppbench.attacks.reconstruction.search.priors import Penalty, Sum, TotalVari
 from ppbench.attacks.reconstruction.search.problem import Objective, Pixels, Problem, RowValue, objective
 from ppbench.attacks.reconstruction.search.starts import (
     ImageSearch,
+    PosedVictim,
     Starts,
-    Victim,
     draw,
     search_batches,
     simulation_groups,
@@ -161,7 +161,7 @@ class Inversion(ImageSearch):
     slots: InMemoryCount = 32
     compile: bool = False
 
-    def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:
+    def blocks(self, victims: Sequence[PosedVictim]) -> list[list[int]]:
         """Return indices of the victims with usable evidence: blocks with one simulation and at most `slots` rows."""
         size, blocks = max(1, self.slots // self.tries), []
         for rows in search_batches(victims):
@@ -170,7 +170,7 @@ class Inversion(ImageSearch):
                 blocks += [places[i : i + size] for i in range(0, len(places), size)]
         return blocks
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`: their evidence has one simulation."""
         problem = self.problem(victims, [evidence_of(v) for v in victims], self.share)
         schedule = self.schedule(self.budget // problem.tries, victims[0].plan)
@@ -182,7 +182,7 @@ class Inversion(ImageSearch):
         return min(self.tries, self.budget)
 
     def problem(
-        self, victims: Sequence[Victim], evidences: Sequence[Evidence], tries: int, labels: Tensor | None = None
+        self, victims: Sequence[PosedVictim], evidences: Sequence[Evidence], tries: int, labels: Tensor | None = None
     ) -> Problem:
         """Return the problem over the pixels of `tries` fresh rows per victim; labels [V, N, C], None: by `label`."""
         plan, drawn = victims[0].plan, [draw(victims, self.start, self.label, torch.float32) for _ in range(tries)]
@@ -218,7 +218,7 @@ class Inversion(ImageSearch):
         return DescentSchedule(steps, self.lr * (high - low))
 
 
-def evidence_of(victim: Victim) -> Evidence:
+def evidence_of(victim: PosedVictim) -> Evidence:
     """Return the victim's evidence; `blocks` holds no victims without it."""
     assert victim.evidence is not None
     return victim.evidence

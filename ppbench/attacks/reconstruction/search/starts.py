@@ -75,7 +75,7 @@ class Starts:
 
 
 @dataclass(frozen=True)
-class Victim:
+class PosedVictim:
     """One challenge, the evidence about it (or None), and a generator for this victim alone.
 
     gradient: the same observation taken for one gradient, for reading labels; None: `evidence` is one.
@@ -138,12 +138,12 @@ class Victim:
 
 def posed(
     evidence: Sequence[Evidence], plan: Plan, challenges: Sequence[Challenge], generator: torch.Generator
-) -> list[Victim]:
+) -> list[PosedVictim]:
     """Return a victim for each challenge, with the first evidence about its unit and its own generator."""
     seeds = torch.randint(2**62, (len(challenges),), generator=generator).tolist()
     known = {frozenset(e.unit): e for e in reversed(evidence)}
     return [
-        Victim(known.get(frozenset(c.unit)), c, plan, torch.Generator().manual_seed(seed))
+        PosedVictim(known.get(frozenset(c.unit)), c, plan, torch.Generator().manual_seed(seed))
         for c, seed in zip(challenges, seeds, strict=True)
     ]
 
@@ -154,7 +154,7 @@ def usable(evidence: Evidence) -> bool:
     return finite and float(evidence.scale()) > 0
 
 
-def search_batches(victims: Sequence[Victim]) -> list[list[int]]:
+def search_batches(victims: Sequence[PosedVictim]) -> list[list[int]]:
     """Return indices of the victims with usable evidence, grouped by N, granted labels and shapes of nuisance."""
     by_shape: dict[Hashable, list[int]] = {}
     for i, victim in enumerate(victims):
@@ -173,7 +173,7 @@ def simulation_groups(evidences: Sequence[Evidence]) -> list[list[int]]:
     return list(by_family.values())
 
 
-def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
+def draw(victims: Sequence[PosedVictim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
     """Return fresh starts for one of `search_batches`, on the evidence's device; labels are joint if any is unknown."""
     device = next(victim.evidence.device for victim in victims if victim.evidence is not None)
     x = torch.stack([victim.image(start) for victim in victims]).to(device, dtype)
@@ -190,7 +190,7 @@ class ImageSearch(Attack):
     """Base of attacks that search images by following a gradient.
 
     Attributes:
-        start: first images: "grey", "normal" or "pattern", see `Victim.image`.
+        start: first images: "grey", "normal" or "pattern", see `PosedVictim.image`.
         label: "inferred": from the head's gradient beforehand, if possible; "joint": unknown logits, searched too.
             Labels that a challenge grants are used in either case.
         budget: gradient evaluations per victim, all starts together.
@@ -213,7 +213,7 @@ class ImageSearch(Attack):
         plan: Plan,
         challenges: Sequence[Challenge],
         generator: torch.Generator,
-        attack: Callable[[Sequence[Victim]], list[Guess]] | None = None,
+        attack: Callable[[Sequence[PosedVictim]], list[Guess]] | None = None,
     ) -> list[Guess]:
         """Return the guesses of `run` from given evidence, for instance another attack's; `attack` replaces the own."""
         self.check()
@@ -226,10 +226,10 @@ class ImageSearch(Attack):
         """Return whether targets are classes or numbers, not masks."""
         return not plan.net.pixelwise
 
-    def blocks(self, victims: Sequence[Victim]) -> list[list[int]]:
+    def blocks(self, victims: Sequence[PosedVictim]) -> list[list[int]]:
         """Return indices of the victims with usable evidence, grouped by joint search."""
         return search_batches(victims)
 
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
+    def attack(self, victims: Sequence[PosedVictim]) -> list[Guess]:
         """Return the guesses for victims from one of `blocks`."""
         raise NotImplementedError

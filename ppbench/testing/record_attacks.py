@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Candidates, beside, choose_candidates
 from ppbench.base.autodiff import gradient
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Params
 from ppbench.federation.engine import Federation
@@ -23,7 +23,7 @@ from ppbench.federation.view import View
 from ppbench.nets.net import initial, net_spec
 from ppbench.questions.extraction import score_outputs
 from ppbench.questions.membership import MemberScore, score_members
-from ppbench.testing.scene import (
+from ppbench.testing.small_federation import (
     CHANCE_LEVEL,
     CLASSES,
     POISONS,
@@ -97,7 +97,7 @@ def masked_plan(duel: Duel) -> Plan:
 
 def released_view(params: Params, threat: str) -> View:
     """Return the adversary's view when an undefended federation releases the model `params`."""
-    run = Federation(load("defenses", "none")(), TANH, pool().shards, Seeds(0))
+    run = Federation(load_plugin("defenses", "none")(), TANH, pool().shards, Seeds(0))
     run.start(params)
     return run.release().view(threat, own=((-1, pool().shards[0]),))
 

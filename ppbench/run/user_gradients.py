@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import softmax
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.nn import Module
 
 from ppbench.base.errors import UsageError, shown, unknown
 from ppbench.base.tree import Params
+from ppbench.metrics.intervals import Floats
 from ppbench.nets.model_object import HeldNetwork
 from ppbench.nets.net import Net
 from ppbench.run.user_inputs import describe_value, to_dense
@@ -227,8 +227,7 @@ def _bare(name: str) -> str:
 # system: fewer unknowns, M [B, B] and s, than equations where B < C (Phong et al. 2018 for one example;
 # `feature_inversion`, s = 1). The layers before are not used, and nothing is searched.
 
-Floats = NDArray[np.float64]
-MAX_EXAMPLES = 8
+MAX_FITTED_EXAMPLES = 8
 """Most examples of a batch whose factor is fitted: unknowns grow with the square."""
 CONSISTENT = 1e-11
 """Relative squared residual below which a factor explains the layer's gradient; rounding to float32 leaves 1e-14."""
@@ -321,7 +320,7 @@ def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None)
     """Return s of a gradient that is s times that of the mean cross-entropy of `batch` examples.
 
     labels: the examples' one-hot labels [B, C] if they are known. s may be negative, for a change of weights. None: no
-    factor explains the last layer (noise, weight decay). It is 1, without a fit, for more than `MAX_EXAMPLES` examples,
+    factor explains the last layer (noise, weight decay). It is 1, without a fit, for more than `MAX_FITTED_EXAMPLES`,
     for as many examples as classes or more, and if weight and bias of the last layer are not both trained. Without
     labels only those most like the bias's gradient are tried: with 8 examples and hardly more classes it may be None
     although a factor exists.
@@ -329,7 +328,7 @@ def scale_of(gradient: Params, start: Params, batch: int, labels: Tensor | None)
     names = ("head.weight", "head.bias")
     if (
         any(name not in gradient for name in names)
-        or not 1 <= batch <= MAX_EXAMPLES
+        or not 1 <= batch <= MAX_FITTED_EXAMPLES
         or batch >= len(gradient["head.bias"])
     ):
         return 1.0

@@ -20,8 +20,8 @@ from ppbench.federation.contract import plain_evidence
 from ppbench.federation.evidence import Evidence, Mappable, PlainGradient
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import Exchange, View
+from ppbench.nets.classifier import HEAD_NAMES
 
-HEAD_NAMES = ("head.weight", "head.bias")
 BOUND_WEIGHT = 0.1
 """Weight of entries of which only a bound is known; a known value has weight 1.
 

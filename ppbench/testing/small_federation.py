@@ -22,7 +22,7 @@ from ppbench.adversary.attack import Attack, Challenge, Guess
 from ppbench.adversary.victims import Victims, choose_victims
 from ppbench.base import registry
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import load
+from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import Tree, leaves, tree_map
 from ppbench.federation.acting import Acting
@@ -32,7 +32,7 @@ from ppbench.federation.plan import Data, Local, Opt, Plan
 from ppbench.federation.threats import HONEST_SERVER, TARGET, ThreatModel, recorded_threat
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Update
-from ppbench.nets.net import Option, initial, net_spec
+from ppbench.nets.net import OptionValue, initial, net_spec
 from ppbench.questions.base import question_of
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Probe
@@ -53,7 +53,7 @@ class NotAsked(Exception):
 
 
 @dataclass(frozen=True)
-class Finding:
+class PropertyResult:
     """The outcome of a property. sentence: what happened and what is right, or why there is no answer; "": it holds."""
 
     property: str
@@ -64,36 +64,36 @@ class Finding:
         return f"{self.property}: {self.outcome}{f' ({self.sentence})' if self.sentence else ''}"
 
 
-def ask(name: str, question: Property[T], subject: T) -> Finding:
+def ask(name: str, question: Property[T], subject: T) -> PropertyResult:
     """Return the finding of `question` on `subject`; an exception of the subject's own code is a failure."""
     try:
         violations = list(dict.fromkeys(question(subject)))  # one sentence for what is wrong in two places
     except Inconclusive as reason:
-        return Finding(name, "inconclusive", str(reason))
+        return PropertyResult(name, "inconclusive", str(reason))
     except NotAsked as reason:
-        return Finding(name, "not asked", str(reason))
+        return PropertyResult(name, "not asked", str(reason))
     except Exception as error:  # noqa: BLE001 - the code under test may raise anything; reported with its place
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__} was raised at {place.filename}:{place.lineno}: {error}"
-        return Finding(name, "fails", f"{text}; a call that the contract allows must not fail")
-    return Finding(name, "fails", " Also: ".join(violations)) if violations else Finding(name, "holds")
+        return PropertyResult(name, "fails", f"{text}; a call that the contract allows must not fail")
+    return PropertyResult(name, "fails", " Also: ".join(violations)) if violations else PropertyResult(name, "holds")
 
 
 def ask_all(
     subject: T, properties: Mapping[str, Property[T]], only: Collection[str], skip: Mapping[str, str]
-) -> tuple[Finding, ...]:
+) -> tuple[PropertyResult, ...]:
     """Return the findings about `subject`; see `check_defense` for only and skip. UsageError: an unknown name."""
     for name in (*only, *skip):
         if name not in properties:
             raise unknown("property", name, properties)
     chosen = {name: question for name, question in properties.items() if not only or name in only}
     return tuple(
-        Finding(name, "not asked", skip[name]) if name in skip else ask(name, question, subject)
+        PropertyResult(name, "not asked", skip[name]) if name in skip else ask(name, question, subject)
         for name, question in chosen.items()
     )
 
 
-def raise_failures(subject: str, findings: Collection[Finding]) -> None:
+def raise_failures(subject: str, findings: Collection[PropertyResult]) -> None:
     """Raise AssertionError with a line for each failure, if there is one; subject: as "Defense 'dp'"."""
     failed = [finding for finding in findings if finding.outcome == "fails"]
     if failed:
@@ -250,7 +250,11 @@ EXTRA_EVALUATIONS = 8
 RING = 2.0**48
 """Unit of the fixed-point numbers that masked defenses send."""
 
-NETWORKS: tuple[tuple[str, dict[str, Option]], ...] = (("mlp", {}), ("cnn", {"widths": 16, "pool": "avg"}), ("cnn", {}))
+NETWORKS: tuple[tuple[str, dict[str, OptionValue]], ...] = (
+    ("mlp", {}),
+    ("cnn", {"widths": 16, "pool": "avg"}),
+    ("cnn", {}),
+)
 """Networks for attacks that do not suit the default one."""
 
 POISONS: dict[str, TensorChange] = {
@@ -397,7 +401,7 @@ def noise_world(duel: Duel, count: int, batch: int = 1) -> World:
             return noise.to(tensor.dtype) if tensor.is_floating_point() else (RING * noise).to(tensor.dtype)
 
         return world.seen(_rewritten(world.view, lambda message: tree_map(draw, message)))
-    world = replace(duel, defense=load("defenses", "full_noise")()).probe(count, batch)
+    world = replace(duel, defense=load_plugin("defenses", "full_noise")()).probe(count, batch)
     context = world.run.context("null", 1, 0, 0)
 
     def sent(message: Tree) -> Tree:

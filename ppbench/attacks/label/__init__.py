@@ -1,1 +1,0 @@
-"""Attacks that recover labels."""

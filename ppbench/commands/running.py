@@ -1,0 +1,202 @@
+"""`ppbench evaluate` and `ppbench sweep`: cells of one defense, or the missing ones of a suite, are computed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ppbench.base.errors import UsageError, shown
+from ppbench.run.options import (
+    DefenseOptions,
+    FederationOptions,
+    QuestionOptions,
+    RunOptions,
+    TaskOptions,
+    offered,
+)
+
+# -- ppbench evaluate --
+
+JSON_HELP = "Print the result as JSON and nothing else; cells have the fields of leaderboard.csv, with whole metrics."
+SET_HELP = "name=value of the defense, model.name=value, or ATTACK.name=value. Repeatable."
+GROUPS = (TaskOptions, QuestionOptions, FederationOptions, RunOptions)
+FIELDS = {"attack": "attacks", "stage": "stages", "threat": "threats"}
+"""Options whose field has another name; each takes one word with commas."""
+_WORDS = {field: word for word, field in FIELDS.items()}
+OPTIONS: dict[str, tuple[type, str]] = {
+    **offered(DefenseOptions),
+    "set": (list[str], SET_HELP),
+    **{_WORDS.get(name, name): option for group in GROUPS for name, option in offered(group).items()},
+}
+"""Type and help of each option, in the order of `--help`."""
+DEFAULTS = {"device": "auto"}
+
+
+def evaluate(
+    *,
+    defense: Annotated[str, typer.Option(help="What to evaluate; see `ppbench list defenses`.")],
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="quick; portfolio: every attack and an audit, long; paper: its paper's settings, for a GPU or hours."
+        ),
+    ] = "quick",
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("ppbench-results"),
+    json_: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all tables, sentences and controls.")] = False,
+    **options: Any,
+) -> None:
+    """Evaluate a defense: train, attack, score, record, and report the result.
+
+    Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of the defense is complete; 2:
+    input that cannot be used; 3: nothing can be concluded: a control failed or did not run, or the undefended model
+    learned too little and nothing leaks.
+    """
+    from ppbench.commands.terminal import Live, evaluation_json, evaluation_report
+    from ppbench.records.run_files import typed_command
+    from ppbench.report.controls import exit_of
+    from ppbench.run.config import configure
+    from ppbench.run.evaluation import evaluate as run
+
+    config = configure(preset, defense=defense, **_fields(options))
+    with Live(quiet=json_) as bars:
+        result = run(config, out=out, workers=workers, progress=bars, command=typed_command())
+    if json_:
+        typer.echo(json.dumps(evaluation_json(result), indent=1))
+    else:
+        evaluation_report(result, full)
+    if code := exit_of(result.records, result.reliable):
+        raise typer.Exit(code)
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the given fields of the configuration, from the values of `OPTIONS`. UsageError: bad values."""
+    from ppbench.run.config import assignments, names, numbers, resolve_device, sizes
+
+    parse: dict[str, Callable[[Any], Any]] = {
+        **{name: partial(names, option=f"--{name}") for name in FIELDS},
+        "grid": numbers, "attack_batch": sizes, "device": resolve_device,
+    }  # fmt: skip
+    settings, model_options = assignments(options.pop("set") or [])
+    fields = {"settings": settings or None, "model_options": model_options or None}
+    fields |= {FIELDS.get(name, name): parse.get(name, lambda word: word)(word) for name, word in options.items()}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature for typer: the function's own parameters, with `OPTIONS` after the defense."""
+    first, *rest = list(inspect.signature(evaluate, eval_str=True).parameters.values())[:-1]
+    table = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULTS.get(name),
+            annotation=Annotated[kind if name in DEFAULTS else kind | None, typer.Option(help=words)],
+        )
+        for name, (kind, words) in OPTIONS.items()
+    ]
+    return inspect.Signature([first, *table, *rest])
+
+
+evaluate.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+# -- ppbench sweep --
+
+SuiteArgument = Annotated[str, typer.Argument(help="A shipped suite (`ppbench list suites`) or a TOML file.")]
+Preset = Annotated[str, typer.Option(help="One of the suite's presets, as two-cores.")]
+Engine = Annotated[
+    str, typer.Option(help="local (processes), inline (this one) or ray (a cluster; needs the extra `ray`).")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Cells at the same time; by default one per core, or as many as fit a cluster.")
+]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster, as auto or HOST:6379.")]
+ONLY_HELP = "defense=spn,dp; also control, attack, kind, threat, stage, batch, model, seed. Repeatable. Controls stay."
+Only = Annotated[list[str] | None, typer.Option(help=ONLY_HELP)]
+Added = Annotated[list[str] | None, typer.Option(help="An installed defense that the suite does not list. Repeatable.")]
+Place = Annotated[
+    str | None, typer.Option(help="Where the suite's data are here, as parquet:FOLDER; checked by content.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or as torch names it.")]
+Tf32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help=OPTIONS["tf32"][1])]
+WeightsOption = Annotated[str | None, typer.Option(help="AlexNet's convolutions for LPIPS, as for evaluate.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of results; ppbench-sweeps/SUITE by default.")]
+SWEEP_ISOLATE_HELP = OPTIONS["isolate"][1].removesuffix(".") + "; by default where a suite has any."
+Isolate = Annotated[bool | None, typer.Option("--isolate/--no-isolate", help=SWEEP_ISOLATE_HELP)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be computed, and compute nothing.")]
+
+
+def sweep(
+    suite: SuiteArgument,
+    preset: Preset = "",
+    engine: Engine = "local",
+    workers: Workers = None,
+    address: Address = None,
+    only: Only = None,
+    add: Added = None,
+    dataset: Place = None,
+    device: Device = "auto",
+    tf32: Tf32 = False,
+    weights: WeightsOption = None,
+    out: Out = None,
+    isolate: Isolate = None,
+    dry_run: DryRun = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all sentences and controls.")] = False,
+) -> None:
+    """Compute the missing cells of a suite, and write its leaderboard.
+
+    Exit code 0: all cells are there and the controls hold; 1: cells failed, or none of a defense is complete; 2: input
+    that cannot be used; 3: a control failed or did not run, trust nothing.
+    """
+    from ppbench.base.bars import Bars
+    from ppbench.commands.terminal import planned_report, swept_report
+    from ppbench.records.run_files import typed_command
+    from ppbench.report.controls import exit_of
+    from ppbench.run.config import resolve_device
+    from ppbench.run.suite import load_suite
+    from ppbench.run.sweep import default_out, plan_sweep
+    from ppbench.run.sweep import sweep as run
+
+    where = resolve_device(device)
+    loaded = load_suite(
+        suite, preset, add=add or (), dataset=dataset, device=where, tf32=tf32, weights=weights, isolate=isolate
+    )
+    chosen = filters(only or [])
+    if dry_run:
+        planned_report(plan_sweep(loaded, out or default_out(loaded), chosen))
+        return
+    with Bars() as bars:
+        swept = run(
+            loaded,
+            out=out,
+            engine=engine,
+            workers=workers,
+            address=address,
+            only=chosen,
+            device=where,
+            progress=bars,
+            command=typed_command(),
+        )
+    swept_report(swept, full)
+    if code := exit_of(swept.records, swept.reliable):
+        raise typer.Exit(code)
+
+
+def filters(words: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return words key=a,b as {key: (a, b)}. Raises UsageError where one has another form."""
+    chosen: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        parts = tuple(value.strip() for value in values.split(",") if value.strip())
+        if not equals or not key.strip() or not parts:
+            raise UsageError(f"Option --only {shown(word)} cannot be used; give key=value, as defense=spn,dp.")
+        chosen[key.strip()] = (*chosen.get(key.strip(), ()), *parts)
+    return chosen
