@@ -189,3 +189,13 @@ def test_only_what_was_not_searched_is_named(fabricate):
     )
     falls = fabricate("none", None, "ig", "reconstruction", 35.0, stage="final")
     assert not skipped_searches("dp", [falls, label])
+
+
+def test_the_masked_search_is_for_defenses_that_no_attack_knows():
+    """`phong` has no attack of its own, `spn` has one; standard includes it for both."""
+
+    def chosen(defense, attacks):
+        return {attack.name for attack in resolve(configure(defense=defense, attacks=(attacks,))).attacks}
+
+    assert "ig_masked" in chosen("phong", "quick") and "ig_masked" not in chosen("spn", "quick")
+    assert "ig_masked" in chosen("spn", "standard")

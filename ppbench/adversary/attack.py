@@ -160,6 +160,7 @@ class Attack:
         probes: the kinds of probes under which it adds anything to other attacks: "gradient", "local".
         standard: whether it belongs to `--attack standard`; others run when named, or by "all".
         quick: whether a standard attack also belongs to the quick portfolio, the default; no subclass inherits it.
+            "unaware": only for a defense that no attack is built for.
         exact: whether it computes inputs instead of searching them (`Guess.is_exact`); where it solves every victim,
             the default portfolio leaves searches out.
         contains: a plain attack that does the same with less knowledge; sets of attacks leave it out beside this one.
@@ -178,7 +179,7 @@ class Attack:
     targets: ClassVar[frozenset[str] | None] = None
     probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
     standard: ClassVar[bool] = True
-    quick: ClassVar[bool] = True
+    quick: ClassVar[bool | Literal["unaware"]] = True
     exact: ClassVar[bool] = False
     contains: ClassVar[str] = ""
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
