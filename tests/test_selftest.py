@@ -55,7 +55,7 @@ def test_a_view_that_shows_something_else_is_a_harness_fault(fault):
 
 
 def test_an_attack_that_crashes_is_a_harness_fault(fault):
-    fault(module, "load", lambda group, name: {}["planted"])
+    fault(module, "load_plugin", lambda group, name: {}["planted"])
     check = check_harness(selftest())
     assert check.ok is False and "KeyError: 'planted'" in check.sentence
 
