@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppbench.metrics.epsilon import success_bound
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound
-from ppbench.questions.image_metrics import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Record
 from ppbench.report.controls import widened
