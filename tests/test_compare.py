@@ -266,6 +266,19 @@ def test_accuracy_that_falls_is_a_regression_of_the_defense_and_a_fault_of_the_u
     assert fault.exit_code == 3 and "Training of the undefended model got worse" in fault.faults[0]
 
 
+def test_a_figure_that_older_records_lack_is_no_difference(cell, controls, versus):
+    def also(record, **figures):
+        return record.model_copy(update={"utility": record.utility.model_copy(update=figures)})
+
+    base = [trained(r, 0.95) for r in (*controls, cell())]
+    for older, newer, equal in (({}, {"constant": 0.2}, True), ({"constant": 0.1}, {"constant": 0.2}, False)):
+        sides = [[also(record, **figures) for record in base] for figures in (older, newer)]
+        for one, two in (sides, sides[::-1]):
+            rows = [row for row in versus(one, two, controlled=False).rows if row.metric == "accuracy"]
+            assert rows and {row.change.certain for row in rows} == {equal}
+    assert not base[2].utility.agrees(also(base[2], collapsed=1).utility), "0 is not the lack of a figure"
+
+
 def test_the_claimed_epsilon_is_compared_as_stated(cell, versus):
     def at(epsilon):
         return cell("dp_sgd", 1.0, 9.0, epsilon=epsilon)

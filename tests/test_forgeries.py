@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,11 @@ from safetensors import numpy as safe
 
 import ppbench
 from ppbench.base.errors import UsageError
-from ppbench.metrics.image import PSNR_CAP, image_figures
+from ppbench.metrics.image import PSNR_CAP
 from ppbench.metrics.intervals import clopper_pearson
+from ppbench.metrics.modality import IMAGE
 from ppbench.questions.base import question_of
+from ppbench.questions.image_metrics import score_figures
 from ppbench.questions.images import blind_decibels, flags_of, inexact
 from ppbench.questions.reconstruction import RECOMPUTED
 from ppbench.records.figure import aggregate
@@ -108,7 +109,7 @@ def truth_replaced(forger):
     def change(data):
         for place, score in enumerate(data["victims"]):
             pair = torch.from_numpy(images.guess[place]), torch.from_numpy(other[place])
-            score.update(asdict(image_figures(*pair)))
+            score.update(score_figures(*pair, (0, 1), IMAGE))
             score.update(blind=blind_decibels(torch.from_numpy(images.blind[0]), pair[1], (0, 1)), oracle=PSNR_CAP)
 
     forger.forge(record, change, lambda tensors: tensors.update(truth=other))
@@ -228,7 +229,7 @@ def test_a_reconstruction_that_is_replaced_and_scored_rightly_takes_running_the_
     def change(data):
         for place, score in enumerate(data["victims"]):
             guess, truth = torch.from_numpy(mean[place]), torch.from_numpy(images.truth[place])
-            score.update(asdict(image_figures(guess, truth)), oracle=PSNR_CAP)
+            score.update(score_figures(guess, truth, (0, 1), IMAGE), oracle=PSNR_CAP)
             score["recognition"].update(rank=0)
 
     forger.forge(record, change, lambda tensors: tensors.update(guess=mean))

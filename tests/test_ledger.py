@@ -157,6 +157,14 @@ def test_levels_sum_to_alpha():
     assert try_level(1) < LEDGER_ALPHA / 2
 
 
+def test_a_row_is_not_moved_by_a_metric_that_its_worst_case_lacks(fabricate, gained):
+    old = fabricate("none", None, "dlg", "reconstruction")
+    new = gained(old, 10.0)
+    assert decide(old, [], new, 1).metric == "psnr_median"
+    lacking = old.model_copy(update={"metrics": [m for m in old.metrics if m.name != "psnr_median"]})
+    assert decide(lacking, [], new, 1).metric == "share_above_20db"
+
+
 def test_noise_a_hundred_times_moves_nothing_and_then_what_is_spent_is_said(published):
     frozen, known = published.frozen(HARD), open_truth(published.frozen(HARD), published.truth)
     result = about(frozen.about.id)

@@ -27,10 +27,12 @@ from ppbench.metrics.modality import (
     modality_of,
     register_modality,
 )
+from ppbench.metrics.spec import Judgment, MetricSpec
 from ppbench.questions.base import question_of
-from ppbench.questions.image_metrics import RECOGNITION_METRICS
+from ppbench.questions.image_metrics import ImageMetric
 from ppbench.questions.images import score_images
 from ppbench.questions.inquiry import Yardstick
+from ppbench.questions.recognition import RECOGNITION_METRICS
 from ppbench.records.store import Store
 from ppbench.report.controls import check_controls, rebuilding, rebuilt_share
 from ppbench.report.leak import leak_of
@@ -114,7 +116,25 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
-    assert {rule.metric for rule in question_of("reconstruction").all_rules} == {*IMAGE.rules, *TABLE_ROW.rules}
+    question = question_of("reconstruction")
+    rows, images = (
+        [
+            rule.metric
+            for rule in question.rules_of(fabricate("none", None, "dlg", "reconstruction", shape=shape).config)
+        ]
+        for shape in ((7,), (1, 8, 8))
+    )
+    assert (rows, images) == (["rmse_mean"], ["psnr_median", "share_above_20db"])
+    assert {rule.metric for rule in question.all_rules} == {*rows, *images}
+
+
+def test_a_metric_that_compare_judges_says_how(fabricate):
+    (score, *_) = fabricate("none", None, "dlg", "reconstruction").victims
+    with pytest.raises(KeyError, match="ssim_mean"):
+        question_of("reconstruction").judged(score, "ssim_mean")
+    spec = MetricSpec("close", "Close", judgment=Judgment("mean", 0.02, 0.05))
+    with pytest.raises(ValueError, match="metric close has a judgment; give `judged`"):
+        ImageMetric(spec, lambda *_: None)
 
 
 def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypatch, sequences):

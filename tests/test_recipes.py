@@ -32,6 +32,27 @@ REPORTED = """
         found = record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))
         return [found, record_metric(LABELS_MISSED, missed)]
 """
+PIXELS = """
+def close_pixels(guess: Tensor, truth: Tensor) -> float:
+    return float(((guess - truth).abs() < 0.05).double().mean())
+
+
+def score_figures("""
+PIXEL_METRIC = """    ImageMetric(
+        MetricSpec(
+            "close_pixels_mean",
+            "Close pixels",
+            SHARE,
+            "Share of pixels that are close.",
+            judgment=Judgment("mean", 0.02, 0.05),
+        ),
+        _over_all(lambda s: s.close_pixels, "mean", OLD_REASON),
+        needs=lambda s: s.close_pixels is not None,
+        judged=lambda s: s.close_pixels or 0.0,
+        kinds=lambda kind: kind.drawn,
+    ),
+)
+"""
 MODEL_METRIC = """CLASS_ERROR = ModelMetric(
     "class_error",
     "Class error",
@@ -83,6 +104,38 @@ class Counts:
         figure.subplots().bar([0], [self.rows])
         return figure
 '''
+IMAGES = """
+import dataclasses, json, sys
+from pathlib import Path
+import ppbench, ppbench.run.cost as cost
+cost.BUDGET_S = cost.ENOUGH_S = 0.0  # a single pair is timed
+from ppbench.records.figure import aggregate
+from ppbench.records.store import Store
+from ppbench.report.compare.outcome import compare
+from ppbench.verification import verify
+out, old, forged = (Path(sys.argv[1]) / name for name in ("images", "old", "forged"))
+ppbench.evaluate(
+    defense="dp", grid=(0.1,), model="mlp", attacks=("analytic",), attack_batch=(1,), stages=("init",), rounds=1,
+    victims=4, workers=1, out=str(out),
+)
+for record in Store(out).load_all():
+    tensors = {n: v for n, v in dataclasses.asdict(Store(out).images(record)).items() if v is not None}
+    about = dict(classes=10, seed=record.config.seed)
+    lacking = dict.fromkeys(("class_error", "class_error_low", "class_error_high"))
+    victims = [v.model_copy(update={"close_pixels": None}) for v in record.victims]
+    utility = record.utility.model_copy(update=lacking)
+    parts = dict(utility=utility, victims=victims, metrics=aggregate(victims, **about))
+    Store(old).save(record.model_copy(update=parts), tensors=tensors)
+    victims = [v.model_copy(update={"close_pixels": 0.123}) for v in record.victims]
+    parts = dict(victims=victims, metrics=aggregate(victims, **about))
+    Store(forged).save(record.model_copy(update=parts), tensors=tensors)
+rows = {name: compare(base, out).rows for name, base in (("itself", out), ("old", old))}
+print(json.dumps({
+    "compared": {name: [[r.metric, r.status, r.change.method] for r in some] for name, some in rows.items()},
+    "verified": {name: list(verify(folder)) for name, folder in (("itself", out), ("old", old), ("forged", forged))},
+    "scores": sorted({v.close_pixels for r in Store(out).load_all() for v in r.victims}),
+}))
+"""
 CLAIMS = """citation = "Bernstein et al., signSGD, ICML 2018"
 
 [[table]]
@@ -193,8 +246,25 @@ def add_metric(tree: Path) -> None:
     replaced(
         question, "\n        return [record_metric(LABEL_ACCURACY, label_accuracy(units, terms.classes))]\n", REPORTED
     )
-    judged = "        return float(score.label)\n"
-    replaced(question, judged, "        return float(score.label == (metric == LABEL_ACCURACY.name))\n")
+    judged = "        if metric != LABEL_ACCURACY.name:\n"
+    own = "        if metric == LABELS_MISSED.name:\n            return float(not score.label)\n"
+    assert f"def {only(files, 'judged')}(" in question.read_text()
+    replaced(question, judged, f"{own}{judged}")
+
+
+def add_image_metric(tree: Path) -> None:
+    """Add a metric of reconstructions, in one file."""
+    files, _ = recipe("a metric of reconstructions")
+    metrics = tree / only(files, r".*\.py")
+    assert files[1:] == ["ImageScore", "LATER", "score_figures", "ImageMetric", "IMAGE_METRICS"]
+    field = "    layers: list[LayerScore] = Field(default_factory=list)\n"
+    replaced(metrics, field, f"    close_pixels: Share | None = None\n{field}")
+    replaced(metrics, '"blind_accuracy", "recognition")),', '"blind_accuracy", "recognition", "close_pixels")),')
+    replaced(metrics, "\ndef score_figures(", PIXELS)
+    made = "    return asdict(image_figures(guess, truth, data_range))\n"
+    own = '    own = {"close_pixels": close_pixels(guess, truth)} if kind.drawn else {}\n'
+    replaced(metrics, made, f"{own}    return asdict(image_figures(guess, truth, data_range)) | own\n")
+    replaced(metrics, "    GAIN_MEDIAN,\n)\n", f"    GAIN_MEDIAN,\n{PIXEL_METRIC}")
 
 
 def add_model_metric(tree: Path) -> None:
@@ -250,7 +320,10 @@ def add_chart(tree: Path) -> None:
     replaced(folder, named, own + named)
 
 
-ADDED = (add_defense, add_attack, add_question, add_metric, add_model_metric, add_option, add_column, add_chart)
+ADDED = (
+    *(add_defense, add_attack, add_question, add_metric, add_image_metric, add_model_metric),
+    *(add_option, add_column, add_chart),
+)
 
 
 def described(tree: Path) -> None:
@@ -262,6 +335,15 @@ def described(tree: Path) -> None:
     (tree / "ppbench_fl.egg-info").mkdir()
     (tree / "ppbench_fl.egg-info/entry_points.txt").write_text("\n".join(lines))
     (tree / "ppbench_fl.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: ppbench-fl\nVersion: 0.0\n")
+
+
+def printed(program: str, tree: Path, *paths: Path) -> dict:
+    """Return the JSON that a program prints last; it imports the copy of the package in `tree`."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tree, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -277,15 +359,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
     described(tree)
     rows = tree / "rows.csv"
     rows.write_text("age,habit,ill\n" + "".join(f"{i * 37 % 61},{i % 3},{int(i % 5 > 2)}\n" for i in range(120)))
-    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(rows), str(out)], capture_output=True, text=True, env=env, cwd=tree, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    content = json.loads(done.stdout.splitlines()[-1])
+    content, images = printed(RUN, tree, rows, out), printed(IMAGES, tree, out.parent)
     assert content["where"].startswith(str(tree))
     return {
         **content,
+        "images": images,
+        "image page": (out.with_name("images") / "leaderboard.html").read_text(),
+        "image table": list(csv.DictReader((out.with_name("images") / "leaderboard.csv").open())),
         "page": (out / "leaderboard.html").read_text(),
         "figures": sorted(path.name for path in (out / "figures").iterdir()),
         "worst": (out / "worst_case.csv").read_text(),
@@ -295,7 +375,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_every_file_and_group_that_the_table_names_is_there() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    rows = ("a metric of victims", "a metric of the model", "an option", "a column", "a chart")
+    metrics = ("a metric of victims", "a metric of reconstructions", "a metric of the model")
+    rows = (*metrics, "an option", "a column", "a chart")
     for what in ("a defense", "an attack", "a question", *rows):
         for word in (word for cell in recipe(what) for word in cell if "/" in word or word.startswith("ppbench.")):
             place = ROOT / word
@@ -337,6 +418,27 @@ def test_a_metric_of_victims_takes_one_file_and_is_in_records_columns_documents_
     assert f"{line}Share of labels that are wrong. |" in outputs["columns"]
     assert '"title":"Missed"' in outputs["page"]
     assert ["labels_missed", 0.02, 0.0] in outputs["compared"]
+
+
+def test_a_metric_of_reconstructions_takes_one_file_and_is_scored_shown_compared_and_verified(outputs: dict) -> None:
+    images = outputs["images"]
+    assert len(images["scores"]) > 2 and all(0 <= share <= 1 for share in images["scores"])
+    for row in outputs["image table"]:
+        assert float(row["close_pixels_mean_low"]) <= float(row["close_pixels_mean"]) <= 1
+    assert "| `close_pixels_mean`, `close_pixels_mean_low`, `close_pixels_mean_high` | L |" in outputs["columns"]
+    assert '"title":"Close pixels"' in outputs["image page"]
+    assert ["close_pixels_mean", "ok", "equal scores, victim by victim"] in images["compared"]["itself"]
+    assert "close_pixels_mean" not in {metric for metric, _, _ in outputs["compared"]}, "not of rows of a table"
+    assert not images["verified"]["itself"]
+    assert any("close_pixels of victim" in problem for problem in images["verified"]["forged"])
+
+
+def test_records_without_a_metric_that_was_added_later_agree_with_those_that_have_it(outputs: dict) -> None:
+    itself, old = (outputs["images"]["compared"][name] for name in ("itself", "old"))
+    added = {"close_pixels_mean", "class_error"}
+    assert added < {metric for metric, _, _ in itself}
+    assert old == [row for row in itself if row[0] not in added], "what both have is equal"
+    assert not [problem for problem in outputs["images"]["verified"]["old"] if "close_pixels" in problem]
 
 
 def test_a_metric_of_the_model_takes_three_files_and_is_in_columns_documents_page_and_comparisons(

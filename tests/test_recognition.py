@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from ppbench.metrics.recognition import Gallery, gallery_of
-from ppbench.questions.image_metrics import ImageScore, Recognition, image_metrics
+from ppbench.questions.image_metrics import ImageScore, image_metrics
+from ppbench.questions.recognition import Recognition
 
 RANGE = (0.0, 1.0)
 

@@ -55,6 +55,7 @@ from ppbench.records.figure import aggregate
 from ppbench.records.schema import AttackInfo, CellConfig, Record
 from ppbench.records.store import Store
 from ppbench.report.compare.paired import resampled_statistic, rules_for, sample_of
+from ppbench.report.controls import value
 from ppbench.report.worst import Measured, WorstCase, worst_case
 
 # -- Whether answers tell victims apart: whether each is closest to its own victim, by an exact permutation test --
@@ -244,8 +245,7 @@ def try_level(tries: int) -> float:
 
 def floor_of(record: Record) -> float:
     """Return the smallest p that a record's victims can show, by exact one-sided sign tests over all rules."""
-    rules = [rule for rule in rules_for(record) if rule.form in DECIDING]
-    return len(rules) * 2.0 ** -len({score.unit for score in record.victims})
+    return len(_deciding(record)) * 2.0 ** -len({score.unit for score in record.victims})
 
 
 def decide(
@@ -257,12 +257,11 @@ def decide(
     knows the chance of a right answer instead. dealt: returns the p of answers that do not tell victims apart
     (`ledger.score`), called if all else would move the row; None: not tested.
     """
-    rules = [rule for rule in rules_for(new) if rule.form in DECIDING]
-    level = try_level(tries)
+    others = [side for side in (now, *blind) if side is not None]
+    rules, level = _deciding(new, *others), try_level(tries)
     best: Decision | None = None
     for rule in rules:
-        against = [p_of(side, new, rule) for side in (now, *blind) if side is not None]
-        p = max(against, default=0.0)  # better than all of them
+        p = max((p_of(side, new, rule) for side in others), default=0.0)  # better than all of them
         p = min(1.0, len(rules) * max(p, 0.0 if blind else _by_chance(new)))  # by any rule
         before, after = None if now is None else _figure(now, rule.metric), _figure(new, rule.metric)
         reason = _reason(p, level, floor_of(new), now is not None)
@@ -274,6 +273,15 @@ def decide(
         return best
     why = f"its answers fit other victims as well as their own (p = {p:.2g}, judged at {level:.2g})"
     return replace(best, moved=False, p=p, reason=why)
+
+
+def _deciding(*sides: Measured) -> list[Rule]:
+    """Return the rules that decide on single victims, of metrics that all sides have: an older one may lack some."""
+    return [
+        rule
+        for rule in rules_for(sides[0])
+        if rule.form in DECIDING and all(value(side, rule.metric) is not None for side in sides)
+    ]
 
 
 def p_of(side: Measured, new: Record, rule: Rule) -> float:

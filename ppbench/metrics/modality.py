@@ -35,7 +35,6 @@ class Modality(ABC):
         headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  title: its
             name in tables.  form: its format.
         broken: what is said of the share that is rebuilt of the undefended model.
-        rules: metrics of reconstructions that `ppbench compare` judges.
         readers: metrics of what can be recognized without a rebuilt input.  parts: what they count.
         unmeasured: what is not known where no reader was measured.
         decibels: whether decibels beyond a blind guess say how far an input is rebuilt.
@@ -54,7 +53,6 @@ class Modality(ABC):
     title: ClassVar[str] = "places right"
     form: ClassVar[str] = ".2f"
     broken: ClassVar[str]
-    rules: ClassVar[tuple[str, ...]] = ()
     readers: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[str] = "places"
     unmeasured: ClassVar[str] = "whether places come out right"
@@ -180,7 +178,6 @@ class Image(Modality):
     title: ClassVar[str] = "PSNR"
     form: ClassVar[str] = ".1f"
     broken: ClassVar[str] = "images are rebuilt"
-    rules: ClassVar[tuple[str, ...]] = ("psnr_median", "share_above_20db")
     readers: ClassVar[tuple[str, ...]] = (
         "reidentified", "recognized", "reidentified_features", "recognized_features",
     )  # fmt: skip
@@ -268,7 +265,6 @@ class TableRow(Modality):
     figure: ClassVar[str] = "mean relative error"
     title: ClassVar[str] = "error"
     broken: ClassVar[str] = "rows come within a tenth of their size"
-    rules: ClassVar[tuple[str, ...]] = ("rmse_mean",)
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "columns"
     unmeasured: ClassVar[str] = "whether columns come out right"

@@ -100,7 +100,7 @@ class Extraction(Question):
 
     def judged(self, score: OutputScore, metric: str) -> float:
         """Return 1 for a right decision, or the error."""
-        return float(score.agree) if metric == AGREEMENT.name else score.error
+        return {AGREEMENT.name: float(score.agree), OUTPUT_ERROR.name: score.error}[metric]
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
         """Return the rule of the headline."""

@@ -6,107 +6,26 @@ and feature errors, which have no upper end, as mid-grey), and a missing label a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
-from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP
+from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP, DataRange, image_figures
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
-from ppbench.metrics.labels import multiset_chance
-from ppbench.metrics.modality import BROKEN_DB
+from ppbench.metrics.modality import BROKEN_DB, EXACT_DB, Modality
 from ppbench.metrics.spec import CHANCE, DB, INTERVAL, SHARE, VALUE, Ending, Judgment, MetricSpec
 from ppbench.questions.labels import LABEL_ACCURACY, label_accuracy
+from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
 from ppbench.records.figure import bootstrap_seed, record_metric
 from ppbench.records.schema import Metric, Strict
-from ppbench.records.scores import Amount, AtLeastOne, Count, ProbedScore, Share, without_defaults
+from ppbench.records.scores import Amount, Count, Grown, ProbedScore, Share
 
-# -- Recognition in records, and the shares of victims that are re-identified or whose class is read --
-
-
-class Recognition(Strict):
-    """The recognition of one reconstruction, see `metrics.recognition`.
-
-    Attributes:
-        gallery: number of held-out images beside its original.
-        rank: number of these at least as similar; 0: re-identified. rank_features: the same by features.
-        read: whether its class is read; null without classes. read_features: the same by features.
-        common: share of the commonest class, the best accuracy of a blind guess; null without classes.
-    """
-
-    gallery: AtLeastOne
-    rank: Count
-    read: bool | None = None
-    rank_features: Count | None = None
-    read_features: bool | None = None
-    common: Share | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> Recognition:
-        if max(self.rank, self.rank_features or 0) > self.gallery:
-            raise ValueError(f"no more than the {self.gallery} images of the gallery can be more like the original")
-        return self
-
-
-RECOGNITION_METRICS: dict[str, Callable[[Recognition], float | None]] = {
-    "reidentified": lambda recognition: recognition.rank,
-    "recognized": lambda recognition: recognition.read,
-    "reidentified_features": lambda recognition: recognition.rank_features,
-    "recognized_features": lambda recognition: recognition.read_features,
-}
-"""The field of `Recognition` for each metric, by pixels and by a feature network."""
-REIDENTIFIED = "reidentified"
-"""Prefix of the metrics that count re-identified originals, not classes that are read."""
-
-
-def _share_of_readers(spec: MetricSpec, scores: Sequence[Any], classes: int, seed: int) -> Estimate:
-    """Return the share of victims that are re-identified, or whose class is read; one without a figure is neither.
-
-    Chance is the most that blind guesses reach if each is matched to the most similar image of its batch: among B
-    images and a gallery of G others the most similar one is of the batch with probability B / (G + B), and the best
-    matching of B classes gets `multiset_chance` right, or the commonest class.
-    """
-    name = spec.name
-    units = successes_of(name, scores)
-    reidentifies, sizes = name.startswith(REIDENTIFIED), {unit: len(victims) for unit, victims in units.items()}
-    measured = [(s.recognition, sizes[s.unit]) for s in scores if s.recognition is not None]
-    blind = [
-        size / (recognition.gallery + size)
-        if reidentifies
-        else max(recognition.common or 0.0, multiset_chance(classes, size))
-        for recognition, size in measured
-    ]
-    return proportion(list(units.values()), sum(blind) / len(blind))
-
-
-def successes_of(name: str, scores: Sequence[Any]) -> dict[Hashable, NDArray[np.bool_]]:
-    """Return, by unit, which victims the metric `name` counts as successes; one without a figure is none."""
-    of, units = RECOGNITION_METRICS[name], dict[Hashable, list[bool]]()
-    for score in scores:
-        value = None if score.recognition is None else of(score.recognition)
-        units.setdefault(score.unit, []).append(value == 0 if name.startswith(REIDENTIFIED) else bool(value))
-    return {unit: np.array(successes, dtype=np.bool_) for unit, successes in units.items()}
-
-
-def is_reidentified(score: Any) -> bool:
-    """Return whether the original of a victim is re-identified among the gallery, by pixels or by features."""
-    recognition: Recognition | None = getattr(score, "recognition", None)
-    return recognition is not None and any(
-        of(recognition) == 0 for name, of in RECOGNITION_METRICS.items() if name.startswith(REIDENTIFIED)
-    )
-
-
-def gallery_size(scores: Sequence[Any]) -> int:
-    """Return the number of held-out images beside each victim; 0 if recognition was not measured."""
-    recognitions = (getattr(score, "recognition", None) for score in scores)
-    return next((recognition.gallery for recognition in recognitions if recognition is not None), 0)
-
-
-# -- The score of one input, and the metrics of a cell --
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
@@ -128,7 +47,7 @@ class LayerScore(Strict):
     exact: bool
 
 
-class ImageScore(ProbedScore):
+class ImageScore(ProbedScore, Grown):
     """One reconstructed image. A failed one (not finite) has null figures and counts as psnr 0 dB, rmse 1.
 
     Attributes:
@@ -176,11 +95,10 @@ class ImageScore(ProbedScore):
     blind_accuracy: Share | None = None
     recognition: Recognition | None = None
     layers: list[LayerScore] = Field(default_factory=list)
-
-    @model_serializer(mode="wrap")
-    def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        later = dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition"))
-        return without_defaults(dump(self), {**later, "layers": []})
+    LATER: ClassVar[Mapping[str, Any]] = {
+        **dict.fromkeys(("detected", "accuracy", "blind_accuracy", "recognition")),
+        "layers": [],
+    }
 
     @property
     def decibels(self) -> float:
@@ -198,6 +116,11 @@ class ImageScore(ProbedScore):
         return None if self.blind is None else self.decibels - self.blind
 
 
+def score_figures(guess: Tensor, truth: Tensor, data_range: DataRange, kind: Modality) -> dict[str, float | None]:
+    """Return the figures of a reconstruction, both [*shape], by field of `ImageScore`: for scores and their checks."""
+    return asdict(image_figures(guess, truth, data_range))
+
+
 Pick = Callable[[ImageScore], float | None]
 Compute = Callable[[MetricSpec, Sequence[ImageScore], int, int], Estimate]
 """Computes a metric from its spec, scores, the number of classes and a seed of its own."""
@@ -208,12 +131,20 @@ class ImageMetric:
     """A metric of images. needs: whether a score supports it; the cell has it where any score does.
 
     diagnostic: whether it describes evidence, not success; without a value its record says that higher is safer.
+    judged: a victim's value, the worst one of a failed reconstruction, by which `ppbench compare` judges a metric whose
+    spec has a judgment; kinds: whether it does so for a kind of data. ValueError: `judged` is missing.
     """
 
     spec: MetricSpec
     compute: Compute
     needs: Callable[[ImageScore], bool] = lambda _: True
     diagnostic: bool = False
+    judged: Callable[[ImageScore], float] | None = None
+    kinds: Callable[[Modality], bool] = lambda _: True
+
+    def __post_init__(self) -> None:
+        if self.spec.judgment is not None and self.judged is None:
+            raise ValueError(f"metric {self.spec.name} has a judgment; give `judged`, the value of one victim")
 
     def __call__(self, scores: Sequence[ImageScore], classes: int, seed: int) -> Metric:
         """Return the metric of a cell with master seed `seed`."""
@@ -331,7 +262,7 @@ def _reads(name: str) -> Callable[[ImageScore], bool]:
 
 def _readers(name: str, meaning: str, columns: tuple[Ending, ...]) -> ImageMetric:
     spec = MetricSpec(name, name.replace("_", " ").capitalize(), SHARE, meaning, short="", columns=columns)
-    return ImageMetric(spec, _share_of_readers, _reads(name))
+    return ImageMetric(spec, share_of_readers, _reads(name))
 
 
 NORM = "share of the victim's norm"
@@ -352,6 +283,8 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
             judgment=Judgment("median", 0.5, 1.0, digits=2),
         ),
         _over_all(lambda s: s.decibels, "median"),
+        judged=lambda s: min(s.decibels, EXACT_DB),
+        kinds=lambda kind: kind.decibels,
     ),
     ImageMetric(
         MetricSpec("psnr_p95", "p95", DB, "95th percentile of the PSNR over the victims.", digits=1, columns=VALUE),
@@ -375,6 +308,8 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
             judgment=Judgment("mean", 0.02, 0.05),
         ),
         _over_all(lambda s: s.error, "mean"),
+        judged=lambda s: s.error,
+        kinds=lambda kind: kind.headline == "rmse_mean",
     ),
     ImageMetric(
         MetricSpec(
@@ -420,8 +355,10 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
             judgment=Judgment("decision", 0.02, 0.05),
         ),
         _above,
+        judged=lambda s: float(s.decibels > BROKEN_DB),
+        kinds=lambda kind: kind.decibels,
     ),
-    ImageMetric(replace(LABEL_ACCURACY, judgment=None), _labels),
+    ImageMetric(replace(LABEL_ACCURACY, judgment=None), _labels, judged=lambda s: float(bool(s.label))),
     ImageMetric(
         MetricSpec(
             "at_truth_median",

@@ -19,13 +19,14 @@ from ppbench.base.tree import finite
 from ppbench.federation.evidence import Evidence, at_truth
 from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
-from ppbench.metrics.image import DataRange, image_figures, match, psnr
+from ppbench.metrics.image import DataRange, match, psnr
 from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.image_metrics import ImageScore, LayerScore, Recognition
+from ppbench.questions.image_metrics import ImageScore, LayerScore, score_figures
 from ppbench.questions.inquiry import Scored, Yardstick
+from ppbench.questions.recognition import Recognition
 from ppbench.records.schema import Flag
 
 # -- Accuracy of a reconstructed table row: its share of right columns (Vero et al., ICML 2023) --
@@ -196,7 +197,7 @@ def score_images(
             evidence_and_truth.append((own, truth))
         residual = None if own is None or own.nuisance else _finite(at_truth(own, *_there(own, truth, len(unit))))
         ratio = _ratio(plain[unit], truth, len(unit)) if unit in plain else None
-        unit_scores = _unit_scores(guess, images, truth, data_range, mean)
+        unit_scores = _unit_scores(guess, images, truth, data_range, mean, modality)
         for index, score in enumerate(unit_scores):
             slot = unit[index // victims.batch]
             score["detected"] = detected.get(slot)
@@ -284,7 +285,7 @@ def guessed_images(guess: Guess, truth: Data) -> Tensor:
 
 
 def _unit_scores(
-    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None
+    guess: Guess, images: Tensor, truth: Data, data_range: DataRange, mean: Tensor | None, modality: Modality
 ) -> list[dict[str, Any]]:
     """Return the score of each image of a unit, by field of `ImageScore`; images: the guess's, matched."""
     hits: Sequence[bool | None] = [None] * len(truth.x)
@@ -293,7 +294,7 @@ def _unit_scores(
     paths, oracle = _paths(guess, truth, data_range), _oracle(guess, images, truth, data_range)
     return [
         {
-            **asdict(image_figures(image, original, data_range)),
+            **score_figures(image, original, data_range, modality),
             "label": hits[index],
             "confidence": _finite(guess.confidence),
             "evaluations": guess.evaluations,

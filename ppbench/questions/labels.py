@@ -71,6 +71,8 @@ class Labels(Question):
 
     def judged(self, score: LabelScore, metric: str) -> float:
         """Return 1 for a right label."""
+        if metric != LABEL_ACCURACY.name:
+            raise KeyError(metric)
         return float(score.label)
 
 

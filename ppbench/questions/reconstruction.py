@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppbench.metrics.modality import (
-    BROKEN_DB,
-    EXACT_DB,
-    IMAGE,
-    TABLE_ROW,
-    Modality,
-    modalities,
-    modality_from,
-    modality_of,
-)
+from ppbench.metrics.modality import IMAGE, TABLE_ROW, Modality, modalities, modality_from, modality_of
 from ppbench.metrics.spec import Rule
 from ppbench.questions.base import DistanceLaw, Question
-from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics
+from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics, score_figures
 from ppbench.questions.inquiry import Inquiry, Probe, Scored
 from ppbench.questions.labels import LABEL_DISTANCE, mislabelled
 from ppbench.records.figure import Terms
@@ -56,22 +47,23 @@ def in_range(images: CellImages) -> bool:
 def contradicted(scores: Sequence[ImageScore], config: CellConfig, images: CellImages) -> Iterator[str]:
     """Yield contradictions between `scores` and the stored `images`, in `IMAGE_RANGE`, a clause each.
 
-    Checked are psnr, rmse, rmse_raw, ssim, mse and blind of each image, and the matching of each unit's images.
+    Checked are `score_figures` and blind of each image, and the matching of each unit's images.
     """
     expected = (len(scores), *config.model.shape)
     if images.truth.shape != expected:
         yield f"its reconstructions have the shape {images.truth.shape}, its scores and its network {expected}"
         return
-    yield from _odd_figures(scores, images)
+    yield from _odd_figures(scores, images, modality_of(config))
     yield from _unmatched(scores, images)
 
 
-def _odd_figures(scores: Sequence[ImageScore], images: CellImages) -> Iterator[str]:
+def _odd_figures(scores: Sequence[ImageScore], images: CellImages, kind: Modality) -> Iterator[str]:
     sentences: dict[str, list[str]] = {}
-    for score, figures in zip(scores, _figures(images), strict=True):
+    unmeasured = {name for name in ImageScore.LATER if all(getattr(score, name) is None for score in scores)}
+    for score, figures in zip(scores, _figures(images, kind), strict=True):
         for name, computed in figures.items():
             recorded = getattr(score, name)
-            if not (
+            if name not in unmeasured and not (
                 same_figure(recorded, computed)
                 or (recorded is None and name in ("mse", "blind") and score.blind is None)
             ):
@@ -83,17 +75,16 @@ def _odd_figures(scores: Sequence[ImageScore], images: CellImages) -> Iterator[s
         yield about_figure[0] + (f" (and {len(about_figure) - 1} more)" if len(about_figure) > 1 else "")
 
 
-def _figures(images: CellImages) -> Iterator[Mapping[str, float | None]]:
+def _figures(images: CellImages, kind: Modality) -> Iterator[Mapping[str, float | None]]:
     """Yield the figures of each image, by field of `ImageScore`."""
     import torch
 
-    from ppbench.metrics.image import image_figures
     from ppbench.questions.images import blind_decibels
 
     mean = None if images.blind is None else torch.from_numpy(images.blind[0])
     for guess, truth in zip(torch.from_numpy(images.guess), torch.from_numpy(images.truth), strict=True):
         blind = {} if mean is None else {"blind": blind_decibels(mean, truth, IMAGE_RANGE)}
-        yield {**asdict(image_figures(guess, truth, IMAGE_RANGE)), **blind}
+        yield {**score_figures(guess, truth, IMAGE_RANGE, kind), **blind}
 
 
 def same_figure(recorded: float | None, computed: float | None) -> bool:
@@ -154,6 +145,9 @@ def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence
             yield f"flag {code} is there, which its scores do not raise"
         elif recorded[code] != expected[code]:
             yield f"flag {code} says {recorded[code].detail!r}, the scores give {expected[code].detail!r}"
+
+
+_JUDGED = {metric.spec.name: metric.judged for metric in IMAGE_METRICS if metric.judged is not None}
 
 
 class Reconstruction(Question):
@@ -250,17 +244,13 @@ class Reconstruction(Question):
         return sum(rebuilt(v) for v in scores) / len(scores), len({v.unit for v in scores}), 0.05
 
     def judged(self, score: ImageScore, metric: str) -> float:
-        """Return dB, relative error, or 1 for a right label; a failed reconstruction is 0 dB and an error of 1."""
-        if metric == LABEL_DISTANCE.metric:
-            return float(bool(score.label))
-        if metric == "rmse_mean":
-            return score.error
-        return float(score.decibels > BROKEN_DB) if metric == "share_above_20db" else min(score.decibels, EXACT_DB)
+        """Return `ImageMetric.judged` of a victim. KeyError: the metric is not judged."""
+        return _JUDGED[metric](score)
 
     def rules_of(self, config: CellConfig) -> tuple[Rule, ...]:
-        """Return the rules in dB for images, in relative error for rows."""
-        metrics = modality_of(config).rules
-        return tuple(rule for rule in self.all_rules if rule.metric in metrics)
+        """Return the rules of the metrics that are for the cell's kind of data."""
+        kind = modality_of(config)
+        return tuple(rule for metric in IMAGE_METRICS if metric.kinds(kind) and (rule := metric.spec.rule))
 
 
 def image_scores(record: Record) -> list[ImageScore]:

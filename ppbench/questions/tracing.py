@@ -96,6 +96,8 @@ class Tracing(Question):
 
     def judged(self, score: TraceScore, metric: str) -> float:
         """Return 1 for an image traced to its owner."""
+        if metric != TRACING_ACCURACY.name:
+            raise KeyError(metric)
         return float(score.owner == score.guess)
 
 

@@ -41,6 +41,10 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def agrees(self, other: Strict) -> bool:
+        """Return whether both are equal."""
+        return self == other
+
 
 def without_defaults(dumped: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Return `dumped` without the fields `later` at these values, so that names of older cells and trainings stay."""
@@ -51,6 +55,16 @@ class Grown(Strict):
     """A form with fields added later. LATER: these, each with the value at which it is not written."""
 
     LATER: ClassVar[Mapping[str, Any]] = {}
+
+    def agrees(self, other: Strict) -> bool:
+        """Return whether both are equal, apart from figures of `LATER` that one of them lacks, as older records do."""
+        if type(self) is not type(other):
+            return False
+        differing = [name for name in type(self).model_fields if getattr(self, name) != getattr(other, name)]
+        return all(
+            self.LATER.get(name, 0) is None and None in (getattr(self, name), getattr(other, name))
+            for name in differing
+        )
 
     @model_serializer(mode="wrap")
     def _older(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ppbench.metrics.intervals import CONFIDENCE, proportion
 from ppbench.metrics.modality import modality_of
 from ppbench.metrics.spec import MetricSpec
 from ppbench.questions.base import question_for, question_of
-from ppbench.questions.image_metrics import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, is_reidentified
 from ppbench.records.figure import Figured, best, record_metric
 from ppbench.records.run_files import Soundness
 from ppbench.records.schema import Metric, ProbeInfo, Record

@@ -15,8 +15,8 @@ from typing import Literal
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.epsilon import success_bound
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound
-from ppbench.questions.image_metrics import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.questions.membership import ASR, AUC, BATCH_ASR, CANARY_AUC
+from ppbench.questions.recognition import RECOGNITION_METRICS, REIDENTIFIED, gallery_size, successes_of
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import Flag, Record
 from ppbench.report.controls import BELIED, above_chance, value, widened

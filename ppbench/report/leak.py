@@ -15,7 +15,8 @@ from typing import Literal
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
 from ppbench.metrics.modality import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, Modality, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import RECOGNITION_METRICS, median_gain, successes_of
+from ppbench.questions.image_metrics import median_gain
+from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.controls import (

@@ -267,7 +267,7 @@ def _utilities(pair: RowPair) -> Iterator[ComparedRow]:
         if len(new) < len(base):
             reason = next((r.utility.reason for r in pair.new if model_figure(r.utility, name) is None), None)
             yield unjudged_row(pair, rule, None, f"not in NEW: {reason}")
-        elif all(a.utility == b.utility for a, b in zip(pair.base, pair.new, strict=True)):
+        elif all(a.utility.agrees(b.utility) for a, b in zip(pair.base, pair.new, strict=True)):
             yield unjudged_row(pair, rule, unchanged(mean, sum(b.n for b in base), "equal utility"), "")
         else:
             yield unjudged_row(pair, rule, with_luck(paired.unpaired(base, new, rule.safer), rule.luck, len(base)), "")
@@ -326,12 +326,19 @@ def _cap(shown: RowPair, some: Sequence[RowPair]) -> Iterator[ComparedRow]:
     )
     n = sum(len(r.victims) for r, _ in cells)
     worse, base, new = _cap_resamples(some, rule, law, f"{shown.where} cap")
-    if all(a.victims == b.victims and a.utility == b.utility for a, b in cells):
+    if all(_agree(a, b) for a, b in cells):
         yield unjudged_row(shown, row, unchanged(base, n), "")
         return
     units = sum(len(sample_of(a, b, rule).stratum) for a, b in zip(some[0].base, some[0].new, strict=True))
     estimated = paired.resampled(base, new, worse, units, n, f"paired bootstrap over victims, {REPLICATES}")
     yield unjudged_row(shown, row, with_luck(estimated, row.luck, len(shown.seeds)), "")
+
+
+def _agree(base: Measured, new: Measured) -> bool:
+    """Return whether victims and utility are equal, apart from figures that one side lacks."""
+    if len(base.victims) != len(new.victims) or not base.utility.agrees(new.utility):
+        return False
+    return all(one.agrees(two) for one, two in zip(base.victims, new.victims, strict=True))
 
 
 def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: str) -> tuple[Floats, float, float]:
@@ -344,7 +351,7 @@ def _cap_resamples(some: Sequence[RowPair], rule: Rule, law: DistanceLaw, key: s
         for pair in some:
             one, two = pair.base[place], pair.new[place]
             distances = paired.replicated(sample_of(one, two, rule), rule, paired.generator_of(f"{key} {place}"))
-            equal = one.utility == two.utility
+            equal = one.utility.agrees(two.utility)
             accuracies = [_accuracies(r.utility, luck[0 if equal else side]) for side, r in enumerate((one, two))]
             caps.append([a * law.of(d) for a, d in zip(accuracies, distances, strict=True)])
         base, new = (np.mean([cap[side] for cap in caps], axis=0) for side in (0, 1))
