@@ -12,7 +12,7 @@ from types import MappingProxyType
 from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import canonical
+from ppbench.base.registry import canonical, plugins
 from ppbench.base.suite_files import shipped
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
@@ -223,7 +223,7 @@ def local_dataset(name: str) -> str | None:
     """Return the argument that opens the data set `name` of a record here; None if it is unknown or not there."""
     kind, _, argument = name.partition(":")
     if not argument:
-        return name if kind == "digits" else None
+        return name if name in plugins("datasets") else None
     if kind == "warped":
         inner = None if argument.startswith("warped:") else local_dataset(argument)
         return None if inner is None else f"warped:{inner}"

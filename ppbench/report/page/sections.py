@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ppbench.questions.base import Question, question_of
+from ppbench.metrics.modality import modality_of
+from ppbench.questions.base import Question, metric_specs, question_of
 from ppbench.questions.membership import AUC, EPSILON_LOWER, TPR_1
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric
@@ -52,6 +53,14 @@ class Section:
     def question(self) -> Question:
         """The board's question."""
         return question_of(self.board.setting.kind)
+
+    @property
+    def measure(self) -> str:
+        """The name of the board's headline metric."""
+        if self.question.inputs:
+            return modality_of(self.board.entries[0].sample.config).figure
+        spec = metric_specs().get(self.board.headline)
+        return "" if spec is None else spec.title
 
     @property
     def short(self) -> str:
