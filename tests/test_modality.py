@@ -56,9 +56,6 @@ class Sequence(Modality):
     broken: ClassVar[str] = "sequences come with 90% of their places right"
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
 
-    def fits(self, shape, task):
-        return len(shape) == 1 and task == "next_token"
-
     def rebuilt(self, score):
         return score.accuracy is not None and score.accuracy >= 0.9
 
@@ -90,7 +87,8 @@ def attacked(make, defense, right, attack="dlg", **more):
         | dict.fromkeys(("ssim", "label", "confidence", "at_truth"))
         for i, share in enumerate(right)
     ]  # fmt: skip
-    about = dict(shape=(LENGTH,), loss="next_token", classes=WORDS, dataset="words", control="sigma", scores=scores)
+    data = dict(name="words", sha256="0" * 64, train=1000, test=1000, modality="sequence")
+    about = dict(shape=(LENGTH,), loss="cross_entropy", classes=WORDS, data=data, control="sigma", scores=scores)
     return make(defense, None if defense in ("none", "full_noise") else 0.1, attack, "reconstruction", **about | more)
 
 
@@ -100,7 +98,7 @@ def attacked(make, defense, right, attack="dlg", **more):
     [
         ((3, 32, 32), "", IMAGE), ((1, 8, 8), "cross_entropy", IMAGE), ((1, 8, 8), "segmentation", MASK),
         ((3, 32, 32), "bce", MASK), ((16,), "squared", TABLE_ROW), ((16,), "", TABLE_ROW),
-        ((4, 4), "", TABLE_ROW), ((), "", TABLE_ROW), ((LENGTH,), "next_token", TABLE_ROW),
+        ((4, 4), "", TABLE_ROW), ((), "", TABLE_ROW),
     ],
 )  # fmt: skip
 def test_shape_and_task_tell_the_modality(fabricate, shape, task, modality):
@@ -114,7 +112,8 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for name in ("name", "noun", "inputs", "content", "headline", "figure", "title", "broken", "parts"):
             assert getattr(modality, name), name
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
-    assert {rule.metric for rule in question_of("reconstruction").all_rules} == {*IMAGE.rules, *TABLE_ROW.rules}
+    rules = {rule.metric for rule in question_of("reconstruction").all_rules}
+    assert rules == {*IMAGE.rules, *TABLE_ROW.rules, *Modality.rules}
 
 
 def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypatch, sequences):
@@ -123,7 +122,7 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
     monkeypatch.setattr(modalities, "_registered", [])
     modalities._installed.cache_clear()
     monkeypatch.setattr(modalities, "load_all", lambda group: {"sequence": Sequence} if group == "modalities" else {})
-    assert modality_from((LENGTH,), "next_token").name == "sequence" and modality_from((LENGTH,)) is TABLE_ROW
+    assert modality_from((LENGTH,), name="sequence").name == "sequence" and modality_from((LENGTH,)) is TABLE_ROW
     modalities._installed.cache_clear()
 
 
@@ -163,8 +162,8 @@ def test_rebuilt_is_what_the_modality_says_and_not_what_decibels_say(fabricate, 
     other = attacked(fabricate, "dp", [0.1] * 11 + [1.0], attack="ig")
     worst = worst_case([record, other], rebuilding(record))
     assert [v.accuracy for v in worst.victims] == [0.95] * 6 + [0.9] * 3 + [0.85] * 2 + [1.0]
-    rows = record.config.model.model_copy(update={"loss": "squared"})
-    as_rows = record.model_copy(update={"config": record.config.model_copy(update={"model": rows})})
+    rows = record.config.data.model_copy(update={"modality": ""})
+    as_rows = record.model_copy(update={"config": record.config.model_copy(update={"data": rows})})
     assert rebuilt_share(as_rows).value == 0.0
 
 

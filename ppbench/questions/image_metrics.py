@@ -462,10 +462,11 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
     ImageMetric(
         MetricSpec(
             "reconstruction_accuracy",
-            "Columns right",
+            "Parts right",
             SHARE,
-            "Share of a table row's columns that are right.",
+            "Share of an input's parts that are right: of a table row's columns, of a sequence's places.",
             columns=CHANCE,
+            judgment=Judgment("mean", 0.02, 0.05),
         ),
         _accuracy,
         lambda score: score.accuracy is not None,

@@ -176,8 +176,8 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
 
 
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
-    images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
-    return weights_identity(experiment.config.weights) if images else ""
+    perceptual = experiment.task.dataset.modality.perceptual and measurable(experiment.task.plan.spec.shape)
+    return weights_identity(experiment.config.weights) if perceptual and question_of(attack.kind).inputs else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:

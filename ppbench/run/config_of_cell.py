@@ -106,4 +106,5 @@ def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> 
     local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, optimizer_of(fed))
     spec = net_spec(network, tuple(model.shape), classes or model.classes)
     loss, schedule = cast(Any, model.loss), cast(Any, fed.schedule)
-    return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample)
+    kind = config.data.modality
+    return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample, kind=kind)
