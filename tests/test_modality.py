@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
+from ppbench.base.errors import UsageError
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.commands.terminal import glance
 from ppbench.federation.plan import Data
@@ -39,6 +41,7 @@ from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import sentences
 from ppbench.report.worst import worst_case
+from ppbench.task.dataset import Dataset, Split
 
 PACKAGE = Path(__file__).parent.parent / "ppbench"
 LENGTH, WORDS = 20, 50
@@ -138,6 +141,24 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
 def test_what_is_no_modality_is_refused_where_it_is_loaded(plugin, name, words):
     said = [*faults(plugin, name)]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
+
+
+def test_a_data_set_names_a_modality_that_there_is_and_that_suits_its_targets(sequences):
+    part = Split(torch.rand(6, 4), torch.arange(6) % 2, 2)
+    named = Dataset("d", part, part, 2, (4,), (0.0, 1.0), kind="sequence")
+    assert named.modality is sequences and named.named_kind == "sequence"
+    assert (replace(named, kind="").named_kind, replace(named, kind="row").named_kind) == ("", "")
+    with pytest.raises(UsageError, match="no modality named 'sequnce'; did you mean 'sequence'"):
+        replace(named, kind="sequnce")
+    with pytest.raises(UsageError, match="is a classification of kind 'mask'"):
+        replace(named, kind="mask")
+
+
+def test_records_name_the_modality_only_where_shape_and_loss_do_not_say_it(fabricate):
+    rows = fabricate("none", None, "dlg", "reconstruction", shape=(LENGTH,)).config
+    named = rows.model_copy(update={"data": rows.data.model_copy(update={"modality": "sequence"})})
+    assert "modality" not in rows.model_dump()["data"] and named.model_dump()["data"]["modality"] == "sequence"
+    assert rows.cell_id() != named.cell_id() and rows.data.identity != named.data.identity
 
 
 # -- a sequence of integers, from the guess to the page ---------------------------------------------------------------
