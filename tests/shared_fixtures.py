@@ -244,8 +244,8 @@ def _flags(record):
     if not scores or type(scores[0]) is not ImageScore:
         return others
     measured = any(score.blind is not None for score in scores)
-    decibels = modality_of(record.config).decibels
-    return [*inexact(scores), *(flags_of(scores, [], (0.0, 1.0), decibels) if measured else ()), *others]
+    modality = modality_of(record.config)
+    return [*inexact(scores), *(flags_of(scores, [], (0.0, 1.0), modality) if measured else ()), *others]
 
 
 METRICS = {}

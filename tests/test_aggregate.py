@@ -14,6 +14,7 @@ from ppbench.federation.plan import Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.epsilon import epsilon_lower
 from ppbench.metrics.image import psnr
+from ppbench.metrics.modality import IMAGE, TABLE_ROW
 from ppbench.metrics.perceptual import Network, PerceptualFigures
 from ppbench.questions.image_metrics import ImageScore
 from ppbench.questions.images import flags_of, is_flat, reached, score_images
@@ -200,7 +201,7 @@ def scored(victims, answer, mean=None):
 
 
 def codes(scores, pictures=True):
-    return {flag.code: flag.severity for flag in flags_of(scores, [], RANGE, pictures)}
+    return {flag.code: flag.severity for flag in flags_of(scores, [], RANGE, IMAGE if pictures else TABLE_ROW)}
 
 
 def test_every_image_has_its_squared_error_and_that_of_the_better_blind_guess(victims):

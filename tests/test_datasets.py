@@ -22,7 +22,7 @@ from ppbench.task.user_data import open_dataset
 def small(**changes: Any) -> Dataset:
     split = Split(torch.arange(24, dtype=torch.uint8).view(6, 1, 2, 2), torch.arange(6) % 3, 3)
     whole = {"name": "s", "train": split, "test": split, "classes": 3, "shape": (1, 2, 2), "data_range": (0.0, 1.0)}
-    return Dataset(**{**whole, "kind": "image", **changes})
+    return Dataset(**{**whole, **changes})
 
 
 def shares_nothing(taken: Tensor, source: Tensor) -> bool:
@@ -91,7 +91,7 @@ def fitted(**changes: Any) -> Dataset:
     """A small regression."""
     split = Split(torch.arange(24.0).view(6, 4), torch.tensor([[0.5], [-1.0], [2.0], [0.5], [3.0], [0.0]]), 1)
     whole = {"name": "r", "train": split, "test": split, "classes": 1, "shape": (4,), "data_range": (0.0, 23.0)}
-    return Dataset(**{**whole, "kind": "tabular", "task": "regression", **changes})
+    return Dataset(**{**whole, "task": "regression", **changes})
 
 
 def test_a_regression_gives_its_targets_as_copies():
@@ -185,7 +185,7 @@ def write_csv(path: Path, rows: list[list[Any]], sep: str = ";", header: str = "
 def test_csv_features_labels_and_range(tmp_path):
     rows = table()
     data = open_dataset(f"csv:{write_csv(tmp_path / 'a.csv', rows)}", seed=0, root=tmp_path)
-    assert (data.kind, data.name, data.classes, data.shape) == ("tabular", "csv:a.csv", 2, (6,))
+    assert (data.modality.name, data.name, data.classes, data.shape) == ("row", "csv:a.csv", 2, (6,))
     assert (len(data.train), len(data.test)) == (32, 8)
     train, _ = hold_out(torch.arange(40) % 2, 5, 0)
     assert torch.equal(data.train.y, train % 2)

@@ -59,7 +59,7 @@ def remade(data):
     config, scores = draft.config, draft.victims
     flags = [flag for flag in draft.flags if flag.code not in RECOMPUTED]
     if scores and question_of(config.attack.kind).inputs:
-        raised = (*inexact(scores), *flags_of(scores, [], (0.0, 1.0), True))
+        raised = (*inexact(scores), *flags_of(scores, [], (0.0, 1.0)))
         flags = [flag for flag in raised if flag.code not in data.get("hidden", ())] + flags
     made = aggregate(scores, classes=config.model.classes, seed=config.seed, delta=draft.privacy.delta)
     return draft.model_copy(update={"cell_id": config.cell_id(), "metrics": made, "flags": flags})

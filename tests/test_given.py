@@ -158,7 +158,7 @@ def test_what_is_no_network_is_refused_by_name(name: str, options: dict[str, Any
 def test_data_sets_of_a_function() -> None:
     pictures = open_dataset("somebodys:arrays", seed=0)
     x, y = somebodys.arrays()[0]
-    assert (pictures.name, pictures.shape, pictures.classes, pictures.kind) == (
+    assert (pictures.name, pictures.shape, pictures.classes, pictures.modality.name) == (
         "somebodys:arrays", (3, 8, 8), 3, "image",
     )  # fmt: skip
     assert torch.equal(pictures.train.x.permute(0, 2, 3, 1), torch.tensor(x))
@@ -169,7 +169,7 @@ def test_data_sets_of_a_function() -> None:
     assert torch.equal(items.train.x[7], somebodys.Items(40)[7][0])
     assert items.data_range == (float(items.train.x.min()), float(items.train.x.max()))
     table = open_dataset("somebodys:rows", seed=0)
-    assert (table.kind, table.shape, len(table.train), len(table.test)) == ("tabular", (6,), 40, 10)
+    assert (table.modality.name, table.shape, len(table.train), len(table.test)) == ("row", (6,), 40, 10)
     assert (
         open_dataset("somebodys:rows", seed=1).sha256()
         != table.sha256()

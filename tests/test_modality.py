@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
+from ppbench.base.errors import UsageError
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.commands.terminal import glance
 from ppbench.federation.plan import Data
@@ -41,6 +43,7 @@ from ppbench.report.page.boards import boards_of, no_claims
 from ppbench.report.page.headline import answer_of
 from ppbench.report.verdict import sentences
 from ppbench.report.worst import worst_case
+from ppbench.task.dataset import Dataset, Split
 
 PACKAGE = Path(__file__).parent.parent / "ppbench"
 LENGTH, WORDS = 20, 50
@@ -57,9 +60,6 @@ class Sequence(Modality):
     figure: ClassVar[str] = "share of right places"
     broken: ClassVar[str] = "sequences come with 90% of their places right"
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
-
-    def fits(self, shape, task):
-        return len(shape) == 1 and task == "next_token"
 
     def rebuilt(self, score):
         return score.accuracy is not None and score.accuracy >= 0.9
@@ -92,7 +92,8 @@ def attacked(make, defense, right, attack="dlg", **more):
         | dict.fromkeys(("ssim", "label", "confidence", "at_truth"))
         for i, share in enumerate(right)
     ]  # fmt: skip
-    about = dict(shape=(LENGTH,), loss="next_token", classes=WORDS, dataset="words", control="sigma", scores=scores)
+    data = dict(name="words", sha256="0" * 64, train=1000, test=1000, modality="sequence")
+    about = dict(shape=(LENGTH,), loss="cross_entropy", classes=WORDS, data=data, control="sigma", scores=scores)
     return make(defense, None if defense in ("none", "full_noise") else 0.1, attack, "reconstruction", **about | more)
 
 
@@ -102,7 +103,7 @@ def attacked(make, defense, right, attack="dlg", **more):
     [
         ((3, 32, 32), "", IMAGE), ((1, 8, 8), "cross_entropy", IMAGE), ((1, 8, 8), "segmentation", MASK),
         ((3, 32, 32), "bce", MASK), ((16,), "squared", TABLE_ROW), ((16,), "", TABLE_ROW),
-        ((4, 4), "", TABLE_ROW), ((), "", TABLE_ROW), ((LENGTH,), "next_token", TABLE_ROW),
+        ((4, 4), "", TABLE_ROW), ((), "", TABLE_ROW),
     ],
 )  # fmt: skip
 def test_shape_and_task_tell_the_modality(fabricate, shape, task, modality):
@@ -125,7 +126,8 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
         for shape in ((7,), (1, 8, 8))
     )
     assert (rows, images) == (["rmse_mean"], ["psnr_median", "share_above_20db"])
-    assert {rule.metric for rule in question.all_rules} == {*rows, *images}
+    others = {rule.metric for rule in question.all_rules} - {*rows, *images}
+    assert others == {"reconstruction_accuracy"}  # of other kinds of data
 
 
 def test_a_metric_that_compare_judges_says_how(fabricate):
@@ -143,7 +145,7 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
     monkeypatch.setattr(modalities, "_registered", [])
     modalities._installed.cache_clear()
     monkeypatch.setattr(modalities, "load_all", lambda group: {"sequence": Sequence} if group == "modalities" else {})
-    assert modality_from((LENGTH,), "next_token").name == "sequence" and modality_from((LENGTH,)) is TABLE_ROW
+    assert modality_from((LENGTH,), name="sequence").name == "sequence" and modality_from((LENGTH,)) is TABLE_ROW
     modalities._installed.cache_clear()
 
 
@@ -159,6 +161,24 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
 def test_what_is_no_modality_is_refused_where_it_is_loaded(plugin, name, words):
     said = [*modality_faults(plugin, name)]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
+
+
+def test_a_data_set_names_a_modality_that_there_is_and_that_suits_its_targets(sequences):
+    part = Split(torch.rand(6, 4), torch.arange(6) % 2, 2)
+    named = Dataset("d", part, part, 2, (4,), (0.0, 1.0), kind="sequence")
+    assert named.modality is sequences and named.named_kind == "sequence"
+    assert (replace(named, kind="").named_kind, replace(named, kind="row").named_kind) == ("", "")
+    with pytest.raises(UsageError, match="no modality named 'sequnce'; did you mean 'sequence'"):
+        replace(named, kind="sequnce")
+    with pytest.raises(UsageError, match="is a classification of kind 'mask'"):
+        replace(named, kind="mask")
+
+
+def test_records_name_the_modality_only_where_shape_and_loss_do_not_say_it(fabricate):
+    rows = fabricate("none", None, "dlg", "reconstruction", shape=(LENGTH,)).config
+    named = rows.model_copy(update={"data": rows.data.model_copy(update={"modality": "sequence"})})
+    assert "modality" not in rows.model_dump()["data"] and named.model_dump()["data"]["modality"] == "sequence"
+    assert rows.cell_id() != named.cell_id() and rows.data.identity != named.data.identity
 
 
 # -- a sequence of integers, from the guess to the page ---------------------------------------------------------------
@@ -183,8 +203,8 @@ def test_rebuilt_is_what_the_modality_says_and_not_what_decibels_say(fabricate, 
     other = attacked(fabricate, "dp", [0.1] * 11 + [1.0], attack="ig")
     worst = worst_case([record, other], rebuilding(record))
     assert [v.accuracy for v in worst.victims] == [0.95] * 6 + [0.9] * 3 + [0.85] * 2 + [1.0]
-    rows = record.config.model.model_copy(update={"loss": "squared"})
-    as_rows = record.model_copy(update={"config": record.config.model_copy(update={"model": rows})})
+    rows = record.config.data.model_copy(update={"modality": ""})
+    as_rows = record.model_copy(update={"config": record.config.model_copy(update={"data": rows})})
     assert rebuilt_share(as_rows).value == 0.0
 
 

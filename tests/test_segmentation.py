@@ -271,7 +271,7 @@ def test_loss_and_network_must_fit_the_targets(dataset, model, loss, words):
 
 def test_a_network_of_masks_is_refused_where_images_have_classes(shapes):
     y = torch.arange(192) % 2
-    data = Dataset("two", Split(shapes.train.x, y, 2), Split(shapes.test.x, y[:48], 2), 2, SHAPE, (0.0, 1.0), "image")
+    data = Dataset("two", Split(shapes.train.x, y, 2), Split(shapes.test.x, y[:48], 2), 2, SHAPE, (0.0, 1.0))
     with pytest.raises(UsageError, match="model 'unet' gives masks; use another"):
         check_fit(data, Plan(net_spec("unet", SHAPE, 2, {"width": 2}), 2))
 

@@ -27,7 +27,7 @@ def standing_in(name: str, size: int) -> Dataset:
     if name.startswith("csv:"):
         x, y = torch.rand(900, 24), torch.rand(900, 1)
         train, test = Split(x[:800], y[:800], 1), Split(x[800:], y[800:], 1)
-        return Dataset("table", train, test, 1, (24,), (0, 1), "tabular", "regression")
+        return Dataset("table", train, test, 1, (24,), (0, 1), task="regression")
     name = name.rpartition("/")[2].partition("?")[0]
     if name == "lggs":
         x, y = torch.randint(0, 256, (90, 3, 64, 64), dtype=torch.uint8), (torch.rand(90, 1, 64, 64) < 0.2).float()
@@ -39,7 +39,7 @@ def standing_in(name: str, size: int) -> Dataset:
         Split(x[p], y[p], classes, None if domain is None else domain[p])
         for p in (slice(size), slice(size, size + 800))
     ]
-    return Dataset(name, *parts, classes, shape, (0, 1), "image")
+    return Dataset(name, *parts, classes, shape, (0, 1))
 
 
 def needed(config) -> int:

@@ -167,7 +167,7 @@ class Plan:
     server_opt: the server's step on the aggregated update; FedAvg is SGD with learning rate 1. schedule: "parallel", or
     "round_robin": clients one after another, a server step after each (SPN, Alg. 4). data_range: of an input's values.
     columns: of table rows; None for other inputs, or if the encoding is unknown. sample: clients drawn at random in
-    each round; 0: all take part.
+    each round; 0: all take part. kind: the modality of inputs, "" where their shape and the loss say it.
     """
 
     spec: NetSpec
@@ -179,6 +179,7 @@ class Plan:
     data_range: tuple[float, float] = (0.0, 1.0)
     columns: Columns | None = None
     sample: int = 0
+    kind: str = ""
 
     @property
     def net(self) -> Net:

@@ -46,6 +46,7 @@ from ppbench.ledger.form import (
 )
 from ppbench.ledger.transcript import FrozenView
 from ppbench.metrics.intervals import Floats
+from ppbench.metrics.modality import modality_in
 from ppbench.metrics.perceptual import feature_network, measurable, weights_identity
 from ppbench.metrics.recognition import Gallery
 from ppbench.metrics.spec import Rule
@@ -413,10 +414,11 @@ def open_truth(frozen: FrozenView, truth: Path, weights: str | None = None) -> O
     for unit, *parts in zip(units, x, y, strict=True):
         batches = zip(*(part.split(about.batch) for part in parts), strict=True)
         data |= {slot: Data(*batch) for slot, batch in zip(unit, batches, strict=True)}
-    known = feature_network(weights) if measurable(frozen.view.plan.spec.shape) else None
+    plan = frozen.view.plan
+    known = feature_network(weights) if modality_in(plan).perceptual and measurable(plan.spec.shape) else None
     gallery = None
     if "gallery" in tensors:
-        gallery = Gallery(tensors["gallery"], tensors.get("classes"), frozen.view.plan.data_range, known)
+        gallery = Gallery(tensors["gallery"], tensors.get("classes"), plan.data_range, known)
     victims = Victims(data, units, frozen.view.data, about.batch)
     perceptual = weights_identity(weights) if known is not None else ""
     return OpenedTruth(

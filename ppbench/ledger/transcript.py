@@ -299,8 +299,9 @@ def pack_view(view: View) -> bytes:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan as a JSON object."""
-    return dict(TypeAdapter(Plan).dump_python(plan, mode="json"))
+    """Return a plan as a JSON object, without a kind of inputs that it does not name."""
+    about = TypeAdapter(Plan).dump_python(plan, mode="json")
+    return {name: value for name, value in about.items() if name != "kind" or value}
 
 
 def model_code(name: str) -> str:

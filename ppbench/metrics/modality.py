@@ -13,7 +13,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ppbench.base.errors import shown
+from ppbench.base.errors import shown, unknown
 from ppbench.base.registry import load_all
 from ppbench.metrics.image import DataRange, match
 
@@ -37,7 +37,8 @@ class Modality(ABC):
         broken: what is said of the share that is rebuilt of the undefended model.
         readers: metrics of what can be recognized without a rebuilt input.  parts: what they count.
         unmeasured: what is not known where no reader was measured.
-        decibels: whether decibels beyond a blind guess say how far an input is rebuilt.
+        decibels: whether decibels beyond a blind guess say how far an input is rebuilt.  psnr_shown: whether flags
+            compare decibels (of the budget, a blind guess, an oracle) and the page's table of cells has them.
         drawn: whether inputs [C, H, W] are pictures: they are kept, and drawn on the page.
         perceptual: whether inputs are compared by the eye: LPIPS, feature errors, and a gallery of others.
         smooth: whether neighbouring values are alike: attacks may use total variation, smooth starts, shifted copies.
@@ -57,16 +58,11 @@ class Modality(ABC):
     parts: ClassVar[str] = "places"
     unmeasured: ClassVar[str] = "whether places come out right"
     decibels: ClassVar[bool] = False
+    psnr_shown: ClassVar[bool] = False
     drawn: ClassVar[bool] = False
     perceptual: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
     masked: ClassVar[bool] = False
-
-    @abstractmethod
-    def fits(self, shape: tuple[int, ...], task: str) -> bool:
-        """Return whether inputs of this shape are of this kind. task: "classification", "regression", "segmentation",
-        "" where it is not known, or the name of another loss.
-        """
 
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -98,6 +94,11 @@ class Modality(ABC):
         return match(guess, truth, data_range)
 
     # -- said ----------------------------------------------------------------------------------------------------------
+    @property
+    def parts_right(self) -> str:
+        """The title of the share of right places: "Columns right"."""
+        return f"{self.parts} right".capitalize()
+
     def stated(self, value: float) -> str:
         """Return a figure of `headline` in words."""
         return f"{self.figure} {value:{self.form}}"
@@ -146,8 +147,8 @@ def modality_faults(plugin: Any, name: str) -> Iterator[str]:
 
 
 # -- The modalities of this package, and the registry: from a configuration to the modality of its inputs --
-# Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`. They are
-# asked first.
+# Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; data sets
+# name them (`Dataset.kind`), and records of these (`DataInfo.modality`).
 
 BROKEN_DB = 20.0
 """PSNR in dB of the share that papers report; without a measured blind guess, an image above it counts as rebuilt."""
@@ -184,13 +185,10 @@ class Image(Modality):
     parts: ClassVar[str] = "classes"
     unmeasured: ClassVar[str] = "whether they are recognizable"
     decibels: ClassVar[bool] = True
+    psnr_shown: ClassVar[bool] = True
     drawn: ClassVar[bool] = True
     perceptual: ClassVar[bool] = True
     smooth: ClassVar[bool] = True
-
-    def fits(self, shape: tuple[int, ...], task: str) -> bool:
-        """Return whether there are channels, height and width."""
-        return len(shape) == 3
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether at most a tenth is left of the squared error of the best blind guess (`REBUILT_DB` beyond), or
@@ -249,10 +247,6 @@ class Mask(Image):
     name: ClassVar[str] = "mask"
     masked: ClassVar[bool] = True
 
-    def fits(self, shape: tuple[int, ...], task: str) -> bool:
-        """Return whether images are to be segmented."""
-        return super().fits(shape, task) and task == "segmentation"
-
 
 class TableRow(Modality):
     """Rows of a table [features], judged by their relative error: the column means of a table give 35 dB."""
@@ -268,10 +262,7 @@ class TableRow(Modality):
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "columns"
     unmeasured: ClassVar[str] = "whether columns come out right"
-
-    def fits(self, shape: tuple[int, ...], task: str) -> bool:
-        """Return True: what is nothing else is a row of numbers."""
-        return True
+    psnr_shown: ClassVar[bool] = True
 
     def rebuilt(self, score: Any) -> bool:
         """Return whether the row comes within a tenth of its norm."""
@@ -314,23 +305,53 @@ class _Model(Protocol):
     def loss(self) -> str: ...
 
 
+class _Data(Protocol):
+    @property
+    def modality(self) -> str: ...
+
+
+class _Network(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
 class Configured(Protocol):
-    """What says which network was trained, and by which loss: the configuration of a cell."""
+    """What says which network was trained, by which loss, on which data: the configuration of a cell."""
 
     @property
     def model(self) -> _Model:
         """The network."""
 
+    @property
+    def data(self) -> _Data:
+        """The data."""
+
+
+class Planned(Protocol):
+    """What says the same to all parties: a plan."""
+
+    @property
+    def spec(self) -> _Network:
+        """The network."""
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss."""
+
+    @property
+    def kind(self) -> str:
+        """The modality that the data set names, or ""."""
+
 
 def register_modality(modality: Modality) -> None:
-    """Make a modality known to this process; it is asked before all others. Raises ValueError: its name is taken."""
+    """Make a modality known to this process. Raises ValueError: its name is taken."""
     if modality.name in {known.name for known in modalities()}:
         raise ValueError(f"There is a modality {modality.name!r} already.")
-    _registered.insert(0, modality)
+    _registered.append(modality)
 
 
 def modalities() -> tuple[Modality, ...]:
-    """Return all modalities in the order in which they are asked."""
+    """Return all modalities, those of others first."""
     return (*_registered, *_installed(), MASK, IMAGE, TABLE_ROW)
 
 
@@ -339,12 +360,26 @@ def _installed() -> tuple[Modality, ...]:
     return tuple(plugin() for plugin in load_all("modalities").values())
 
 
-def modality_from(shape: Sequence[int], task: str = "") -> Modality:
-    """Return the modality of inputs of a shape. task: as of `Modality.fits`, or a loss."""
-    axes, known = tuple(shape), TASKS.get(task, task)
-    return next(modality for modality in modalities() if modality.fits(axes, known))
+def modality_from(shape: Sequence[int], task: str = "", name: str = "") -> Modality:
+    """Return the modality `name`; without a name what shape and task say: images, masks, or else rows of numbers.
+
+    task: "classification", "regression", "segmentation", "" where it is not known, or a loss. UsageError: no modality
+    has that name.
+    """
+    if not name:
+        segmented = TASKS.get(task, task) == "segmentation"
+        return TABLE_ROW if len(shape) != 3 else MASK if segmented else IMAGE
+    known = {modality.name: modality for modality in modalities()}
+    if name not in known:
+        raise unknown("modality", name, known)
+    return known[name]
 
 
 def modality_of(config: Configured) -> Modality:
-    """Return the modality of a cell's inputs."""
-    return modality_from(config.model.shape, config.model.loss)
+    """Return the modality of a cell's inputs; UsageError: it is not installed here."""
+    return modality_from(config.model.shape, config.model.loss, config.data.modality)
+
+
+def modality_in(plan: Planned) -> Modality:
+    """Return the modality of the inputs of a federation."""
+    return modality_from(plan.spec.shape, plan.loss, plan.kind)

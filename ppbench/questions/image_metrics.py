@@ -399,13 +399,16 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
     ImageMetric(
         MetricSpec(
             "reconstruction_accuracy",
-            "Columns right",
+            "Parts right",
             SHARE,
-            "Share of a table row's columns that are right.",
+            "Share of an input's parts that are right: of a table row's columns, of a sequence's places.",
             columns=CHANCE,
+            judgment=Judgment("mean", 0.02, 0.05),
         ),
         _accuracy,
         lambda score: score.accuracy is not None,
+        judged=lambda score: score.accuracy or 0.0,
+        kinds=lambda kind: not kind.decibels and kind.headline != "rmse_mean",
     ),
     ImageMetric(
         MetricSpec(

@@ -21,7 +21,7 @@ from ppbench.federation.plan import Columns, Data
 from ppbench.federation.wire import Slot
 from ppbench.metrics.image import DataRange, match, psnr
 from ppbench.metrics.labels import multiset_hits
-from ppbench.metrics.modality import Modality, modality_from
+from ppbench.metrics.modality import IMAGE, Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
 from ppbench.questions.image_metrics import ImageScore, LayerScore, score_figures
@@ -65,16 +65,19 @@ def flags_of(
     scores: Sequence[ImageScore],
     evidence: Sequence[tuple[Evidence, Data]],
     data_range: tuple[float, float],
-    decibels: bool = True,
+    modality: Modality = IMAGE,
 ) -> tuple[Flag, ...]:
     """Return the flags of a cell, each with its figures.
 
-    budget_hurts: the median PSNR was higher before the end; blind_as_good: a mean or grey image does as well;
-    oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units nothing was observed, or
-    the simulation is flat. evidence: the attack's own, with truths of which only shapes are used; decibels: whether
-    they mean something, see `Modality` (those of table rows prove nothing).
+    budget_hurts: the median PSNR was higher before the end; blind_as_good: a blind guess does as well, in decibels a
+    mean or grey image; oracle_gap: the attack rejected better reconstructions; zero_gradient: in half of the units
+    nothing was observed, or the simulation is flat. evidence: the attack's own, with truths of which only shapes are
+    used; modality: of the inputs, whose `psnr_shown` says what is compared.
     """
-    flags = (_hurts(scores), _blind(scores, decibels), _gap(scores), _flat(evidence, data_range))
+    if modality.psnr_shown:
+        flags = [_hurts(scores), _blind(scores, modality.decibels), _gap(scores), _flat(evidence, data_range)]
+    else:
+        flags = [_blind_places(scores, modality), _flat(evidence, data_range)]
     return tuple(flag for flag in flags if flag is not None)
 
 
@@ -108,6 +111,18 @@ def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
         return None
     detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
     return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
+
+
+def _blind_places(scores: Sequence[ImageScore], modality: Modality) -> Flag | None:
+    """Return the flag of a cell whose median share of right places is that of the modality's blind guess, or less."""
+    blind = [score.blind_accuracy for score in scores if score.blind_accuracy is not None]
+    if not blind:
+        return None
+    achieved, blind_median = median(score.accuracy or 0.0 for score in scores), median(blind)
+    if achieved > blind_median:
+        return None
+    detail = f"median share of {modality.parts} right {achieved:.2f}, a blind guess gives {blind_median:.2f}"
+    return Flag(code="blind_as_good", severity="info", detail=detail)
 
 
 def _gap(scores: Sequence[ImageScore]) -> Flag | None:
@@ -213,7 +228,7 @@ def score_images(
         if yardstick.gallery is not None:
             labels = torch.cat([victims.truth(unit).y for unit in victims.units])
             scores = recognized(scores, all_images, all_truths, labels, yardstick.gallery)
-        flags += flags_of(scores, evidence_and_truth, data_range, modality.decibels)
+        flags += flags_of(scores, evidence_and_truth, data_range, modality)
     return Scored(list(scores), flags, all_images, all_truths, mean, modality.drawn)
 
 

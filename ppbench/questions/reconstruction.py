@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppbench.metrics.modality import IMAGE, TABLE_ROW, Modality, modalities, modality_from, modality_of
+from ppbench.metrics.modality import IMAGE, TABLE_ROW, Modality, modalities, modality_in, modality_of
 from ppbench.metrics.spec import Rule
 from ppbench.questions.base import DistanceLaw, Question
 from ppbench.questions.image_metrics import IMAGE_METRICS, ImageScore, image_metrics, score_figures
@@ -135,7 +135,7 @@ def _odd_flags(scores: Sequence[ImageScore], modality: Modality, flags: Sequence
     from ppbench.questions.images import flags_of, inexact
 
     measured = any(score.blind is not None for score in scores)
-    raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, modality.decibels) if measured else ()))
+    raised = (*inexact(scores), *(flags_of(scores, [], IMAGE_RANGE, modality) if measured else ()))
     expected = {flag.code: flag for flag in raised}
     recorded = {flag.code: flag for flag in flags if flag.code in RECOMPUTED}
     for code in sorted({*expected} | {*recorded}):
@@ -173,17 +173,15 @@ class Reconstruction(Question):
         from ppbench.questions.images import accounts_differ, score_images
 
         view, victims = probe.view, probe.victims
-        modality = modality_from(view.plan.spec.shape, view.plan.loss)
+        plan, about = view.plan, (view.plan.columns, modality_in(view.plan))
 
         def score(guesses: Sequence[Guess]) -> Scored:
             if probe.yardstick is None:
-                return score_images(
-                    victims, guesses, {}, {}, view.plan.data_range, columns=view.plan.columns, modality=modality
-                )
+                return score_images(victims, guesses, {}, {}, plan.data_range, None, {}, *about)
             own = {e.unit: e for e in reversed(probe.attack.evidence(view))}
             plain = {e.unit: e for e in view.defense.evidence(view)}
-            measured_with = probe.yardstick(), probe.detected, view.plan.columns
-            scored = score_images(victims, guesses, own, plain, view.plan.data_range, *measured_with)
+            measured_with = probe.yardstick(), probe.detected, *about
+            scored = score_images(victims, guesses, own, plain, plan.data_range, *measured_with)
             flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
             return replace(scored, flags=(*scored.flags, *flags))
 
@@ -208,7 +206,7 @@ class Reconstruction(Question):
 
     def worth(self, scores: Sequence[ImageScore], plan: Plan) -> float:
         """Return the median PSNR; for table rows, where decibels are meaningless, minus the median relative error."""
-        return modality_from(plan.spec.shape, plan.loss).worth(scores)
+        return modality_in(plan).worth(scores)
 
     def flawed(self, record: Record) -> Iterator[str]:
         """Yield fields in which images of one unit wrongly differ, and flags that do not follow from the scores."""
@@ -229,11 +227,10 @@ class Reconstruction(Question):
         if headline == IMAGE.headline:
             return ()
         if headline == TABLE_ROW.headline:
-            accuracy = self.spec("reconstruction_accuracy")
             return (
                 (headline, self.spec(headline).title),
                 ("share_rebuilt", "Within 10%"),
-                (accuracy.name, accuracy.title),
+                ("reconstruction_accuracy", TABLE_ROW.parts_right),
             )
         title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
         return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))

@@ -195,7 +195,7 @@ class Coded(Grown):
     """
 
     code: str = ""
-    LATER: ClassVar[Mapping[str, Any]] = {"code": "", "public": 0, "salt": ""}
+    LATER: ClassVar[Mapping[str, Any]] = {"code": "", "public": 0, "salt": "", "modality": ""}
 
 
 class DefenseInfo(Coded):
@@ -260,6 +260,7 @@ class DataInfo(Coded):
     """Which data. sha256: digest of the tensors; sizes in examples; public: those that no client holds.
 
     salt: 32 hex digits of the SHA-256 of the secret of all draws, by which its holder can prove it; "" for none.
+    modality: the kind of inputs that the data set names; "" where their shape and the loss say it.
     """
 
     name: str
@@ -268,11 +269,12 @@ class DataInfo(Coded):
     test: AtLeastOne
     public: Count = 0
     salt: str = Field(default="", pattern="^([0-9a-f]{32})?$")
+    modality: str = ""
 
     @property
     def identity(self) -> str:
-        """The digest, with that of the secret if there is one: records of one identity have the same data and draws."""
-        return "+".join(filter(None, (self.sha256, self.salt)))
+        """The digest, with that of the secret and the kind if there are any: of one identity are data and draws."""
+        return "+".join(filter(None, (self.sha256, self.salt, self.modality)))
 
 
 class ModelInfo(Coded):

@@ -197,8 +197,8 @@ def _sources(attack: Attack, chosen: list[Attack]) -> Sequence[Attack | None]:
 
 
 def _perceptual(experiment: Experiment, attack: Attack) -> str:
-    images = question_of(attack.kind).inputs and measurable(experiment.task.plan.spec.shape)
-    return weights_identity(experiment.config.weights) if images else ""
+    perceptual = experiment.task.dataset.modality.perceptual and measurable(experiment.task.plan.spec.shape)
+    return weights_identity(experiment.config.weights) if perceptual and question_of(attack.kind).inputs else ""
 
 
 def finished(store: Store, cell: Cell) -> bool:
@@ -297,4 +297,5 @@ def plan_of_cell(config: CellConfig, network: str = "mlp", classes: int = 0) -> 
     local = Local(cast(Any, fed.upload), fed.local_epochs, fed.batch, optimizer_of(fed))
     spec = net_spec(network, tuple(model.shape), classes or model.classes)
     loss, schedule = cast(Any, model.loss), cast(Any, fed.schedule)
-    return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample)
+    kind = config.data.modality
+    return Plan(spec, fed.clients, local, loss=loss, schedule=schedule, sample=fed.sample, kind=kind)

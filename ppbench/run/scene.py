@@ -12,7 +12,7 @@ from ppbench.federation.acting import Acting
 from ppbench.federation.engine import Federation
 from ppbench.federation.threats import TARGET, ThreatModel
 from ppbench.federation.view import Transcript, View
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 from ppbench.metrics.perceptual import feature_network, measurable
 from ppbench.questions.inquiry import Yardstick
 from ppbench.run.cells import CellGroup
@@ -83,8 +83,10 @@ def yardstick_of(experiment: Experiment) -> Yardstick:
     """Return the yardstick of a task's reconstructions: the public (else test) mean, feature network and gallery."""
     task = experiment.task
     seen = task.test if task.public is None else task.public
-    known = feature_network(experiment.config.weights) if measurable(task.plan.spec.shape) else None
-    blind = modality_from(task.plan.spec.shape, task.plan.loss).blind_guess(seen.x)
+    modality = modality_in(task.plan)
+    measured = modality.perceptual and measurable(task.plan.spec.shape)
+    known = feature_network(experiment.config.weights) if measured else None
+    blind = modality.blind_guess(seen.x)
     return Yardstick(blind.cpu(), known, task.gallery(known))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
 from ppbench.base.bars import Bars
 from ppbench.base.device import computing
 from ppbench.base.errors import UsageError, unknown
-from ppbench.base.registry import canonical
+from ppbench.base.registry import canonical, plugins
 from ppbench.base.suite_files import shipped
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.records.run_files import keep_salt, salt_of, soundness_of, time_of
@@ -31,6 +31,7 @@ from ppbench.run.schedule import PlannedCells, Progress, count_cells, ended_cell
 from ppbench.run.suite import Suite, load_suite, salt_if_isolated
 from ppbench.run.task import task_key
 from ppbench.task.dataset import default_root
+from ppbench.task.user_data import open_dataset
 
 EVERYTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 FILTERS: Mapping[str, Callable[[CellConfig], str]] = {
@@ -223,12 +224,21 @@ def local_dataset(name: str) -> str | None:
     """Return the argument that opens the data set `name` of a record here; None if it is unknown or not there."""
     kind, _, argument = name.partition(":")
     if not argument:
-        return name if kind == "digits" else None
+        return name if _opens(name) else None
     if kind == "warped":
         inner = None if argument.startswith("warped:") else local_dataset(argument)
         return None if inner is None else f"warped:{inner}"
     path = default_root() / argument
     return f"{kind}:{path}" if kind in _FOLDERS and "/" not in argument and path.exists() else None
+
+
+@cache
+def _opens(name: str) -> bool:
+    """Return whether an installed data set opens here without an argument."""
+    try:
+        return name in plugins("datasets") and len(open_dataset(name, seed=0).train) > 0
+    except UsageError:
+        return False
 
 
 def missing_cells(records: Sequence[Record]) -> Iterator[tuple[str, bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -64,16 +64,15 @@ class Task:
         """Return held-out images for `metrics.recognition`, one object per network; None if data are no images."""
         if network not in self._galleries:
             order = torch.randperm(len(self.test.x), generator=self.seeds.generator("gallery"))
-            self._galleries[network] = gallery_of(
-                self.test.x, self.test.y, order, self.dataset.data_range, self.classified, network
-            )
+            gallery = gallery_of(self.test.x, self.test.y, order, self.dataset.data_range, self.classified, network)
+            self._galleries[network] = gallery if self.dataset.modality.perceptual else None
         return self._galleries[network]
 
 
 def make_plan(config: EvaluateConfig, dataset: Dataset) -> Plan:
     """Return the public plan that `config` describes on `dataset`."""
     spec = net_spec(config.model, dataset.shape, dataset.classes, config.model_options)
-    return plan_on(config, spec, dataset.data_range, dataset.columns)
+    return replace(plan_on(config, spec, dataset.data_range, dataset.columns), kind=dataset.named_kind)
 
 
 def plan_on(
@@ -206,8 +205,9 @@ def describe(task: Task, config: EvaluateConfig) -> tuple[DataInfo, ModelInfo, F
         train=members,
         test=len(dataset.test.y),
         public=public,
-        code=code_of(*(("datasets", name) for name in plugins_of(config.dataset))),
+        code=code_of(*(("datasets", name) for name in plugins_of(config.dataset)), ("modalities", plan.kind)),
         salt=commitment(config.salt),
+        modality=plan.kind,
     )
     model = ModelInfo(
         id=plan.spec.model,

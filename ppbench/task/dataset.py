@@ -19,7 +19,6 @@ from ppbench.federation.plan import Columns, Data
 from ppbench.metrics.modality import Modality, modality_from
 from ppbench.task.partition import mask_strata, strata
 
-InputKind = Literal["image", "tabular"]
 TaskKind = Literal["classification", "regression", "segmentation"]
 MAX_CLASSES = 65_536
 
@@ -71,6 +70,8 @@ class Dataset:
         shape: shape of one example: (channels, height, width) of an image, (features,) of a table row.
         data_range: smallest and largest value of an input: (0, 1) for images, the extremes of the training part for
             tables (test rows may lie outside).
+        kind: name of the modality of its inputs, see `metrics.modality`; "": images, masks or table rows, by shape and
+            task.
         columns: the encoding of table rows; None if unknown.
         notes: lines for the user on how it was read: the columns and classes, and what was ignored.
     """
@@ -81,12 +82,17 @@ class Dataset:
     classes: int
     shape: tuple[int, ...]
     data_range: tuple[float, float]
-    kind: InputKind
+    kind: str = ""
     task: TaskKind = "classification"
     columns: Columns | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.kind and self.modality.masked != (self.task == "segmentation"):
+            raise UsageError(
+                f"Data set {self.name!r} is a {self.task} of kind {self.kind!r}; inputs with masks are of a kind of "
+                "their own: leave `kind` out."
+            )
         if self.columns is not None and (self.columns.width,) != self.shape:
             raise UsageError(f"Data set {self.name!r} has inputs of shape {self.shape}; {self.columns} do not fit.")
         if self.task != "classification":
@@ -102,8 +108,13 @@ class Dataset:
 
     @property
     def modality(self) -> Modality:
-        """What kind of data its inputs are."""
-        return modality_from(self.shape, self.task)
+        """What kind of data its inputs are; UsageError: `kind` is none."""
+        return modality_from(self.shape, self.task, self.kind)
+
+    @property
+    def named_kind(self) -> str:
+        """The name of its modality where shape and task do not say it, else ""."""
+        return "" if self.modality is modality_from(self.shape, self.task) else self.kind
 
     def sha256(self) -> str:
         """Return the SHA-256, in hex, of all four tensors, and domains: bytes (little-endian), dtypes and shapes."""

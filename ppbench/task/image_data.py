@@ -128,4 +128,4 @@ def image_dataset(
     known_domains = domains or (None, None)
     splits = Split(x, train[1], classes, known_domains[0]), Split(x_test, test[1], classes, known_domains[1])
     shape = tuple(x.shape[1:])
-    return Dataset(name, *splits, classes=classes, shape=shape, data_range=(0.0, 1.0), kind="image", notes=notes)
+    return Dataset(name, *splits, classes=classes, shape=shape, data_range=(0.0, 1.0), notes=notes)

@@ -185,7 +185,7 @@ def load_masks(argument: str, *, seed: int, root: Path) -> Dataset:
 def masked_dataset(name: str, train: Split, test: Split) -> Dataset:
     """Return a segmentation data set of images in [0, 1]; raises UsageError as `Dataset` does."""
     shape = tuple(train.x.shape[1:])
-    return Dataset(name, train, test, 1, shape, (0.0, 1.0), "image", "segmentation")
+    return Dataset(name, train, test, 1, shape, (0.0, 1.0), task="segmentation")
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

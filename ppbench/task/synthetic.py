@@ -29,7 +29,7 @@ def digits(argument: str, *, seed: int, root: Path) -> Dataset:
     x = torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16
     y = torch.tensor(raw.target, dtype=torch.int64)
     train, test = (Split(x[index], y[index], 10) for index in hold_out(y, 5, seed=0))
-    return Dataset("digits", train, test, classes=10, shape=(1, 8, 8), data_range=(0.0, 1.0), kind="image")
+    return Dataset("digits", train, test, classes=10, shape=(1, 8, 8), data_range=(0.0, 1.0))
 
 
 # -- Synthetic images with masks: discs, rectangles and triangles on a textured background --

@@ -126,7 +126,6 @@ def _dataset(table: pd.DataFrame, target: str, options: CsvOptions, seed: int, p
         classes=classes,
         shape=(x.shape[1],),
         data_range=(float(x.min()), float(x.max())),
-        kind="tabular",
         task=options.task,
         columns=columns,
         notes=(f"{name}: {_rows(len(table), len(frame))}; {_reading(inputs)}; target: {aim}",),

@@ -19,7 +19,7 @@ from ppbench.base.fence import built, check_answers
 from ppbench.base.registry import ADDRESS, ADDRESSED, find, plugins
 from ppbench.base.vision import importable
 from ppbench.metrics.modality import modality_from
-from ppbench.task.dataset import MAX_CLASSES, Dataset, InputKind, Split, default_root, existing
+from ppbench.task.dataset import MAX_CLASSES, Dataset, Split, default_root, existing
 from ppbench.task.image_data import LABEL_COLUMNS, Part, pixels, stack_images
 from ppbench.task.partition import hold_out
 
@@ -138,7 +138,6 @@ def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | 
     shape, classes = tuple(x.shape[1:]), classes_of(f"The data set {shown(name)}", torch.cat([y, y_test]))
     low, high = (0.0, 1.0) if x.dtype == torch.uint8 else _range(x, x_test)
     modality = modality_from(shape)
-    kind: InputKind = "image" if modality.drawn else "tabular"
     if modality.drawn and low >= 0 and _BRIGHTEST < high < math.inf:
         raise UsageError(
             f"The images of data set {shown(name)} have values from {low:g} to {high:g}; give uint8, or floats divided "
@@ -149,7 +148,7 @@ def dataset_from(name: str, value: Any, seed: int, columns: Mapping[str, str] | 
     note = f"{name}: {len(y) + len(y_test)} {summary}, {classes} classes{empty_classes(y, classes)}"
     note += f"; not read: {listed(others)}" if others else ""
     splits = Split(x, y, classes), Split(x_test, y_test, classes)
-    return Dataset(name, *splits, classes, shape, (low, high), kind, notes=(note,))
+    return Dataset(name, *splits, classes, shape, (low, high), notes=(note,))
 
 
 def _parts(name: str, value: Any) -> list[Any]:

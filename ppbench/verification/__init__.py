@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +74,9 @@ def _unchecked(store: Store, records: Sequence[Record]) -> Iterator[str]:
     """Yield what cannot be checked from these results, a clause each."""
     scored = [record for record in records if record.victims]
     images = sum(map(_pictured, scored))
-    if rows := sum(question_for(record).inputs for record in scored) - images:
-        yield f"scores of table rows in {rows} cells (the rows are not kept)"
+    for kind, cells in Counter(modality_of(r.config) for r in scored if question_for(r).inputs).items():
+        if not kind.drawn:
+            yield f"scores of {kind.inputs} in {cells} cells (the {kind.noun} are not kept)"
     if images and (store.bare or not any(record.artifacts for record in records)):
         why = "an accepted baseline leaves the reconstructions out" if store.bare else "no reconstructions are here"
         yield f"scores of images in {images} cells ({why})"
@@ -117,7 +119,7 @@ def _table_problems(files: Files, records: Sequence[Record], claims: Claims | No
 
 
 def _pictured(record: Record) -> bool:
-    """Return whether a cell has reconstructions of images, which are kept, unlike those of table rows."""
+    """Return whether a cell has reconstructions of images, which are kept, unlike other inputs."""
     return bool(record.victims) and question_for(record).inputs and modality_of(record.config).drawn
 
 

@@ -27,7 +27,7 @@ from ppbench.federation.plan import Layout, Plan
 from ppbench.federation.secagg import cohorts
 from ppbench.federation.view import Exchange, View
 from ppbench.federation.wire import Slot
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 
 # -- What BAFFLE's loss differences reveal: a linear sketch s = Z g of a victim's gradient, Z known to everybody --
 # A loss difference along a public direction z_k is, up to O(sigma^2), sigma times a multiple of z_k . g. K of them
@@ -516,7 +516,7 @@ class BaffleSketch(DLG):
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return the prior on images."""
-        if not modality_from(plan.spec.shape, plan.loss).smooth or not (self.smoothness or self.box):
+        if not modality_in(plan).smooth or not (self.smoothness or self.box):
             return None
         low, high = plan.data_range
         return ImagePrior(self.smoothness, self.box, low=low, high=high)

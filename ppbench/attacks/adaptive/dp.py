@@ -22,7 +22,7 @@ from ppbench.federation.bounds import NonNegative, NonNegativeInt, PositiveInt
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Layout, Noise
 from ppbench.federation.view import View
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 
 REWEIGHTINGS = 2  # of a Laplace likelihood, after a Gaussian one
 RESCALINGS = 2  # of a clipped gradient, after a guess from a grey image
@@ -139,7 +139,7 @@ class AdaptiveDP(Attack):
         if noise is not None:  # else clipped only
             unit, stop = 2 * (noise.std * factor.double()) ** 2, 0.0
             shape, (low, high) = view.plan.spec.shape, view.plan.data_range
-            smooth = math.prod(shape) / (self.roughness * (high - low)) if modality_from(shape).smooth else 0.0
+            smooth = math.prod(shape) / (self.roughness * (high - low)) if modality_in(view.plan).smooth else 0.0
             prior = ImagePrior(smooth, self.box * math.prod(shape), low=low, high=high)
         budgets, stops = torch.full((len(evidence),), budget), torch.full((len(evidence),), stop, dtype=torch.float64)
         return match_gradients(

@@ -28,7 +28,7 @@ from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, Simulate, as_gradient, simulation
 from ppbench.federation.plan import Layout, Local, Opt, Plan
 from ppbench.federation.view import View
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 
 # -- The inputs of many local steps, by rank alone, for any number, order, batch sizes and learning rates of the
 # steps --
@@ -290,7 +290,7 @@ class FedAvgInversion(DLG):
 
     def prior(self, evidence: Evidence, plan: Plan) -> Penalty | None:
         """Return a prior on smooth images in the data range if only signs are observed, else None."""
-        if evidence.measure != "hinge" or not modality_from(plan.spec.shape, plan.loss).smooth:
+        if evidence.measure != "hinge" or not modality_in(plan).smooth:
             return None
         low, high = plan.data_range
         return ImagePrior(self.tv / (high - low), 1.0, 1e-2 * (high - low), low, high)

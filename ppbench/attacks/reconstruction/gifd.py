@@ -43,7 +43,7 @@ from ppbench.base.tree import moved
 from ppbench.federation.bounds import NonNegative, Positive, PositiveInt, RandomSeed, UnitInterval
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 from ppbench.records.scores import Scalar
 
 Method = Literal["gifd", "ggl", "gias"]
@@ -127,7 +127,7 @@ class GIFD(IG):
     def suits(self, plan: Plan) -> bool:
         """Return whether inputs are images that a generator can make, and targets classes or numbers."""
         shape = plan.spec.shape
-        return modality_from(shape, plan.loss).drawn and min(shape[1:]) >= 2 * SMALLEST_MAP and super().suits(plan)
+        return modality_in(plan).drawn and min(shape[1:]) >= 2 * SMALLEST_MAP and super().suits(plan)
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack, the same on signs (more reliable in few steps), and both a third as smooth."""

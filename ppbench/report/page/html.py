@@ -25,7 +25,6 @@ from ppbench.base.errors import UsageError, count_of
 from ppbench.base.registry import load_plugin, plugins, summary
 from ppbench.metrics.epsilon import epsilon_words
 from ppbench.metrics.modality import modality_of
-from ppbench.questions.base import metric_specs
 from ppbench.records.run_files import Origin
 from ppbench.records.schema import Metric, Played, Record, Utility
 from ppbench.report.cap import caps
@@ -394,7 +393,6 @@ class Page:
         groups = dict.fromkeys(s.group for s in sections)
         settings = sorted({f"{r.config.data.name}, {r.config.model.id}" for r in frame})
         return template().render(
-            titles={name: spec.title for name, spec in metric_specs().items()},
             knows=known.adaptive,
             verdict=standalone_sentences(self.sentences) if len(parts) == 1 else [],
             named_files=NAMED_FILES,

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ppbench.questions.base import Question, question_of
+from ppbench.metrics.modality import modality_of
+from ppbench.metrics.spec import DB
+from ppbench.questions.base import Question, metric_specs, question_for, question_of
 from ppbench.questions.membership import AUC, EPSILON_LOWER, TPR_1
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
 from ppbench.report.cap import Cap
-from ppbench.report.columns import COLUMN_METRICS, Row
+from ppbench.report.columns import COLUMN_METRICS, Row, unit_of
 from ppbench.report.controls import rebuilt_share, value
 from ppbench.report.entries import Board, Entry
 from ppbench.report.frame import Key
@@ -57,6 +59,14 @@ class Section:
     def question(self) -> Question:
         """The board's question."""
         return question_of(self.board.setting.kind)
+
+    @property
+    def measure(self) -> str:
+        """The name of the board's headline metric."""
+        if self.question.inputs:
+            return modality_of(self.board.entries[0].sample.config).figure
+        spec = metric_specs().get(self.board.headline)
+        return "" if spec is None else spec.title
 
     @property
     def short(self) -> str:
@@ -150,11 +160,14 @@ def board_target(setting: Key) -> str:
 PLAIN_ROWS = 200
 """Rows of the plain table, for print and pages without scripts; leaderboard.csv has them all."""
 Field = str | float | None
+CellFigure = tuple[str, str, int]
+"""Name, title and decimals."""
+ACCURACY = "reconstruction_accuracy"
 CELL_ORDER = (
     *("accuracy", "mse", "psnr_median", "psnr_p95", "psnr_worst_decile", "rmse_mean", "ssim_mean", "test_mse_mean"),
     *("lpips_mean", "feat_mse_mean", "evaluations_per_broken", "label_accuracy", "asr", "auc", "canary_auc"),
     *("canary_tpr_at_1pct_fpr", "epsilon_lower", "agreement", "output_error", "tracing_accuracy"),
-    *("cap", "reconstruction_accuracy"),
+    *("cap", ACCURACY),
 )
 """Order of the figures; those of further metrics follow."""
 
@@ -204,7 +217,7 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
     def several(column: PageColumn, name: str) -> list[PageColumn]:
         return [column] if len({row[name] for row in table}) > 1 else []
 
-    figures = [f for f in cell_figures() if any(row[f[0]] is not None for row in table)]
+    figures = [f for f in _suiting(cell_figures(), records) if any(row[f[0]] is not None for row in table)]
     figures += [(spec.name, spec.head, spec.digits) for spec in foreign_metrics(records) if spec.head]
     return (
         *several(field("Suite", "suite"), "suite"),
@@ -227,7 +240,15 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
     )
 
 
-def cell_figures() -> list[tuple[str, str, int]]:
+def _suiting(figures: Sequence[CellFigure], records: Sequence[Record]) -> list[CellFigure]:
+    """Return the figures that suit the inputs of `records`, with titles in the words of their modalities."""
+    kinds = [modality_of(record.config) for record in records if question_for(record).inputs]
+    titles = {ACCURACY: " / ".join(sorted({kind.parts_right for kind in kinds if ACCURACY in kind.readers}))}
+    some = figures if any(kind.psnr_shown for kind in kinds) else [f for f in figures if unit_of(f[0]) != DB]
+    return [(name, titles.get(name) or title, digits) for name, title, digits in some]
+
+
+def cell_figures() -> list[CellFigure]:
     """Return name, title and decimals of the figures of the CSV that the page shows, where some cell has them."""
     shown = [("cap", "CAP", 3)]
     for spec in COLUMN_METRICS.values():

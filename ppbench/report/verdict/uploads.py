@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from ppbench.federation.threats import recorded_threat
 from ppbench.metrics.labels import multiset_chance
 from ppbench.metrics.modality import modality_of
-from ppbench.questions.recognition import gallery_size
 from ppbench.questions.membership import BATCH_ASR
+from ppbench.questions.recognition import gallery_size
 from ppbench.records.figure import Figured, best
 from ppbench.records.schema import ProbeInfo, Record, Utility
 from ppbench.report.controls import easiest, rebuilding, value

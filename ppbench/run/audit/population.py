@@ -19,7 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_in
 from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
 from ppbench.run.task import Task
@@ -44,7 +44,7 @@ def canaries(task: Task, count: int, seeds: Seeds) -> tuple[Data, tuple[str, ...
         )
     generator = seeds.generator("canaries")
     used = torch.randperm(len(test.x), generator=generator)[:count]
-    modality = modality_from(task.plan.spec.shape, task.plan.loss)
+    modality = modality_in(task.plan)
     low, high = modality.extent(test.x, task.plan.data_range)
     level = modality.blank(count, tuple(low.shape), generator)
     noise = torch.rand(count, *low.shape, generator=generator)
