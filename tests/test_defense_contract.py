@@ -1,8 +1,11 @@
 """What every registered defense must keep, whatever it does: the battery of `ppbench.testing`, and our own rules."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from ppbench.base.tree import nbytes
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import Federation
 from ppbench.federation.plan import Local, Opt, Plan
+from ppbench.federation.threats import THREATS
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.testing.defenses import DEFENSE_PROPERTIES
 from ppbench.testing.small_federation import DefenseTrial, PropertyResult, ask, plan_for, scene_victims
@@ -98,6 +102,41 @@ def test_evidence_on_one_broadcast_is_attacked_in_one_batch(name):
     run = federate(make(name))
     view = run.probe(scene_victims(run).data).view("server/1")
     assert len({id(e.simulate) for e in view.defense.evidence(view)}) == (0 if name in SILENT else 1)
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Return by defense and column whether the table of docs/threat-models.md says that an attack here reads it."""
+    text = (Path(__file__).parents[1] / "docs" / "threat-models.md").read_text()
+    lines = (
+        text[text.index("## What each sees of each defense") :].split("\n| defense |")[1].split("\n\n")[0].splitlines()
+    )
+    columns = [cell.strip() for cell in lines[0].split("|")[:-1]]
+    result = {}
+    for line in lines[2:]:
+        names, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        reads = {column: not cell.startswith("*") for column, cell in zip(columns, cells, strict=True)}
+        for column, cell in zip(columns, cells, strict=True):
+            if cell.strip("*").startswith("as the server"):
+                reads[column] = reads["server/1"]
+        result |= {(name, column): reads[column] for name in re.findall(r"`(\w+)`", names) for column in columns}
+    return result
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_the_table_of_views_says_whom_evidence_gives_something(name, table):
+    run, reads = federate(make(name), server_opt=Opt("sgd", 0.1)), {}
+    for threat in THREATS:
+        victims = scene_victims(run, threat, count=16)  # a client of FedPC reads rounds in which it was no pilot
+        view = run.probe(victims.data).view(threat, own=victims.own)
+        reads[threat] = bool(view.defense.evidence(view))
+    assert reads == {threat: table[name, column_of(THREATS[threat])] for threat in THREATS}
+
+
+def column_of(threat):
+    """Return the first threat model with the facts of `threat` that decide on mail: its column stands for it."""
+    facts = attrgetter("server", "colludes", "overhears")
+    return next(one.name for one in THREATS.values() if facts(one) == facts(threat))
 
 
 @pytest.mark.parametrize("measure", ["squares", "cosine", "poisoned"])

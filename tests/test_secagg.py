@@ -353,10 +353,9 @@ def test_a_view_has_the_keys_of_its_own_parties_and_no_others(federate, defense,
     seen = {c for c, one in enumerate(clients) if leaks(kept, [one.shared[None]])}
     private = {c for c, one in enumerate(clients) if leaks(kept, [one.private[None]])}
     everybody = set(range(run.plan.clients))
-    expected = {"server/1": (everybody, set()), "client/1": ({0}, {0}), "eavesdropper/1": (set(), set())}
-    expected["server-active/1"] = expected["server/1"]
-    assert (seen, private) == expected.get(threat, (everybody, everybody - {0}))  # colluders: all but client 0's own
-    assert bool(leaks(kept, [server.private[None]])) == (threat not in ("client/1", "eavesdropper/1"))
+    inside = {client for client in everybody if THREATS[threat].has(client)}
+    assert (seen, private) == (everybody if THREATS[threat].server else inside, inside)
+    assert bool(leaks(kept, [server.private[None]])) == THREATS[threat].server
 
 
 def test_the_server_reads_the_gradient_and_a_listener_does_not(federate):

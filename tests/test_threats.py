@@ -2,20 +2,25 @@
 
 import json
 import sys
+from io import StringIO
 
 import pytest
 import thief
 import torch
 from broken_plugins import Broken
 from protocols import started
+from rich.console import Console
 from test_apart import process_for_many_calls
 from test_gate import TINY, site
 
 from ppbench.adversary.leaks import leaks
 from ppbench.adversary.victims import choose_candidates, choose_victims
+from ppbench.base.bars import Bars
 from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
+from ppbench.commands.terminal import say_verdict
 from ppbench.defenses.none import NoDefense
+from ppbench.defenses.secagg import SecureAggregation, SparseSecureAggregation
 from ppbench.federation.evidence import at_truth
 from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.threats import (
@@ -33,8 +38,10 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import net_spec
 from ppbench.records.store import Store
+from ppbench.run.cells import groups, inapplicable
 from ppbench.run.config import configure
 from ppbench.run.evaluation import evaluate
+from ppbench.run.experiment import resolve
 from ppbench.verification import verify
 
 SEES = "two curious clients without the server: the broadcasts, states and data of both"
@@ -151,8 +158,38 @@ def test_nobody_asks_colluders_about_their_own_records(run, pair, digits):
     members = {row.numpy().tobytes() for row in candidates.x[candidates.member]}
     held = [{row.numpy().tobytes() for row in run.shards[client].x} for client in range(4)]
     assert len(members) == 40 and members <= held[2] | held[3]
+    few = {c: run.shards[c] for c in (0, 1)}
+    with pytest.raises(UsageError, match="clients/1 needs other clients to be curious about; use at least 3 clients"):
+        choose_victims(few, pair, 1, 2, Seeds(0))
     with pytest.raises(UsageError, match="use at least 3 clients"):
-        choose_victims({c: run.shards[c] for c in (0, 1)}, pair, 1, 2, Seeds(0))
+        choose_candidates(few, digits, 4, Seeds(0), pair)
+    far = ThreatModel("clients/2", SEES, clients=(0, 2))
+    with pytest.raises(UsageError, match="use at least 3 clients"):
+        choose_victims(few, far, 1, 2, Seeds(0))  # there is no client 2
+    assert [threat.fewest for threat in (CURIOUS_CLIENT, pair, far, HONEST_SERVER)] == [2, 3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("defense", "known"), [(SecureAggregation(), True), (SparseSecureAggregation(neighbors=2), False)]
+)
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("threat", ["client/1", "clients/1"])
+def test_clients_of_secure_aggregation_learn_the_exact_mean_of_the_others(defense, known, equal, threat, pair, deal):
+    """Whose numbers of examples the roster names; along a sparse graph, they take the others' for equal."""
+    plan = Plan(net_spec("mlp", (1, 8, 8), 10), 4, Local("gradient", batch=4, opt=Opt("sgd", 0.1)))
+    run = started(defense, plan, deal([24] * 4 if equal else [40, 24, 16, 32]))
+    victims = choose_victims(run.shards, threat_model(threat), 2, 8, Seeds(0), sums=True)
+    view = run.probe(victims.data).view(threat, own=victims.own)
+    evidence = view.defense.evidence(view)
+    assert [e.unit for e in evidence] == list(victims.units) and len(evidence) > 1
+    mismatches = []
+    for e in evidence:
+        truth = [victims.data[slot] for slot in e.unit]
+        x, y = (torch.stack([getattr(data, part) for data in truth]) for part in ("x", "y"))
+        mismatches.append(at_truth(e, x, y))
+    exact = known or equal
+    assert all((m < 1e-8) is exact and m < 0.2 for m in mismatches), mismatches
+    assert all((e.params is not None) is (equal or not known) for e in evidence)
 
 
 def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
@@ -170,6 +207,65 @@ def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, t
     assert "clients/1" in (tmp_path / "out" / "leaderboard.html").read_text()
     assert any("[clients/1]" in verdict.sentence for verdict in found.verdicts)
     assert verify(tmp_path / "out") == []
+
+
+SMALL = {"model": "mlp", "clients": 4, "rounds": 2, "train": 120, "victims": 4, "candidates": 12, "attack_batch": (1,)}
+
+
+def test_beside_one_client_it_has_controls_rows_and_sentences_of_its_own(pair, tmp_path):
+    options = {**SMALL, "attacks": ("analytic", "mia_loss"), "stages": ("init", "final"), "grid": (0.01,)}
+    result = evaluate(defense="dp", **options, threats=("client/1", "clients/1"), out=tmp_path, workers=1)
+    said = [verdict.sentence for verdict in result.verdicts]
+    assert any(s.startswith("[clients/1] dp at sigma=0.01") for s in said)
+    assert any(s.startswith("[clients/1] A coalition of 2 clients that queries the delivered model") for s in said)
+    assert any(s.startswith("A client who queries the delivered model") for s in said), "the one client keeps its own"
+    console = Console(file=StringIO(), width=200)
+    say_verdict(console, result.answer.trust, ())
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("control none")]
+    assert len(lines) == 2 and "[client/1]" in lines[0] and "[clients/1]" in lines[1]
+    assert not result.left_out and verify(tmp_path) == []
+
+
+AUDITED = {"defense": "none", **SMALL, "references": 2, "canaries": 8, "attacks": ("mia_loss",)}
+"""An audit that is small."""
+
+
+def test_an_audit_leaves_out_clients_whose_data_it_does_not_keep_and_says_so(pair, tmp_path):
+    threats = ("client/1", "clients/1")
+    result = evaluate(**AUDITED, stages=("final", "audit"), threats=threats, out=tmp_path, workers=1)
+    cells = {(r.config.stage, r.config.threat_model.id, r.status) for r in result.records}
+    final = {("final", threat, "complete") for threat in threats}
+    assert cells == final | {("audit", "client/1", "complete")}
+    assert result.left_out == (
+        "An audit keeps the state and data of one client alone, so it has no view of clients/1.",
+    )
+
+
+@pytest.mark.parametrize("threat", ["clients/1", "collusion/1"])
+def test_an_audit_under_nothing_but_such_a_threat_model_is_refused_before_it_trains(threat, pair, tmp_path):
+    with pytest.raises(UsageError, match=f"leave out --stage audit.*no view of {threat}"):
+        evaluate(**AUDITED, stages=("final", "audit"), threats=(threat,), out=tmp_path, workers=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_attacks_run_under_requested_threat_models_alone_and_what_cannot_is_said(pair, tmp_path):
+    options = {**SMALL, "attacks": ("analytic", "adaptive_server", "mia_loss"), "stages": ("init", "final")}
+    resolved = resolve(configure("quick", **options, defense="none", threats=("client/1",)))
+    assert {group.threat.name for group in groups(resolved)} == {"client/1"}
+    assert list(inapplicable(resolved)) == [
+        "Attacks that cannot use the view of client/1 are left out: adaptive_server."
+    ]
+    usual = resolve(configure("quick", **options, defense="none"))
+    assert {(group.threat.name, group.records) for group in groups(usual)} == {("server/1", False), ("client/1", True)}
+    assert not list(inapplicable(usual)), "where none is named, attacks run under their own"
+    said = []
+    progress = Bars(quiet=True)
+    progress.say = said.append
+    evaluate(resolved.config, out=tmp_path / "out", workers=1, progress=progress)
+    assert [line for line in said if "left out" in line] == list(inapplicable(resolved))
+    options["attacks"] = ("adaptive_server",)
+    with pytest.raises(UsageError, match=r"another --threat than client/1 or .*clients/1.*left out: adaptive_server"):
+        evaluate(defense="none", **options, threats=("client/1",), out=tmp_path / "none", workers=1)
 
 
 def test_records_of_a_threat_model_that_is_not_registered_here_are_still_read(pair, tmp_path):

@@ -116,9 +116,8 @@ def probed_units(
     others = {client for client in clients if (client == TARGET if targeted else not threat.has(client))}
     cohort = (sums or not threat.sees_uploads) and not targeted
     per_probe = 1 if targeted or (roles > 1 and not cohort) else len(others)
-    if not others:
-        fewest = len(clients) + 1
-        raise UsageError(f"A curious client needs others to be curious about; use at least {fewest} clients.")
+    if not others or len(clients) < threat.fewest:
+        raise UsageError(f"{threat} needs other clients to be curious about; use at least {threat.fewest} clients.")
     probes = range(first, first - (-batches // per_probe))
     slots = [Slot(p, c) for p in probes for c in clients]
     slots = slots[:batches] if not cohort and per_probe == len(clients) else slots
@@ -225,8 +224,8 @@ def choose_candidates(
     """
     curious = CURIOUS_CLIENT if threat.sees_uploads else threat
     others = [c for c in sorted(shards) if not curious.has(c)]
-    if not others:
-        raise UsageError("Membership needs the records of other clients; use at least 2 clients.")
+    if not others or len(shards) < curious.fewest:
+        raise UsageError(f"Membership needs the records of other clients; use at least {curious.fewest} clients.")
     x = torch.cat([shards[c].x for c in others]).cpu()
     y = torch.cat([shards[c].y for c in others]).cpu()
     n = min(count, len(x), len(test.x)) // 2 * 2

@@ -180,7 +180,7 @@ def say_unfinished(to: Console, records: Sequence[Record]) -> None:
 
 def say_verdict(to: Console, trust: Trust, sentences: Iterable[str]) -> None:
     """Print each control, and the sentences where they hold."""
-    for check in trust.checks:
+    for check in (one for weakest in trust.checks for one in (weakest, *weakest.others)):
         style = {True: "green", False: "bold red", None: "yellow"}[check.ok]
         to.print(f"[{style}]control {check.control}:[/] {escape(check.sentence)}", highlight=False)
     for sentence in sentences if trust.reliable else ():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
+
+import torch
 
 from ppbench.base.errors import ProtocolError
 from ppbench.base.tree import Params, Tree
 from ppbench.federation import secagg
 from ppbench.federation.bounds import Bits, NonNegativeInt
-from ppbench.federation.contract import Context, Round, Server
+from ppbench.federation.contract import Context, Round, Server, others_evidence
 from ppbench.federation.evidence import Evidence, Shared, as_gradient
 from ppbench.federation.plan import Layout
 from ppbench.federation.secagg import PairedDefense, cohort_evidence, cohorts, others_masks
@@ -33,6 +36,7 @@ class SecureAggregation(PairedDefense):
     fraction_bits: Bits = 40
 
     name: ClassVar[str] = "secagg"
+    version: ClassVar[str] = "2"
     paper: ClassVar[str] = (
         "Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017"
     )
@@ -62,7 +66,12 @@ class SecureAggregation(PairedDefense):
         return secagg.sum_of_masked(uploads, self.fraction_bits)
 
     def evidence(self, view: View) -> list[Evidence]:
-        """Return evidence of each whole cohort's mean (server) or of client 0's update (colluders); others get none."""
+        """Return evidence of whole cohorts' means (server), client 0's update (colluders), the others' mean (clients).
+
+        A listener gets none.
+        """
+        if not view.threat.sees_uploads:
+            return others_evidence(view, partial(self._own, view), _weights(view))
         first: dict[object, Exchange] = {}
         for exchange in view.exchanges():
             first.setdefault(exchange.slot, exchange)
@@ -83,6 +92,17 @@ class SecureAggregation(PairedDefense):
                 pieces.append(cohort_evidence(shared, {n: v / divisor for n, v in mean.items()}, unit, server))
         return pieces
 
+    def _own(self, view: View, exchange: Exchange, params: Params) -> Params:
+        """Return N times what a curious client added to the mean: its upload less its own mask."""
+        client, layout = exchange.slot.client, Layout.of(exchange.answer.params)
+        flat = layout.pack(exchange.answer.params)
+        ctx = Context(view.plan, exchange.round, view.session(exchange), client, torch.Generator())
+        state = view.state_at(exchange, client)
+        assert state is not None  # a view of clients has their states
+        mask = secagg.zero_sum(state, ctx, UPDATE_MASKS, len(flat))
+        bare = secagg.from_ring(flat.cpu() - mask, self.fraction_bits) * view.plan.clients
+        return layout.unpack(bare.to(flat.device))
+
     def _bare(self, view: View, exchange: Exchange) -> Params | None:
         """Return the unmasked update of one upload, by the keys of all other clients; None if the view lacks some."""
         layout = Layout.of(exchange.answer.params)
@@ -95,6 +115,16 @@ class SecureAggregation(PairedDefense):
         scale = share * as_gradient(view.plan, exchange.round)
         bare = secagg.from_ring(flat.cpu() + masks, self.fraction_bits) / scale
         return layout.unpack(bare.to(flat.device))
+
+
+def _weights(view: View) -> list[float]:
+    """Return N times each client's share of all examples; those that curious clients do not know are equal."""
+    shares: dict[int, float] = {}
+    for record in view.states:
+        shares |= record.state.known_shares(record.party)
+    size = view.plan.clients
+    rest = (1 - sum(shares.values())) / max(1, size - len(shares))
+    return [shares.get(client, rest) * size for client in range(size)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -89,7 +89,7 @@ def plain_evidence(view: View) -> list[Evidence]:
     epochs, is taken for a gradient. A client sees only the others' mean, as the difference of two broadcasts.
     """
     if not view.threat.sees_uploads:
-        return _difference_evidence(view)
+        return others_evidence(view, lambda e, params: view.defense.decode(e.answer, params))  # their N_k are secret
     shared, by_slot = Shared(view.plan), dict[Slot, Evidence]()
     for exchange in view.exchanges():
         if not isinstance(exchange.request, Model) or exchange.slot in by_slot:
@@ -129,17 +129,27 @@ def client_observations(view: View) -> Iterator[tuple[tuple[Slot, ...], list[Exc
             yield others, own_uploads, sent[0], sent[1]
 
 
-def _difference_evidence(view: View) -> list[Evidence]:
-    """Return the others' mean gradient (weights 1/N: their N_k are secret) from two broadcasts and own uploads."""
+def others_evidence(
+    view: View, own: Callable[[Exchange, Params], Params], weights: Sequence[float] = ()
+) -> list[Evidence]:
+    """Return the others' mean gradient, which curious clients learn from two broadcasts and their own uploads.
+
+    own: returns what an upload of theirs, at these broadcast weights, adds to N times the mean of all updates.
+    weights: of each client's update in N times the mean, as far as they know it; 1 each by default.
+    """
     opt, shared, pieces = view.plan.server_opt, Shared(view.plan), []
     if opt.name != "sgd" or opt.momentum:
         return []
+    weights = weights or [1.0] * view.plan.clients
     for others, own_uploads, first, second in client_observations(view):
-        own_updates = [view.defense.decode(e.answer, first) for e in own_uploads]
-        size, divisor = len(others) + len(own_uploads), len(others) * as_gradient(view.plan, own_uploads[0].round)
+        parts = [own(e, first) for e in own_uploads]
+        size, theirs = len(others) + len(own_uploads), [weights[slot.client] for slot in others]
+        divisor = sum(theirs) * as_gradient(view.plan, own_uploads[0].round)
         total = {n: (first[n].double() - second[n].double()) / opt.lr * size for n in first}
-        observed = {n: (total[n] - sum(update[n].double() for update in own_updates)) / divisor for n in first}
-        pieces.append(Evidence(others, observed, shared.at(first), first, channel="aggregate"))
+        observed = {n: (total[n] - sum(part[n].double() for part in parts)) / divisor for n in first}
+        equal = max(theirs) - min(theirs) < 1e-12
+        simulate = shared.at(first, () if equal else tuple(weight / sum(theirs) for weight in theirs))
+        pieces.append(Evidence(others, observed, simulate, first if equal else None, channel="aggregate"))
     return pieces
 
 

@@ -69,6 +69,10 @@ class Keys:
         """Return N_k / N of `party`."""
         return int(self.counts[party]) / int(self.counts.sum())
 
+    def known_shares(self, party: int) -> dict[int, float]:
+        """Return N_k / N by client, of all whose number `party`, whose state this is, knows."""
+        return {client: self.share(client) for client in range(len(self.counts))}
+
 
 @node
 class Neighbors:
@@ -106,6 +110,10 @@ class NeighborKeys:
     def share(self, party: int) -> float:
         """Return N_k / N of `party`, whose state this is."""
         return int(self.count) / int(self.total)
+
+    def known_shares(self, party: int) -> dict[int, float]:
+        """Return N_k / N by client, of all whose number `party`, whose state this is, knows: its own alone."""
+        return {party: self.share(party)}
 
 
 PairKeys = Keys | NeighborKeys

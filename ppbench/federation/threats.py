@@ -66,6 +66,17 @@ class ThreatModel:
         """Whether it is one curious client alone, who stands for everybody who is sent the model."""
         return len(self.clients) == 1 and not (self.colludes or self.sees_uploads)
 
+    @property
+    def fewest(self) -> int:
+        """The fewest clients with which all that are in it exist, and one that is not."""
+        return max(len(self.clients), *self.clients, 0) + 1
+
+    @property
+    def querier(self) -> str:
+        """Who of it queries a delivered model, as the subject of a sentence."""
+        several = len(self.clients) > 1
+        return f"A coalition of {len(self.clients)} clients that queries" if several else "A client who queries"
+
     def has(self, client: int) -> bool:
         """Return whether a client is in it."""
         return client in self.clients or (self.colludes and 0 <= client != TARGET)

@@ -40,12 +40,14 @@ class Check:
     """One control's outcome. ok: None where it was not run.
 
     control: "board": whether the attacks break the undefended model on one board, which says nothing about other
-    boards; "learning": whether the undefended model learned enough to judge usability.
+    boards; "learning": whether the undefended model learned enough to judge usability. others: the same control of the
+    other adversaries and probes; this is the weakest.
     """
 
     control: Literal["none", "full_noise", "harness", "board", "learning"]
     ok: bool | None
     sentence: str
+    others: tuple[Check, ...] = ()
 
 
 def check_harness(outcome: Soundness | None) -> Check:
@@ -151,8 +153,9 @@ def check_controls(records: Sequence[Record]) -> list[Check]:
         head = f"[{threat}, {probe_words(probing)}] " if probed else f"[{threat}] "
         check = _undefended_check(some)
         checks.append(replace(check, sentence=head + check.sentence) if len(scenes) > 1 else check)
-    weakest = next((check for check in checks if check.ok is not True), None)
-    return [weakest or (checks[0] if checks else _undefended_check([])), _noise_check(noise)]
+    weakest = next((check for check in checks if check.ok is not True), checks[0] if checks else _undefended_check([]))
+    others = tuple(check for check in checks if check is not weakest)
+    return [replace(weakest, others=others), _noise_check(noise)]
 
 
 Item = TypeVar("Item")

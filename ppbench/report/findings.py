@@ -210,13 +210,13 @@ def _in_batches(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:
 
 
 def holders_rows(defense: str, rows: Sequence[SettingRow]) -> list[SettingRow]:
-    """Return a defense's rows on models, without the delivered model's to others where a client's are there.
+    """Return a defense's rows on models, without the delivered model's to who sees uploads where a client's are there.
 
-    Clients receive the same model, which is judged with them.
+    These are asked about the same records of the same model. Clients who collude are not: nobody asks about their own.
     """
     own = [row for row in rows if row.key.defense == defense]
     client = any(row.key.stage == "final" and recorded_threat(row.key.threat).lone_client for row in own)
-    return [r for r in own if r.key.stage != "final" or not client or recorded_threat(r.key.threat).lone_client]
+    return [r for r in own if r.key.stage != "final" or not client or not recorded_threat(r.key.threat).sees_uploads]
 
 
 def _of_models(defense: str, rows: Sequence[SettingRow]) -> Iterator[Finding]:

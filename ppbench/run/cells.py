@@ -13,7 +13,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.registry import load_plugin
 from ppbench.base.seeds import Seeds
 from ppbench.federation.plan import Local, Plan
-from ppbench.federation.threats import ThreatModel
+from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.metrics.perceptual import measurable, weights_identity
 from ppbench.nets.net import net_spec
 from ppbench.questions.base import question_of
@@ -32,6 +32,7 @@ from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.report.controls import CONTROLS
 from ppbench.run.config import EvaluateConfig, recorded_options
+from ppbench.run.audit.population import has_view
 from ppbench.run.experiment import Experiment, resolve, threats_of
 from ppbench.run.options import Stage
 from ppbench.run.task import Task, make_task, optimizer_of
@@ -101,7 +102,18 @@ def groups(experiment: Experiment) -> Iterator[CellGroup]:
 def _threats(experiment: Experiment, stage: Stage, records: bool) -> list[ThreatModel]:
     chosen = [attack for attack in experiment.attacks if runs_in(attack, stage, records)]
     some = {threat for attack in chosen for threat in threats_of(attack, experiment.config)}
-    return sorted(some, key=lambda threat: threat.name)
+    return sorted((t for t in some if stage != "audit" or has_view(t)), key=lambda threat: threat.name)
+
+
+def inapplicable(experiment: Experiment) -> Iterator[str]:
+    """Yield which attacks can use none of the requested threat models, and which of these an audit does not have."""
+    config = experiment.config
+    names = sorted(attack.name for attack in experiment.attacks if not any(threats_of(attack, config)))
+    if names:
+        yield f"Attacks that cannot use the view of {' or '.join(config.threats)} are left out: {', '.join(names)}."
+    unseen = [name for name in config.threats if not has_view(threat_model(name))]
+    if unseen and any(runs_in(attack, "audit", True) for attack in experiment.attacks) and "audit" in config.stages:
+        yield f"An audit keeps the state and data of one client alone, so it has no view of {' or '.join(unseen)}."
 
 
 def _acting(experiment: Experiment, threat: ThreatModel) -> list[str]:

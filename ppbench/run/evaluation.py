@@ -24,7 +24,7 @@ from ppbench.base.version import __version__
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.federation.contract import Defense, answer_faults
 from ppbench.federation.engine import Federation
-from ppbench.federation.threats import HONEST_SERVER
+from ppbench.federation.threats import HONEST_SERVER, THREATS
 from ppbench.metrics.modality import BROKEN_DB
 from ppbench.metrics.perceptual import check_weights
 from ppbench.questions.images import score_images
@@ -48,7 +48,7 @@ from ppbench.report.page.headline import Answer, answer_of
 from ppbench.report.verdict import verdicts
 from ppbench.report.verdict.verdict import Verdict
 from ppbench.run.audit.population import populate
-from ppbench.run.cells import CellGroup, groups
+from ppbench.run.cells import CellGroup, groups, inapplicable, runs_in
 from ppbench.run.config import EvaluateConfig, configure
 from ppbench.run.executors import check_workers, default_workers, make_executor
 from ppbench.run.experiment import Experiment, make_defense, resolve
@@ -125,7 +125,8 @@ def selftest() -> Soundness:
 class Evaluation:
     """The result of an evaluation: its cells, the checks of the harness, the verdicts.
 
-    answer: the summary, reported first; computed: number of cells that ran in this call; notes: how the data were read.
+    answer: the summary, reported first; computed: number of cells that ran in this call; notes: how the data were read;
+    inapplicable: what can use none of the requested threat models, in sentences.
     """
 
     config: EvaluateConfig
@@ -135,6 +136,7 @@ class Evaluation:
     out: Path
     computed: int
     notes: tuple[str, ...] = ()
+    inapplicable: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -148,10 +150,10 @@ class Evaluation:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The searches that were skipped, and why: nothing is left to find, or the undefended model withstands too."""
+        """Attacks that cannot run, and searches that were skipped: nothing is left to find, or `none` withstands too."""
         solved = solved_sentence(self.records) if "quick" in self.config.attacks else None
         skipped = [one.sentence for one in skipped_searches(self.config.defense, self.records)]
-        return tuple(skipped if solved is None else [solved, *skipped])
+        return *self.inapplicable, *filter(None, [solved]), *skipped
 
     @property
     def reliable(self) -> bool:
@@ -214,7 +216,8 @@ def _evaluate(
         write_board(store, PAPER_CLAIMS)
     computed_cells = len(ended_cells(todo, store))
     sentences = tuple(verdicts(config.defense, records))
-    return Evaluation(config, records, sentences, answer, store.out, computed_cells, experiment.notes)
+    idle = tuple(inapplicable(experiment))
+    return Evaluation(config, records, sentences, answer, store.out, computed_cells, experiment.notes, idle)
 
 
 @guard()
@@ -225,11 +228,7 @@ def check_experiment(experiment: Experiment) -> None:
     task = experiment.task
     check_weights(config.weights, task.plan.spec.shape)
     every = list(groups(experiment))
-    if not every:
-        raise UsageError(
-            "There is nothing to evaluate: membership and extraction attacks need --stage final, and gradient attacks "
-            "on a defense that perturbs the model need another --threat than client/1."
-        )
+    _check_threats(experiment, every)
     for point in experiment.points:
         _check_defense(point.defense, experiment)
     smallest = min(config.batch_size, *config.attack_batch)
@@ -257,6 +256,19 @@ def check_experiment(experiment: Experiment) -> None:
         drawn.setdefault((replace(group, point=0, stage="init"), defense.sums, len(defense.roles)), group)
     for group in drawn.values():
         _check_victims(experiment, group)
+
+
+def _check_threats(experiment: Experiment, every: Sequence[CellGroup]) -> None:
+    stages, reasons = experiment.config.stages, " ".join(inapplicable(experiment))
+    audits = "audit" in stages and any(runs_in(attack, "audit", True) for attack in experiment.attacks)
+    if audits and not any(group.stage == "audit" for group in every):
+        raise UsageError(f"No attack can be asked in an audit; leave out --stage audit, or change --threat. {reasons}")
+    if not every:
+        blind = " or ".join(threat.name for threat in THREATS.values() if not threat.sees_uploads)
+        raise UsageError(
+            "There is nothing to evaluate: membership and extraction attacks need --stage final, and gradient attacks "
+            f"on a defense that perturbs the model need another --threat than {blind}. {reasons}".strip()
+        )
 
 
 def _check_defense(defense: Defense, experiment: Experiment) -> None:
@@ -292,10 +304,12 @@ def compute(
     """Train what the cells `todo` need, and run them; return whether any, or the self-test, was missing.
 
     first: names of the cells of the first answer; they run first and are reported as soon as they have ended.
-    Warns where finished cells among `planned` were computed by other code. Reports how the data were read.
+    Warns where finished cells among `planned` were computed by other code. Reports how the data were read, and which
+    attacks are left out.
     """
-    notes = tuple(dict.fromkeys(note for one in planned for note in one.experiment.notes))
-    for note in notes:
+    experiments = dict.fromkeys(one.experiment for one in planned)
+    notes = tuple(dict.fromkeys(note for experiment in experiments for note in experiment.notes))
+    for note in dict.fromkeys([*notes, *(line for experiment in experiments for line in inapplicable(experiment))]):
         progress.say(note)
     warn_changed(store.out, reused=count_cells(todo) < count_cells(planned), computing=bool(todo))
     if not todo and soundness_of(store) is not None:

@@ -211,16 +211,18 @@ def _attack(config: EvaluateConfig, name: str) -> Attack:
 
 
 def threats_of(attack: Attack, config: EvaluateConfig) -> Iterator[ThreatModel]:
-    """Yield the threat models under which `attack` runs: those of `config` that it supports, else its own.
+    """Yield the threat models under which `attack` runs: those of `config` that it supports.
 
-    If `config` has a server that acts, an attack that does not act runs under the honest server.
+    If `config` has a server that acts, an attack that does not act runs under the honest server. If it has the honest
+    server, who is meant where none is named, an attack that supports none of them runs under its own.
     """
     requested = [threat_model(name) for name in config.threats]
     supported = [threat for threat in requested if threat.among(attack.threats)]
     passive = (
         [HONEST_SERVER] if any(threat.acts for threat in requested) and HONEST_SERVER.among(attack.threats) else []
     )
-    yield from supported or passive or map(threat_model, attack.threats)
+    own = map(threat_model, attack.threats if any(threat.lone_server for threat in requested) else ())
+    yield from supported or passive or own
 
 
 @dataclass(frozen=True, eq=False)

@@ -446,7 +446,12 @@ def checks_of(evaluations: Sequence[JudgedEvaluation]) -> tuple[Check, ...]:
     """Return the checks of all evaluations, each with its evaluation if there are several."""
     if len(evaluations) == 1:
         return evaluations[0].checks
-    return tuple(replace(c, sentence=f"[{one.about}] {c.sentence}") for one in evaluations for c in one.checks)
+    return tuple(_about(check, f"[{one.about}] ") for one in evaluations for check in one.checks)
+
+
+def _about(check: Check, words: str) -> Check:
+    others = tuple(_about(other, words) for other in check.others)
+    return replace(check, sentence=words + check.sentence, others=others)
 
 
 def standalone_sentences(sentences: Sequence[DefenseSentence]) -> list[str]:

@@ -263,7 +263,7 @@ def _delivered(findings: Sequence[Finding], masked: bool) -> list[Verdict]:
     few = "at most " if not masked or _differ([one.top for one in findings], "asr") else ""
     beside = _beside(one) if masked else _beside(one, "")
     text = f"{attack_of(top)}: {_figures('members', 'asr', top, few)}{beside}"
-    head = "The delivered model" if masked else "A client who queries the delivered model"
+    head = "The delivered model" if masked else f"{recorded_threat(one.row.key.threat).querier} the delivered model"
     return [_verdict(findings, f"{head} {_delivers(became, one, top, masked)} ({text}).")]
 
 

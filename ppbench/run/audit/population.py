@@ -19,6 +19,7 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.federation.contract import Defense
 from ppbench.federation.plan import Data, Plan
+from ppbench.federation.threats import ThreatModel
 from ppbench.metrics.modality import modality_in
 from ppbench.questions.membership import AVERAGE
 from ppbench.run.experiment import Experiment
@@ -75,6 +76,11 @@ ADVERSARY = 0
 POPULATION = 2500
 """Records of the population at most (`mia_rmia` compares with them)."""
 MOST_REFERENCES = 1024
+
+
+def has_view(threat: ThreatModel) -> bool:
+    """Return whether an audit has the view of `threat`: it keeps the state and data of one client alone."""
+    return not threat.colludes and {*threat.clients} <= {ADVERSARY}
 
 
 @dataclass(frozen=True)

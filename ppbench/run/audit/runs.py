@@ -38,7 +38,7 @@ from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.view import BEGUN, StateRecord, Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, session_of
 from ppbench.records.schema import Flag, Strict
-from ppbench.run.audit.population import ADVERSARY, Population, needs_level, populate
+from ppbench.run.audit.population import ADVERSARY, Population, has_view, needs_level, populate
 from ppbench.run.cost import measured_client, peak_memory
 from ppbench.run.experiment import Experiment, Point
 from ppbench.run.train import TrainingResult, curve_figure, figures_of
@@ -446,7 +446,7 @@ class Questions:
         Raises Refused: the view of other clients than the audit's own, whose states are not kept.
         """
         audit, threat = self.audit, threat_model(threat)
-        if any(threat.has(client) for client in range(audit.experiment.config.clients) if client != ADVERSARY):
+        if not has_view(threat):
             raise Refused(f"An audit keeps no clients' states, so it has no view of {threat}; leave it out.")
         fed = audit.restore()
         if not threat.sees_uploads:
