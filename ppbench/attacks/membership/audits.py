@@ -12,7 +12,7 @@ from torch import Tensor
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.attacks.membership.base import AuditAttack, last_model, logit_gap, membership_question, model_outputs
 from ppbench.attacks.membership.references import LiRA
-from ppbench.attacks.membership.updates import UpdateCosine, rounds_of
+from ppbench.attacks.membership.updates import UpdateCosine
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import Fraction
 from ppbench.federation.plan import Layout
@@ -64,7 +64,7 @@ class OneRunAudit(AuditAttack):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        if view.threat.sees_uploads and rounds_of(view):
+        if view.threat.sees_uploads and view.by_round():
             return UpdateCosine().signal(view, challenge)
         if challenge.references is not None:
             return LiRA().signal(view, challenge)

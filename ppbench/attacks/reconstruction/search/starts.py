@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.federation.bounds import PositiveInt
-from ppbench.federation.evidence import Evidence, Mappable
+from ppbench.federation.evidence import Evidence, JointEvidence, Mappable
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -167,10 +167,16 @@ def search_batches(victims: Sequence[Victim]) -> list[list[int]]:
 def simulation_groups(evidences: Sequence[Evidence]) -> list[list[int]]:
     """Return groups of indices of evidence that can be simulated in one batch, in order of first appearance."""
     by_family: dict[Hashable, list[int]] = {}
-    for i, e in enumerate(evidences):
-        family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
-        by_family.setdefault((family, id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
+    for i, evidence in enumerate(evidences):
+        by_family.setdefault(_family(evidence), []).append(i)
     return list(by_family.values())
+
+
+def _family(e: Evidence) -> Hashable:
+    if isinstance(e, JointEvidence):
+        return tuple(map(_family, e.parts))
+    family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
+    return family, id(e.params), e.weight is None, e.measure, len(e.unit)
 
 
 def draw(victims: Sequence[Victim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
