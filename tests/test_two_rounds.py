@@ -26,7 +26,15 @@ from ppbench.base.errors import UsageError
 from ppbench.base.seeds import Seeds
 from ppbench.defenses.dp import DP
 from ppbench.defenses.none import NoDefense
-from ppbench.federation.evidence import Evidence, JointEvidence, at_truth, joint, numbered, simulation, with_number
+from ppbench.federation.evidence import (
+    Evidence,
+    JointEvidence,
+    at_truth,
+    joint_evidence,
+    numbered,
+    simulation,
+    with_number,
+)
 from ppbench.federation.plan import Local, Opt, Plan
 from ppbench.federation.wire import SERVER, Slot
 from ppbench.nets.net import initial, net_spec
@@ -73,7 +81,7 @@ def rounds_of(plan: Plan, measures: list[str], victims: int, nuisance: int = 0) 
             pieces.append(Evidence((Slot(v, 0),), observed, scaled if unknown else simulate,
                                    None if unknown else params, nuisance=unknown, measure=measure))  # fmt: skip
         lists.append(pieces)
-    return joint(lists)
+    return joint_evidence(lists)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +114,14 @@ def test_joint_evidence_is_of_units_seen_in_all_rounds_and_relative_in_each():
     first = [Evidence((Slot(0, c),), {n: (c + 1) * v for n, v in one.items()}, simulate) for c in (2, 1, 0)]
     again = Evidence((Slot(0, 1),), one, simulate)
     second = [Evidence((Slot(0, c),), {n: 1000 * v for n, v in one.items()}, simulate) for c in (0, 1)]
-    whole = joint([[*first, again], second])
+    whole = joint_evidence([[*first, again], second])
     assert [e.unit for e in whole] == [(Slot(0, 1),), (Slot(0, 0),)] and whole[0].parts[0] is first[1]
     guess = numbered([{n: 0.5 * v for n, v in part.observed.items()} for part in whole[0].parts])
     assert float(whole[0].discrepancy(guess)) == pytest.approx(0.25 + 0.25) and float(whole[0].scale()) == 2
     assert with_number(whole[0].observed, 1).keys() == one.keys()
     silent = JointEvidence.of([first[0], replace(again, observed={n: 0 * v for n, v in one.items()})])
     assert float(silent.scale()) == 0, "as a search takes up what observes something alone"
-    assert joint([]) == [] == joint([first, []])
+    assert joint_evidence([]) == [] == joint_evidence([first, []])
 
 
 def test_two_independent_noises_average_where_one_round_is_not_enough():

@@ -198,6 +198,13 @@ class JointEvidence(Evidence):
             parts=each,
         )
 
+    @property
+    def mean(self) -> Evidence:
+        """The first part with the mean update of all parts that have its tensors: in it independent noises average."""
+        first = self.parts[0]
+        alike = [part.observed for part in self.parts if part.observed.keys() == first.observed.keys()]
+        return replace(first, observed={n: torch.stack([one[n] for one in alike]).mean(0) for n in first.observed})
+
     def discrepancy(self, simulated: Params) -> Tensor:
         """Return the sum of the parts' relative distances (scalar); 0 for an exact explanation of all of them."""
         whole = next(iter(simulated.values())).new_zeros(())
@@ -212,7 +219,7 @@ class JointEvidence(Evidence):
         return torch.tensor(float(count), dtype=torch.float64)
 
 
-def joint(observations: Sequence[Sequence[Evidence]]) -> list[Evidence]:
+def joint_evidence(observations: Sequence[Sequence[Evidence]]) -> list[Evidence]:
     """Return one `JointEvidence` for each unit that is seen in all of `observations`, lists such as those of rounds.
 
     Of several pieces about a unit in one list the first counts. Units are in the order of the first list.

@@ -6,16 +6,11 @@ observed update of round r, and D_r(0) that of an all-zero simulation. Labels an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from ppbench.adversary.attack import Guess
 from ppbench.attacks.reconstruction.dlg import IDLG
-from ppbench.attacks.reconstruction.search.starts import Victim
-from ppbench.federation.evidence import Evidence, JointEvidence, joint
+from ppbench.federation.evidence import Evidence, joint_evidence
 from ppbench.federation.view import View
 
 
@@ -37,18 +32,6 @@ class TwoRounds(IDLG):
     def evidence(self, view: View) -> list[Evidence]:
         """Return the evidence of both rounds as one for each unit; none about units that were seen in one round."""
         rounds = view.by_round()[: self.probe_rounds]
-        return joint([part.defense.evidence(part) for part in rounds]) if len(rounds) == self.probe_rounds else []
-
-    def attack(self, victims: Sequence[Victim]) -> list[Guess]:
-        """Return the guesses for victims from one of `search_batches`."""
-        return super().attack([replace(victim, gradient=mean_update(victim.evidence)) for victim in victims])
-
-
-def mean_update(evidence: Evidence | None) -> Evidence | None:
-    """Return the evidence of the first part with the mean update of all parts that have its tensors."""
-    if not isinstance(evidence, JointEvidence):
-        return evidence
-    first = evidence.parts[0]
-    alike = [part.observed for part in evidence.parts if part.observed.keys() == first.observed.keys()]
-    means = {name: torch.stack([one[name] for one in alike]).mean(0) for name in first.observed}
-    return replace(first, observed=means)
+        if len(rounds) < self.probe_rounds:
+            return []
+        return joint_evidence([part.defense.evidence(part) for part in rounds])

@@ -112,7 +112,10 @@ class Victim:
         return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
 
     def labels(self, label: Label) -> Tensor | None:
-        """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown."""
+        """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown.
+
+        Of several observations they are read off the mean.
+        """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
@@ -120,6 +123,7 @@ class Victim:
             return None
         from ppbench.attacks.labels import recover_labels, single_label
 
+        evidence = evidence.mean if isinstance(evidence, JointEvidence) else evidence
         weight, bias = evidence.observed.get("head.weight"), evidence.observed.get("head.bias")
         if weight is None and bias is None:
             return None
