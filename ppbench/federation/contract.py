@@ -85,7 +85,7 @@ def functional(scheme: CipherScheme, clients: int, values: int) -> Ciphering:
 def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker that takes every update for the undefended gradient of one batch.
 
-    Server and eavesdropper use each client's first upload (`View.by_round` gives the others); a weight change, divided by
+    Server and eavesdropper use each client's first upload (other rounds: `View.by_round`); a weight change, divided by
     the learning rate and the epochs, is taken for a gradient. A client sees only the others' mean, as the difference of
     two broadcasts.
     """
