@@ -17,7 +17,15 @@ from ppbench.claims.claim import Claim, read_paper
 from ppbench.federation import bounds
 from ppbench.federation.acting import Before, Sent
 from ppbench.federation.contract import Ciphering, Defense, Job, Round, Server, Step
-from ppbench.federation.evidence import Evidence, Shared, Simulate, as_gradient, simulation
+from ppbench.federation.evidence import (
+    Evidence,
+    JointEvidence,
+    Shared,
+    Simulate,
+    as_gradient,
+    joint_evidence,
+    simulation,
+)
 from ppbench.federation.plan import Batch, Context, Data, Layout, Local, Noise, Opt, Plan
 from ppbench.federation.secagg import KeyedDefense, PairedDefense
 from ppbench.federation.threats import THREATS, ThreatModel, register
@@ -64,6 +72,7 @@ __all__ = [
     "Interval",
     "Job",
     "Join",
+    "JointEvidence",
     "Judgment",
     "KeyedDefense",
     "Kind",
@@ -111,6 +120,7 @@ __all__ = [
     "gradient",
     "gradients",
     "initial",
+    "joint_evidence",
     "node",
     "one_minus",
     "proportion",

@@ -88,7 +88,7 @@ def met(defense: str, attack: Attack, threat: str, stage: str) -> bool:
     alone; SEARCHED at the server. Other searches make the same of any evidence: each meets AUDITED, and what it takes
     APART.
     """
-    if attack.reads_alone:
+    if attack.replays:
         return (threat, stage) == ("server/1", "init")
     if attack.knows(defense):
         return stage in (STAGE.get(attack.kind, stage), "audit")

@@ -16,9 +16,11 @@ import torch
 
 import ppbench
 from ppbench.adversary import isolation as stand_ins
+from ppbench.adversary.attack import Attack
 from ppbench.adversary.isolation import IsolatedAttack, isolated_attack
 from ppbench.base import confine, registry
 from ppbench.base import registry as entries
+from ppbench.base.declarations import declared
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.tree import save_tree
 from ppbench.federation.threats import HONEST_SERVER
@@ -248,7 +250,11 @@ def test_every_hook_is_asked_where_the_attack_is(quick, world):
     with pytest.raises(stand_ins.NothingRead):
         attack.run(replace(view, mail=()), victims.challenges(), seeded())
     crafty = make_attack("crafty", isolate=True)
-    experiment = resolve(configure(**TINY, attacks=("crafty",), threats=("server-active/1",), isolate=True))
+    assert declared(type(crafty), Attack) == declared(type(make_attack("crafty")), Attack)
+    options = {**TINY, "attacks": ("crafty",), "threats": ("server-active/1",), "isolate": True}
+    with pytest.raises(UsageError, match=r"'crafty' needs 2 rounds .* add --probe-rounds 2"):
+        resolve(configure(**options))
+    experiment = resolve(configure(**options, probe_rounds=2))
     fed = federation(experiment, experiment.points[0])
     fed.start(experiment.task.params)
     from ppbench.federation.acting import Before

@@ -1,7 +1,8 @@
 """Defenses that only pretend fall to the server's own use of their uploads; honest ones tell it nothing new."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import ClassVar
 
 import pytest
 import torch
@@ -147,6 +148,14 @@ def flags(seen, attack=None):
     return {flag.code: flag for flag in guesses if flag.code.startswith("own_")}
 
 
+@dataclass(frozen=True)
+class Alone(AdaptiveServer):
+    """Uses its own evidence alone, and does not say that this is the server's step."""
+
+    name: ClassVar[str] = "alone"
+    replays: ClassVar[bool] = False
+
+
 def test_an_account_that_the_servers_step_belies_is_remarked(sees):
     for lie in (Permute, Decode, Cipher, Sums):
         assert set(flags(sees(lie()))) == {"own_account"}
@@ -162,6 +171,7 @@ def test_an_account_that_the_servers_step_belies_is_remarked(sees):
     ):
         assert flags(sees(make_defense(name, options))) == {}
     assert flags(sees(Permute()), IDLG(budget=4)) == {}, "of cells that look at the server's step alone"
+    assert flags(sees(Permute()), Alone(budget=4)) == {}, "not of all that read what is their own"
 
 
 def test_who_protects_the_probe_alone_is_found_out(started):

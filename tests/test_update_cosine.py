@@ -283,15 +283,14 @@ def test_one_bad_client_round_or_record_harms_no_other(gradients):
     assert abs(roc_auc_score(gradients.member[rest], guess.score[rest]) - gradients.area()) < 0.03
 
 
-def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many(monkeypatch):
+def test_rounds_are_thinned_evenly_where_gradients_would_be_too_many():
     parts = [object() for _ in range(10)]
 
     def models(count: int, slots: int, params: object) -> SimpleNamespace:
         seen = [SimpleNamespace(simulate=i, params=params, unit=tuple(range(slots))) for i in range(count)]
-        return SimpleNamespace(defense=SimpleNamespace(evidence=lambda part: seen))
+        return SimpleNamespace(defense=SimpleNamespace(evidence=lambda part: seen), by_round=lambda: parts)
 
     view, summed = models(3, 1, {}), models(1, 20, None)
-    monkeypatch.setattr(update_cosine, "rounds_of", lambda view: parts)
     assert update_cosine.affordable(view, 2000) == parts  # 10 rounds of 3 models and 2000 candidates
     assert update_cosine.affordable(view, 2001) == parts[1::2]
     assert update_cosine.affordable(view, 10**6) == parts[-1:]

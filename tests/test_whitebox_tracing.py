@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ppbench.adversary.attack import Challenge, Guess
 from ppbench.attacks.membership.outputs import WhiteBox, evenly_spaced, gradient_signals, round_signals
-from ppbench.attacks.membership.updates import rounds_of
 from ppbench.attacks.tracing import NearestReconstruction, TracingCosine, likeliest_owners, nearest
 from ppbench.base.errors import UsageError
 from ppbench.defenses.none import NoDefense
@@ -110,7 +109,7 @@ def test_gradient_signals_are_norms_with_the_labels_row_first():
 
 def test_round_signals_hold_outputs_where_weights_are_known(leaky):
     view, challenge, _ = leaky
-    evidence = plain_evidence(rounds_of(view)[-1])[0]
+    evidence = plain_evidence(view.by_round()[-1])[0]
     labels = challenge.labels.double()
     whole = round_signals(FEDSGD, evidence, challenge.x, labels)
     bare = round_signals(FEDSGD, replace(evidence, params=None), challenge.x, labels)

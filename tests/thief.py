@@ -194,6 +194,7 @@ class Crafty(Attack):
 
     name: ClassVar[str] = "crafty"
     kind: ClassVar[str] = "reconstruction"
+    probe_rounds: ClassVar[int] = 2
     threats: ClassVar = ("server-active/1",)
 
     def crafted(self, before, generator):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ppbench.base.declarations import SCALARS, class_faults, contract_faults, field_faults, is_scalar, word_faults
@@ -25,8 +26,10 @@ from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
 from ppbench.records.scores import Scalar
 
-Kind = str
+Name = Annotated[str, Field(max_length=200)]
+Kind = Name
 """The name of a question (`ppbench.questions`)."""
+ProbeName = Annotated[str, Field(pattern="^(gradient|local)$")]
 
 
 @node
@@ -151,13 +154,14 @@ def among(targets: frozenset[str] | None, defense: str) -> bool:
 class Attack:
     """An attack with public parameters as its fields.
 
-    Class attributes an attack sets:
+    Class attributes an attack sets; each is checked against its annotation, also where an isolated process reports it:
         name: as on the command line.  version: raise it when results may change.
         kind: the question that it answers, by name.
         threats: threat models whose views it can use.
         adaptive: whether it knows the defense's mechanism.
         targets: defenses it is built for; None for all.
         probes: the kinds of probes under which it adds anything to other attacks: "gradient", "local".
+        probe_rounds: the fewest rounds of a probe that it needs; it does not apply to probes of fewer.
         standard: whether it belongs to `--attack standard`; others run when named, or by "all".
         quick: whether a standard attack also belongs to the quick portfolio, the default; no subclass inherits it.
             "unaware": only for a defense that no attack is built for.
@@ -167,24 +171,32 @@ class Attack:
         audit: what a membership or tracing attack needs from an audit: "references" (reference runs), "rounds" (the
             mail of all rounds of training) or "clients" (canary clients); "" for nothing.
         reads_alone: whether it uses only its own evidence; if there is none, the cell reports it.
+        replays: whether its evidence is what the server's own code makes of the mail (`adversary.replay`); its cells
+            then report a defense whose account of itself differs.
         reference: its publication or origin.
     """
 
     name: ClassVar[str]
     contract: ClassVar[int] = 0
-    version: ClassVar[str] = "1"
+    version: ClassVar[Annotated[str, Field(min_length=1, max_length=80)]] = "1"
     kind: ClassVar[Kind]
-    threats: ClassVar[tuple[str, ...]] = ("server/1", "eavesdropper/1", "client/1")
+    threats: ClassVar[Annotated[tuple[Name, ...], Field(min_length=1, max_length=20)]] = (
+        "server/1",
+        "eavesdropper/1",
+        "client/1",
+    )
     adaptive: ClassVar[bool] = False
-    targets: ClassVar[frozenset[str] | None] = None
-    probes: ClassVar[tuple[str, ...]] = ("gradient", "local")
+    targets: ClassVar[frozenset[Name] | None] = None
+    probes: ClassVar[Annotated[tuple[ProbeName, ...], Field(min_length=1)]] = ("gradient", "local")
+    probe_rounds: ClassVar[Annotated[int, Field(ge=1, le=100)]] = 1
     standard: ClassVar[bool] = True
     quick: ClassVar[bool | Literal["unaware"]] = True
     exact: ClassVar[bool] = False
-    contains: ClassVar[str] = ""
+    contains: ClassVar[Name] = ""
     audit: ClassVar[Literal["", "references", "rounds", "clients"]] = ""
     reads_alone: ClassVar[bool] = False
-    reference: ClassVar[str] = ""
+    replays: ClassVar[bool] = False
+    reference: ClassVar[Annotated[str, Field(max_length=2000)]] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Wrap `run` so that it computes in full precision, also when it is called by hand."""
@@ -228,6 +240,13 @@ class Attack:
         """Return whether the attack works under `plan`. Default: if targets are classes, or it attacks a model."""
         return plan.spec.classes > 1 or load_plugin("questions", self.kind).source == "model"
 
+    def lacks_rounds(self, rounds: int) -> str:
+        """Return, as the end of a sentence, that it does not apply to probes of so few rounds; "" if it does."""
+        if rounds >= self.probe_rounds:
+            return ""
+        probes = f"probes of {rounds} round" + ("s" if rounds != 1 else "")
+        return f"needs {self.probe_rounds} rounds of one batch and is not applicable to {probes}"
+
     def knows(self, defense: str) -> bool:
         """Return whether the attack knows the mechanism of the defense called `defense`."""
         return self.adaptive and among(self.targets, defense)
@@ -250,8 +269,6 @@ class Attack:
 
 # -- Checks of every attack before it is used: its declarations, and the answers of its public methods --
 
-PROBE_KINDS = ("gradient", "local")
-
 
 def attack_faults(plugin: Any, name: str) -> Iterator[str]:
     """Yield why a class is not the attack `name`; after the first fault others may be meaningless."""
@@ -264,9 +281,8 @@ def attack_faults(plugin: Any, name: str) -> Iterator[str]:
         yield f"answers the question {plugin.kind!r}, which is not installed; known are {known}"
     if plugin.targets is not None and not plugin.targets:
         yield "declares targets without any; name the defenses it is built for, or set None for all"
-    for attribute, known_words in (("threats", tuple(THREATS)), ("probes", PROBE_KINDS)):
-        if unknown_words := [word for word in getattr(plugin, attribute) if word not in known_words]:
-            yield f"declares {attribute} with {shown(unknown_words[0], 60)}; known are {', '.join(known_words)}"
+    if unknown_threats := [name for name in plugin.threats if name not in THREATS]:
+        yield f"declares threats with {shown(unknown_threats[0], 60)}; known are {', '.join(THREATS)}"
     yield from acting_faults(plugin)
 
 

@@ -13,13 +13,14 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from ppbench.adversary.attack import Attack, Challenge, attack_answer_faults, reads_anything, static_answer_faults
 from ppbench.base import tree
+from ppbench.base.declarations import declared, read_declared
 from ppbench.base.device import computing
 from ppbench.base.errors import PluginError, UsageError
 from ppbench.base.fence import check_answers, guard, made
@@ -46,26 +47,15 @@ class AttackSetting(Strict):
 
 
 class AttackFacts(Strict):
-    """The declarations of an attack, see `Attack`, with its setting and its `variants`.
+    """The declarations of an attack, with its setting and its `variants`.
 
-    defined: the threat models that it names, which its module may have registered. own: whether it has its own
-    `evidence`. holds: whether it has its own `check_held`. knows: the installed defenses
-    whose mechanism it knows.
+    defined: the threat models that it names, which its module may have registered. declared: the class attributes of
+    `Attack`, by name. own: whether it has its own `evidence`. holds: whether it has its own `check_held`. knows: the
+    installed defenses whose mechanism it knows.
     """
 
-    version: Annotated[str, Field(min_length=1, max_length=80)]
-    kind: ShortText
     defined: Annotated[tuple[ThreatModel, ...], Field(max_length=20)] = ()
-    threats: Annotated[tuple[ShortText, ...], Field(min_length=1, max_length=20)]
-    adaptive: bool
-    targets: frozenset[ShortText] | None
-    probes: Annotated[tuple[Literal["gradient", "local"], ...], Field(min_length=1)]
-    standard: bool
-    quick: bool
-    contains: ShortText
-    audit: Literal["", "references", "rounds", "clients"]
-    reads_alone: bool
-    reference: Annotated[str, Field(max_length=2000)]
+    declared: dict[str, Any]
     own: bool
     holds: bool
     needs_public: bool
@@ -73,20 +63,16 @@ class AttackFacts(Strict):
     setting: AttackSetting
     variants: Annotated[tuple[AttackSetting, ...], Field(min_length=1, max_length=100)]
 
-    @field_validator("kind")
+    @field_validator("declared")
     @classmethod
-    def _installed(cls, kind: str) -> str:
-        if kind not in plugins("questions"):
+    def _known(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        checked = read_declared(values, Attack)
+        if checked["kind"] not in plugins("questions"):
             raise ValueError("no question of this name is installed")
-        return kind
-
-    @field_validator("threats")
-    @classmethod
-    def _known(cls, threats: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         known = {*THREATS, *(threat.name for threat in info.data.get("defined", ()))}
-        if unknown_threats := [threat for threat in threats if threat not in known]:
+        if unknown_threats := [threat for threat in checked["threats"] if threat not in known]:
             raise ValueError(f"no threat model is called {unknown_threats[0][:40]!r}")
-        return threats
+        return checked
 
 
 class HookCall(Strict):
@@ -192,9 +178,7 @@ def _facts(attack: Attack) -> AttackFacts:
     quick = type(attack).__dict__.get("quick", True)
     check_answers("attacks", attack.name, lambda: static_answer_faults(attack, plugins("defenses")))
     return AttackFacts(
-        **{name: getattr(attack, name) for name in ("version", "kind", "threats", "adaptive", "targets", "probes")},
-        **{name: getattr(attack, name) for name in ("standard", "contains", "audit", "reads_alone", "reference")},
-        quick=quick,
+        declared={**declared(type(attack), Attack), "quick": quick},
         defined=tuple(THREATS[name] for name in attack.threats),
         own=type(attack).evidence is not Attack.evidence,
         holds=type(attack).check_held is not Attack.check_held,

@@ -15,7 +15,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from inspect import get_annotations
 from keyword import iskeyword
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -338,9 +337,8 @@ def _standing(
         raise PluginError(
             f"{plugins('attacks')[name].words} has the parameter {shown(reserved[0])}; call it something else."
         )
-    declared = {key: getattr(facts, key) for key in get_annotations(Attack) if key in AttackFacts.model_fields}
     space = {
-        **declared,
+        **facts.declared,
         "name": name,
         "declared_facts": facts.model_copy(update={"setting": setting}),
         "user_parameters": user_parameters,

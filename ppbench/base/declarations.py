@@ -30,6 +30,22 @@ def _declarations(base: type) -> dict[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(_checkable(hint), config=config) for name, hint in attributes.items()}
 
 
+def declared(plugin: type, base: type) -> dict[str, Any]:
+    """Return what a class declares of the contract `base`: the values of its class attributes by name, as JSON."""
+    return {name: one.dump_python(getattr(plugin, name), mode="json") for name, one in _declarations(base).items()}
+
+
+def read_declared(values: Mapping[str, Any], base: type) -> dict[str, Any]:
+    """Return the values that `declared` wrote, each of its annotated type.
+
+    Raises ValueError: one lacks, is too many, or is of another type.
+    """
+    known = _declarations(base)
+    if odd := sorted(set(values) ^ set(known)):
+        raise ValueError(f"{shown(odd[0], 60)} is declared where it should not be, or is not declared")
+    return {name: one.validate_python(values[name]) for name, one in known.items()}
+
+
 def _checkable(hint: Any) -> Any:
     return type if get_origin(hint) is type else hint  # pydantic would call foreign metaclasses; the contract does not
 

@@ -85,8 +85,9 @@ def functional(scheme: CipherScheme, clients: int, values: int) -> Ciphering:
 def plain_evidence(view: View) -> list[Evidence]:
     """Return evidence for an attacker that takes every update for the undefended gradient of one batch.
 
-    Server and eavesdropper use each client's first upload; a weight change, divided by the learning rate and the
-    epochs, is taken for a gradient. A client sees only the others' mean, as the difference of two broadcasts.
+    Server and eavesdropper use each client's first upload (other rounds: `View.by_round`); a weight change, divided by
+    the learning rate and the epochs, is taken for a gradient. A client sees only the others' mean, as the difference of
+    two broadcasts.
     """
     if not view.threat.sees_uploads:
         return others_evidence(view, lambda e, params: view.defense.decode(e.answer, params))  # their N_k are secret

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -148,6 +148,88 @@ class Evidence:
         if self.measure in DIRECTIONS:
             return torch.tensor(float(any(bool((o != 0).any()) for o in self.observed.values())), dtype=torch.float64)
         return self.discrepancy({name: torch.zeros_like(value).double() for name, value in self.observed.items()}).cpu()
+
+
+# -- Several observations of the same batch, as one --
+
+
+def numbered(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entries of several trees in one, named NUMBER/NAME with numbers from 0."""
+    return {f"{number}/{name}": value for number, tree in enumerate(trees) for name, value in tree.items()}
+
+
+def with_number(tree: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the entries of one of the trees that `numbered` joined, by their own names."""
+    prefix = f"{number}/"
+    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True, eq=False)
+class JointSimulation:
+    """The simulated updates of one batch in several observations, in one tree (`numbered`)."""
+
+    parts: tuple[Evidence, ...]
+
+    def __call__(self, x: Tensor, y: Tensor, **nuisance: Tensor) -> Params:
+        """Return the updates for x [U, B, *shape], y [U, B, C]; each part has its own nuisance unknowns."""
+        return numbered([part.simulate(x, y, **with_number(nuisance, i)) for i, part in enumerate(self.parts)])
+
+
+@dataclass(frozen=True)
+class JointEvidence(Evidence):
+    """Several observations of the same batch as one, for instance of two rounds in which a client holds it.
+
+    Its discrepancy is the sum of the parts', each relative to the part's `scale`; the fields of the parts count,
+    `measure` and `weight` of the whole mean nothing. Searches evaluate each part on its own fast path.
+    """
+
+    parts: tuple[Evidence, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Evidence]) -> JointEvidence:
+        """Return the evidence of two or more `parts` about one unit."""
+        each = tuple(parts)
+        return cls(
+            each[0].unit,
+            numbered([part.observed for part in each]),
+            JointSimulation(each),
+            nuisance=numbered([part.nuisance for part in each]),
+            channel=each[0].channel,
+            parts=each,
+        )
+
+    @property
+    def mean(self) -> Evidence:
+        """The first part with the mean update of all parts that have its tensors: in it independent noises average."""
+        first = self.parts[0]
+        alike = [part.observed for part in self.parts if part.observed.keys() == first.observed.keys()]
+        return replace(first, observed={n: torch.stack([one[n] for one in alike]).mean(0) for n in first.observed})
+
+    def discrepancy(self, simulated: Params) -> Tensor:
+        """Return the sum of the parts' relative distances (scalar); 0 for an exact explanation of all of them."""
+        whole = next(iter(simulated.values())).new_zeros(())
+        for number, part in enumerate(self.parts):
+            distance = part.discrepancy(with_number(simulated, number))
+            whole = whole + distance / part.scale().clamp(min=SMALLEST_SQUARE).to(distance)
+        return whole
+
+    def scale(self) -> Tensor:
+        """Return the number of parts; 0 if one of them observes nothing."""
+        count = len(self.parts) if all(float(part.scale()) > 0 for part in self.parts) else 0
+        return torch.tensor(float(count), dtype=torch.float64)
+
+
+def joint_evidence(observations: Sequence[Sequence[Evidence]]) -> list[Evidence]:
+    """Return one `JointEvidence` for each unit that is seen in all of `observations`, lists such as those of rounds.
+
+    Of several pieces about a unit in one list the first counts. Units are in the order of the first list.
+    """
+    by_unit: list[dict[tuple[Slot, ...], Evidence]] = [{} for _ in observations]
+    for known, pieces in zip(by_unit, observations, strict=True):
+        for piece in pieces:
+            known.setdefault(piece.unit, piece)
+    units = [unit for unit in by_unit[0] if all(unit in known for known in by_unit)] if by_unit else []
+    return [JointEvidence.of([known[unit] for known in by_unit]) for unit in units]
 
 
 def inverse_root(size: Tensor) -> Tensor:

@@ -144,6 +144,19 @@ class View:
                     envelope.step,
                 )
 
+    def by_round(self) -> list[View]:
+        """Return the parts of the view about single rounds, in order, for every round with uploads.
+
+        The part of a party that sees no uploads of others also has the next broadcast, which shows their sum.
+        """
+        parts = []
+        for number in sorted({letter.round for letter in self.mail if letter.receiver == SERVER and letter.round > 0}):
+            ended = () if self.threat.sees_uploads else (number + 1, 0, SERVER)
+            mail = tuple(e for e in self.mail if e.round == number or (e.round, e.step, e.sender) == ended)
+            states = tuple(state for state in self.states if state.round == number)
+            parts.append(dataclasses.replace(self, mail=mail, states=states))
+        return parts
+
     def state_at(self, exchange: Exchange, party: int | None = None) -> Tree | None:
         """Return the state of `party` (this one by default) in the step of `exchange`, or None if not known."""
         key = (exchange.slot.probe, exchange.round, exchange.step, self.party if party is None else party)

@@ -203,6 +203,8 @@ class FrozenView:
         with guard("attacks", own.name):
             if not self.view.threat.among(own.threats) or not own.suits(self.view.plan):
                 raise UsageError(f"Attack {own.name!r} has no use for a view of {self.view.threat} on this network.")
+            if lacking := own.lacks_rounds(self.about.probe_rounds):
+                raise UsageError(f"Attack {own.name!r} {lacking}, as in this transcript.")
             return own.run(self.view, list(self.challenges), self.draws(own.name))
 
 

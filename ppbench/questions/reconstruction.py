@@ -182,7 +182,7 @@ class Reconstruction(Question):
             plain = {e.unit: e for e in view.defense.evidence(view)}
             measured_with = probe.yardstick(), probe.detected, *about
             scored = score_images(victims, guesses, own, plain, plan.data_range, *measured_with)
-            flags = accounts_differ(victims, own, plain) if probe.attack.reads_alone else ()
+            flags = accounts_differ(victims, own, plain) if probe.attack.replays else ()
             return replace(scored, flags=(*scored.flags, *flags))
 
         return Inquiry(victims.challenges(), score, victims.digest())

@@ -156,6 +156,8 @@ def _obstacle(config: EvaluateConfig, attack: Attack) -> str:
         return "learns from reference runs; add --references 16."
     if attack.audit == "clients" and not config.canary_clients:
         return "asks about canary clients; add --canary-clients 100."
+    if lacking := attack.lacks_rounds(config.probe_rounds):
+        return f"{lacking}; add --probe-rounds {attack.probe_rounds}."
     if attack.needs_public and not config.public:
         return "learns from public examples; set some apart, as --public 0.5."
     return ""

@@ -199,7 +199,7 @@ class Bench:
             ruler = partial(yardstick_of, self.experiment)
             probe = Probe(cell.attack, view, victims, task.seeds, task.test, ruler, earlier.guesses, noticed_by)
             ask = partial(question_of(cell.attack.kind).of_probe, probe)
-            checked = cell.attack.reads_alone and question_of(cell.attack.kind).inputs and group.threat.lone_server
+            checked = cell.attack.replays and question_of(cell.attack.kind).inputs and group.threat.lone_server
             flags = remarks() if checked else ()
             spent, keep = time.perf_counter() - began, cell.id in missing_ids
             answers[cell.attack.name] = self._run_cell(

@@ -359,7 +359,7 @@ class Duel:
             victims = replace(victims, data={s: Data(pictures(d.x), d.y) for s, d in victims.data.items()})
         target = TARGET if sum(map(len, victims.units)) < len(victims.data) else None
         acting = Acting(self.attack.crafted, target, noise_pictures()) if threat.acts else None
-        transcript = run.probe(victims.data, acting=acting)
+        transcript = run.probe(victims.data, rounds=self.attack.probe_rounds, acting=acting)
         view = replace(transcript.view(threat, own=victims.own), public=noise_pictures())
         inquiry = question_of(self.attack.kind).of_probe(Probe(self.attack, view, victims, Seeds(0), all_digits()))
         return World(view, inquiry.challenges, victims, run)

@@ -31,7 +31,7 @@ from ppbench.base.tree import Params, finite
 from ppbench.defenses.fedpc.messages import Ternary, Weights
 from ppbench.defenses.fedpc.protocol import FedPC, command_answers, previous_model, round_model, step_signs
 from ppbench.federation.bounds import NonNegativeInt
-from ppbench.federation.evidence import Evidence, Mappable, simulation
+from ppbench.federation.evidence import Evidence, Mappable, numbered, simulation, with_number
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import Slot
@@ -348,33 +348,20 @@ class Gradients(Mappable):
 
     def __call__(self, x: Tensor, y: Tensor) -> Params:
         """Return gradients g at all models, and |g| - bound / gain, by the names of `params`; x [U, B, *shape]."""
-        simulated: Params = {}
-        for number in range(self.rounds):
-            prefix = f"{number}/"
-            model = {n[len(prefix) :]: v for n, v in self.params.items() if n.startswith(prefix)}
-            simulated |= _named(prefix, simulation(self.plan, model)(x, y))
+        models = [with_number(self.params, number) for number in range(self.rounds)]
+        simulated: Params = numbered([simulation(self.plan, model)(x, y) for model in models])
         for name, bound in self.params.items():
             if name.startswith(BOUND):
                 simulated[name] = simulated[name[len(BOUND) :]].abs() - bound / self.gain
         return simulated
 
 
-def _named(prefix: str, tree: Params) -> Params:
-    return {f"{prefix}{name}": value for name, value in tree.items()}
-
-
 def ternary_evidence(slot: Slot, rounds: Sequence[StepSigns], plan: Plan, gain: float | None = None) -> Evidence:
     """Return evidence from the signs of all rounds and, if a change is `gain` times a gradient, from the bounds."""
-    observed: Params = {}
-    params: Params = {}
-    for number, step in enumerate(rounds):
-        prefix = f"{number}/"
-        observed |= _named(prefix, step.signs)
-        params |= _named(prefix, step.params)
-        if gain is not None:
-            sides = {n: torch.where(step.signs[n] != 0, 1.0, -1.0) * (b > 0) for n, b in step.bounds.items()}
-            observed |= _named(BOUND + prefix, sides)
-            params |= _named(BOUND + prefix, step.bounds)
+    observed, params = numbered([step.signs for step in rounds]), numbered([step.params for step in rounds])
+    for name, bound in numbered([step.bounds for step in rounds] if gain is not None else []).items():
+        observed[BOUND + name] = torch.where(observed[name] != 0, 1.0, -1.0) * (bound > 0)
+        params[BOUND + name] = bound
     simulate = Gradients(params, plan, len(rounds), 1.0 if gain is None else gain)
     return Evidence((slot,), observed, simulate, channel="ternary", measure="hinge")
 

@@ -34,6 +34,7 @@ class AdaptiveServer(IDLG):
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
     standard: ClassVar[bool] = True
     reference: ClassVar[str] = "ppbench: the server's own code as evidence"
 
@@ -67,6 +68,7 @@ class ServerLabels(LabelRecovery):
     adaptive: ClassVar[bool] = True
     threats: ClassVar[tuple[str, ...]] = ("server/1", "collusion/1")
     reads_alone: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
     reference: ClassVar[str] = AdaptiveServer.reference
 
     def evidence(self, view: View) -> list[Evidence]:

@@ -18,7 +18,7 @@ from ppbench.attacks.membership.model_queries import (
     model_outputs,
 )
 from ppbench.attacks.membership.references import LiRA
-from ppbench.attacks.membership.updates import UpdateCosine, rounds_of
+from ppbench.attacks.membership.updates import UpdateCosine
 from ppbench.base.errors import UsageError
 from ppbench.federation.bounds import Fraction
 from ppbench.federation.plan import Layout
@@ -70,7 +70,7 @@ class OneRunAudit(AuditAttack):
     def signal(self, view: View, challenge: Challenge) -> Tensor:
         """Return the scores [Q] float64 of the strongest attack that the view allows."""
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
-        if view.threat.sees_uploads and rounds_of(view):
+        if view.threat.sees_uploads and view.by_round():
             return UpdateCosine().signal(view, challenge)
         if challenge.references is not None:
             return LiRA().signal(view, challenge)

@@ -24,7 +24,7 @@ from ppbench.attacks.membership.model_queries import (
     coins,
     log_probabilities,
 )
-from ppbench.attacks.membership.updates import RIDGE, example_gradients, rounds_of, update_coefficients
+from ppbench.attacks.membership.updates import RIDGE, example_gradients, update_coefficients
 from ppbench.base.tree import Params
 from ppbench.federation.bounds import InMemoryCount, NonNegative, PositiveInt, whole_number
 from ppbench.federation.evidence import Evidence
@@ -262,7 +262,7 @@ class WhiteBox(AuditAttack):
         assert challenge.x is not None and challenge.labels is not None  # `run` has checked
         assert view.plan.net  # built here: under vmap its initialization could not draw
         x, labels, tables = challenge.x, challenge.labels.double().cpu(), []
-        for part in evenly_spaced(rounds_of(view), self.rounds):
+        for part in evenly_spaced(view.by_round(), self.rounds):
             readable = [e for e in view.defense.evidence(part) if not e.nuisance]
             tables += [round_signals(view.plan, e, x, labels) for e in readable[:1]]
         most = max((table.shape[1] for table in tables), default=0)

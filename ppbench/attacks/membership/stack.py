@@ -23,7 +23,7 @@ from ppbench.attacks.membership.model_queries import (
 )
 from ppbench.attacks.membership.outputs import modified_entropy
 from ppbench.attacks.membership.references import RMIA, LiRA, OfflineLiRA
-from ppbench.attacks.membership.updates import FedMIA, UpdateCosine, rounds_of
+from ppbench.attacks.membership.updates import FedMIA, UpdateCosine
 from ppbench.federation.bounds import Positive
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
@@ -55,7 +55,7 @@ class Stack(AuditAttack):
         more: list[AuditAttack] = []
         if challenge.references is not None:
             more += [LiRA(), OfflineLiRA(), RMIA()]
-        if view.threat.sees_uploads and rounds_of(view):
+        if view.threat.sees_uploads and view.by_round():
             more += [UpdateCosine(), FedMIA()]
         return torch.stack([*scores, *(attack.signal(view, challenge) for attack in more)], 1)
 

@@ -19,7 +19,6 @@ from ppbench.federation.bounds import Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
-from ppbench.federation.wire import SERVER
 
 # -- Membership by the direction of updates (Nasr et al., S&P 2019; Li et al., ICLR 2023), over the whole transcript
 # --
@@ -36,16 +35,6 @@ ENTRIES_AT_ONCE = 2**24
 MOST_GRADIENTS = 60_000
 """Gradients of single candidates, at most; above it evenly spaced rounds are used. 40 rounds of one model and 640
 candidates take 25,600; in round robin every client has its own model."""
-
-
-def rounds_of(view: View) -> list[View]:
-    """Return the parts of `view` about single rounds, in order, for every round with uploads."""
-    parts = []
-    for number in sorted({letter.round for letter in view.mail if letter.receiver == SERVER and letter.round > 0}):
-        mail = tuple(letter for letter in view.mail if letter.round == number)
-        states = tuple(state for state in view.states if state.round == number)
-        parts.append(replace(view, mail=mail, states=states))
-    return parts
 
 
 def example_gradients(evidence: Evidence, x: Tensor, labels: Tensor) -> Iterator[tuple[slice, Params]]:
@@ -186,7 +175,7 @@ def update_coefficients(view: View, x: Tensor, labels: Tensor, ridge: float | No
 
 def affordable(view: View, count: int) -> list[View]:
     """Return evenly spaced rounds of `view`, the last included, with at most `MOST_GRADIENTS` gradients."""
-    parts = rounds_of(view)
+    parts = view.by_round()
     seen = view.defense.evidence(parts[0]) if parts else []
     models = {id(e.simulate): 1 if e.params is not None else len(e.unit) for e in seen}  # a sum simulates all slots
     stride = max(1, -(-len(parts) * max(1, sum(models.values())) * count // MOST_GRADIENTS))

@@ -19,7 +19,7 @@ from ppbench.attacks.reconstruction.fastpath.chain import ChainObjective, compil
 from ppbench.attacks.reconstruction.search.priors import Penalty
 from ppbench.attacks.reconstruction.search.starts import LOGIT, Starts
 from ppbench.base.tree import Params
-from ppbench.federation.evidence import Evidence, Mappable
+from ppbench.federation.evidence import SMALLEST_SQUARE, Evidence, JointEvidence, Mappable
 from ppbench.federation.plan import Plan
 
 Pull = Callable[[Tensor], Tensor]
@@ -205,6 +205,28 @@ class MappedObjective:
         return loss, *slopes
 
 
+class JointObjective:
+    """D of `JointEvidence`: the sum over its parts of their D / scale, each part by the objective that suits it."""
+
+    def __init__(self, evidences: Sequence[JointEvidence], plan: Plan, batch: int, dtype: torch.dtype) -> None:
+        numbers = zip(*(e.parts for e in evidences), strict=True)
+        self.parts = [objective(part, plan, batch, dtype) for part in numbers]
+        scales = [[p.scale().clamp(min=SMALLEST_SQUARE) for p in e.parts] for e in evidences]
+        self.scales = torch.tensor(scales, dtype=dtype, device=evidences[0].device).unbind(1)
+        shapes = [part.nuisance.values() for part in evidences[0].parts]
+        self.unknowns = [sum(map(math.prod, each)) for each in shapes]
+
+    def __call__(self, x: Tensor, y: Tensor, nuisance: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return D [S], dD/dx, dD/dy and dD/dnuisance."""
+        sums, by_nuisance = [x.new_zeros(len(x)), torch.zeros_like(x), torch.zeros_like(y)], []
+        for part, scales, own in zip(self.parts, self.scales, nuisance.split(self.unknowns, 1), strict=True):
+            *slopes, last = part(x, y, own, index)
+            unit = scales[index]
+            sums = [old + slope / _wide(unit, slope) for old, slope in zip(sums, slopes, strict=True)]
+            by_nuisance.append(last / unit[:, None])
+        return *sums, torch.cat(by_nuisance, 1)
+
+
 def simulated(evidence: Evidence, x: Tensor, y: Tensor, nuisance: Tensor) -> Params:
     """Return the simulated update for a guess x [N, *shape], y [N, C] with flat nuisance unknowns [E]."""
     units, named, offset = len(evidence.unit), {}, 0
@@ -239,8 +261,12 @@ def _stacked(trees: Sequence[Params]) -> Params:
 def objective(evidences: Sequence[Evidence], plan: Plan, batch: int, dtype: torch.dtype) -> Objective:
     """Return D for V victims that share `simulate` and `params`: by a chain of layers, by vmap, or one by one.
 
+    Evidence of several parts, of all V or of none, is evaluated part by part.
+
     batch: examples N of each, over all slots of its unit.  dtype: of the computation.
     """
+    if joint := [e for e in evidences if isinstance(e, JointEvidence)]:
+        return JointObjective(joint, plan, batch, dtype)
     evidences = [e.compared for e in evidences]
     first, measure = evidences[0], evidences[0].measure
     mappable, altered = isinstance(first.simulate, Mappable), getattr(first.simulate, "alters", False)

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from ppbench.adversary.attack import Attack, Challenge, Guess, Kind
 from ppbench.federation.bounds import PositiveInt
-from ppbench.federation.evidence import Evidence, Mappable
+from ppbench.federation.evidence import Evidence, JointEvidence, Mappable
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 
@@ -112,7 +112,10 @@ class PosedVictim:
         return 0.1 * torch.randn(self.size[0], self.plan.spec.classes, generator=self.generator)
 
     def labels(self, label: Label) -> Tensor | None:
-        """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown."""
+        """Return one-hot labels [N, C] float32, granted or inferred as in `attacks.labels`; None if unknown.
+
+        Of several observations they are read off the mean.
+        """
         if self.challenge.y is not None:
             return self.challenge.y.flatten(0, 1).float()
         evidence, classes = self.gradient or self.evidence, self.plan.spec.classes
@@ -120,6 +123,7 @@ class PosedVictim:
             return None
         from ppbench.attacks.labels import recover_labels, single_label
 
+        evidence = evidence.mean if isinstance(evidence, JointEvidence) else evidence
         weight, bias = evidence.observed.get("head.weight"), evidence.observed.get("head.bias")
         if weight is None and bias is None:
             return None
@@ -167,10 +171,16 @@ def search_batches(victims: Sequence[PosedVictim]) -> list[list[int]]:
 def simulation_groups(evidences: Sequence[Evidence]) -> list[list[int]]:
     """Return groups of indices of evidence that can be simulated in one batch, in order of first appearance."""
     by_family: dict[Hashable, list[int]] = {}
-    for i, e in enumerate(evidences):
-        family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
-        by_family.setdefault((family, id(e.params), e.weight is None, e.measure, len(e.unit)), []).append(i)
+    for i, evidence in enumerate(evidences):
+        by_family.setdefault(_family(evidence), []).append(i)
     return list(by_family.values())
+
+
+def _family(e: Evidence) -> Hashable:
+    if isinstance(e, JointEvidence):
+        return tuple(map(_family, e.parts))
+    family = e.simulate.family() if isinstance(e.simulate, Mappable) else id(e.simulate)
+    return family, id(e.params), e.weight is None, e.measure, len(e.unit)
 
 
 def draw(victims: Sequence[PosedVictim], start: Start, label: Label, dtype: torch.dtype) -> Starts:
