@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
+from ppbench.attacks.reconstruction.ig import IG
 from ppbench.base.errors import UsageError
 from ppbench.claims.check import PAPER_CLAIMS
 from ppbench.commands.terminal import glance
@@ -194,6 +195,11 @@ def test_sequences_are_scored_beside_their_own_blind_guess(sequences):
     assert [v.accuracy for v in found.victims] == [1.0, 1.0] and all(map(sequences.rebuilt, found.victims))
     assert [v.blind_accuracy for v in found.victims] == [pytest.approx(2 / 3), 0.0]
     assert found.images is None and all(v.recognition is None and v.ssim is None for v in found.victims)
+
+
+def test_attacks_take_inputs_for_smooth_only_where_the_modality_says_so(plan, sequences):
+    assert plan.spec.shape == (1, 8, 8) and IG(tv=0.1).penalty(plan).parts[0].weight == pytest.approx(0.1)
+    assert IG(tv=0.1).penalty(replace(plan, kind="sequence")).parts[0].weight == 0.0
 
 
 def test_rebuilt_is_what_the_modality_says_and_not_what_decibels_say(fabricate, sequences):

@@ -16,6 +16,7 @@ from ppbench.base.tree import Tree, leaves
 from ppbench.federation.plan import Plan
 from ppbench.federation.view import View
 from ppbench.federation.wire import SERVER
+from ppbench.metrics.modality import modality_in
 
 
 def logit_gap(plan: Plan, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def references_of(attack: str, challenge: Challenge) -> References:
 
 def target_outputs(view: View, x: Tensor, count: int) -> Tensor:
     """Return the outputs [A, Q, C] float64 of the last model received on augmentations of x; NaN without a model."""
-    copies = augmentations(x, count)
+    copies = augmentations(x, count if modality_in(view.plan).smooth else 1)
     outputs: Tensor = model_outputs(view, copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
     return outputs
 

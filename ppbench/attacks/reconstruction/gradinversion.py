@@ -18,7 +18,7 @@ from ppbench.attacks.reconstruction.search.descent import Inversion
 from ppbench.attacks.reconstruction.search.priors import GreyNorm, Penalty, Sum, TotalVariation
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive, PositiveInt
 from ppbench.federation.plan import Plan
-from ppbench.metrics.modality import modality_from
+from ppbench.metrics.modality import modality_from, modality_in
 
 LARGEST_SHIFT = 2
 """Pixels that seeds are shifted by, at most."""
@@ -86,7 +86,8 @@ class GradInversion(Inversion):
         """Return all priors together."""
         (low, high), width = plan.data_range, plan.data_range[1] - plan.data_range[0]
         middle = GreyNorm(self.norm / width**2, (low + high) / 2)
-        return Sum([TotalVariation(self.tv / width), middle, Consistency(self.group / width**2, self.share)])
+        smooth = TotalVariation(self.tv / width if modality_in(plan).smooth else 0.0)
+        return Sum([smooth, middle, Consistency(self.group / width**2, self.share)])
 
     def variants(self) -> Sequence[Attack]:
         """Return this attack, and with a tenth of the total variation."""

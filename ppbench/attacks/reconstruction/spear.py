@@ -35,6 +35,7 @@ from ppbench.base.tree import Params, finite, tree_map
 from ppbench.federation.bounds import NonNegative, PositiveInt
 from ppbench.federation.evidence import Evidence, Mappable, simulation
 from ppbench.federation.plan import Plan
+from ppbench.metrics.modality import modality_in
 
 # -- The inputs of a batch, exact, from the gradient of one linear layer z = W x + b with a ReLU behind it --
 # The gradients of weights and biases are sums over the batch of k examples: [dW, db] = Delta [X, 1], with Delta =
@@ -378,7 +379,6 @@ class SpearFeatures(Spear):
         x = victim.image("grey").to(device)[:, None]
         starts = Starts(x, x.new_zeros(len(x), 1, plan.spec.classes), False)
         limit, stop = torch.full((len(x),), max(1, self.budget // 2)), torch.full((len(x),), STOP)
-        matches = match_gradients(
-            targets, starts, plan, budget=limit, stop=stop, prior=TotalVariation(self.tv) if self.tv else None
-        )
+        prior = TotalVariation(self.tv if modality_in(plan).smooth else 0.0) if self.tv else None
+        matches = match_gradients(targets, starts, plan, budget=limit, stop=stop, prior=prior)
         return matches.ends.x[:, 0].cpu(), int(matches.evaluations.max())

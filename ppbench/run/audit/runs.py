@@ -37,6 +37,7 @@ from ppbench.federation.plan import Data, Layout, Plan
 from ppbench.federation.threats import ThreatModel, threat_model
 from ppbench.federation.view import BEGUN, StateRecord, Transcript, View
 from ppbench.federation.wire import SERVER, Envelope, session_of
+from ppbench.metrics.modality import modality_in
 from ppbench.records.schema import Flag, Strict
 from ppbench.run.audit.population import ADVERSARY, Population, has_view, needs_level, populate
 from ppbench.run.cost import measured_client, peak_memory
@@ -404,7 +405,8 @@ def _room(audit: PointAudit, fed: Federation) -> tuple[int | None, int]:
 
 def _train_references(audit: PointAudit, part: range, after: Callable[[int], None] | None) -> dict[str, Tensor]:
     """Return "finished" [R] bool, "outputs" [R, A, Q, C], "population" [R, Z, C] float64, NaN where a run diverged."""
-    candidates, others = augmentations(audit.population.candidates.x, AUGMENTATIONS), audit.population.others.x
+    count = AUGMENTATIONS if modality_in(audit.experiment.task.plan).smooth else 1
+    candidates, others = augmentations(audit.population.candidates.x, count), audit.population.others.x
     runs = [audit.start(run) for run in part]
     finished = run_many(runs, audit.experiment.config.rounds, after)
     outputs = [fed.outputs(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2]) for fed in runs]

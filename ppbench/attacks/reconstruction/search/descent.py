@@ -24,6 +24,7 @@ from ppbench.attacks.reconstruction.search.starts import (
 from ppbench.federation.bounds import InMemoryCount, NonNegative, Positive
 from ppbench.federation.evidence import Evidence
 from ppbench.federation.plan import Plan
+from ppbench.metrics.modality import modality_in
 
 EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
@@ -210,7 +211,8 @@ class Inversion(ImageSearch):
     def penalty(self, plan: Plan) -> Penalty | None:
         """Return the prior on images, or None."""
         low, high = plan.data_range
-        return Sum([TotalVariation(self.tv / (high - low))]) if self.tv else None
+        weight = self.tv / (high - low) if modality_in(plan).smooth else 0.0
+        return Sum([TotalVariation(weight)]) if self.tv else None
 
     def schedule(self, steps: int, plan: Plan) -> DescentSchedule:
         """Return the schedule for `steps` evaluations per row."""
