@@ -120,15 +120,15 @@ def test_every_modality_says_all_that_is_asked_of_it(fabricate):
     assert IMAGE.readers == tuple(RECOGNITION_METRICS)
     question = question_of("reconstruction")
     rows, images = (
-        [
+        {
             rule.metric
             for rule in question.rules_of(fabricate("none", None, "dlg", "reconstruction", shape=shape).config)
-        ]
+        }
         for shape in ((7,), (1, 8, 8))
     )
-    assert (rows, images) == (["rmse_mean"], ["psnr_median", "share_above_20db"])
-    others = {rule.metric for rule in question.all_rules} - {*rows, *images}
-    assert others == {"reconstruction_accuracy"}  # of other kinds of data
+    decibels = {"psnr_median", "share_above_20db"}
+    assert decibels <= images - rows and "rmse_mean" in rows - images
+    assert {rule.metric for rule in question.all_rules} == rows | images | {"reconstruction_accuracy"}  # of other kinds
 
 
 def test_a_metric_that_compare_judges_says_how(fabricate):

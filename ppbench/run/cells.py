@@ -31,8 +31,8 @@ from ppbench.records.schema import (
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store
 from ppbench.report.controls import CONTROLS
-from ppbench.run.config import EvaluateConfig, recorded_options
 from ppbench.run.audit.population import has_view
+from ppbench.run.config import EvaluateConfig, recorded_options
 from ppbench.run.experiment import Experiment, resolve, threats_of
 from ppbench.run.options import Stage
 from ppbench.run.task import Task, make_task, optimizer_of
