@@ -142,7 +142,8 @@ def test_a_head_on_maps_must_be_one_by_one(monkeypatch):
     def wide(shape, classes):
         return Classifier(torch.nn.Identity(), torch.nn.Conv2d(3, classes, 3, padding=1))
 
-    monkeypatch.setattr("ppbench.base.fence.load_plugin", lambda group, name: wide)
+    for module in ("ppbench.nets.net", "ppbench.base.fence"):
+        monkeypatch.setattr(f"{module}.load_plugin", lambda group, name: wide)
     with pytest.raises(UsageError, match="must be 1x1"):
         build(net_spec("wide", (3, 4, 4), 1))
 
