@@ -14,7 +14,9 @@ REASONS = {
     "a defense, and the attack that is aware of it or the mechanism that it is made of": {
         *("baffle", "dp", "secagg", "spn"),
     },
-    "a question, the attacks that answer it, and its metrics": {"extraction", "labels", "membership", "tracing"},
+    "a question, the attacks that answer it, and its metrics": {
+        *("extraction", "labels", "membership", "recognition", "tracing"),
+    },
     "a command, and the function that it calls": {
         *("accept", "baseline", "compare", "evaluate", "publish", "score", "sweep", "verify"),
     },

@@ -150,7 +150,7 @@ class Evaluation:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Attacks that cannot run; searches skipped because nothing is left to find, or because `none` withstands too."""
+        """Attacks that cannot run; searches skipped as nothing is left to find, or as `none` withstands them too."""
         solved = solved_sentence(self.records) if "quick" in self.config.attacks else None
         skipped = [one.sentence for one in skipped_searches(self.config.defense, self.records)]
         return *self.inapplicable, *filter(None, [solved]), *skipped

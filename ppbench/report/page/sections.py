@@ -162,12 +162,12 @@ PLAIN_ROWS = 200
 Field = str | float | None
 CellFigure = tuple[str, str, int]
 """Name, title and decimals."""
-ACCURACY = "reconstruction_accuracy"
+PLACES_RIGHT = "reconstruction_accuracy"
 CELL_ORDER = (
     *("accuracy", "mse", "psnr_median", "psnr_p95", "psnr_worst_decile", "rmse_mean", "ssim_mean", "test_mse_mean"),
     *("lpips_mean", "feat_mse_mean", "evaluations_per_broken", "label_accuracy", "asr", "auc", "canary_auc"),
     *("canary_tpr_at_1pct_fpr", "epsilon_lower", "agreement", "output_error", "tracing_accuracy"),
-    *("cap", ACCURACY),
+    *("cap", PLACES_RIGHT),
 )
 """Order of the figures; those of further metrics follow."""
 
@@ -243,7 +243,7 @@ def _columns(table: Sequence[Row], records: Sequence[Record], known: Knowledge) 
 def _suiting(figures: Sequence[CellFigure], records: Sequence[Record]) -> list[CellFigure]:
     """Return the figures that suit the inputs of `records`, with titles in the words of their modalities."""
     kinds = [modality_of(record.config) for record in records if question_for(record).inputs]
-    titles = {ACCURACY: " / ".join(sorted({kind.parts_right for kind in kinds if ACCURACY in kind.readers}))}
+    titles = {PLACES_RIGHT: " / ".join(sorted({kind.parts_right for kind in kinds if PLACES_RIGHT in kind.readers}))}
     some = figures if any(kind.psnr_shown for kind in kinds) else [f for f in figures if unit_of(f[0]) != DB]
     return [(name, titles.get(name) or title, digits) for name, title, digits in some]
 
