@@ -17,9 +17,8 @@ from ppbench.base.seeds import Seeds
 from ppbench.base.tree import leaves
 from ppbench.defenses.dp import DP
 from ppbench.defenses.fedpc.protocol import FedPC
-from ppbench.defenses.full_noise import FullNoise
 from ppbench.defenses.mpdp.protocol import MPDP, MPDPH
-from ppbench.defenses.none import NoDefense
+from ppbench.defenses.none import FullNoise, NoDefense
 from ppbench.defenses.pbpfl.protocol import PBPFLExt
 from ppbench.defenses.secagg import SecureAggregation
 from ppbench.federation.acting import Acting, Sent

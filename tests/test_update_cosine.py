@@ -15,8 +15,7 @@ from ppbench.attacks.membership import updates as update_cosine
 from ppbench.attacks.membership.updates import Directions, UpdateCosine, example_gradients, update_coefficients
 from ppbench.base.seeds import Seeds
 from ppbench.base.tree import tree_map
-from ppbench.defenses.full_noise import FullNoise
-from ppbench.defenses.none import NoDefense
+from ppbench.defenses.none import FullNoise, NoDefense
 from ppbench.federation.contract import Defense
 from ppbench.federation.engine import REAL, Federation
 from ppbench.federation.evidence import Evidence, simulation
