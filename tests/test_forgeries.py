@@ -247,10 +247,10 @@ def quick():
 def test_a_cell_taken_from_a_suite_is_missed_and_a_filtered_sweep_is_told(quick):
     strongest = next(r for r in quick if r.config.defense.id == "dp" and r.config.attack.id == "adaptive_dp")
     (lack,) = missing_cells([r for r in quick if r is not strongest])
-    assert lack[1] and lack[0].startswith("1 of the 561 cells of suite digits-quick/1 are missing, such as dp sigma=")
+    assert lack[1] and lack[0].startswith("1 of the 629 cells of suite digits-quick/1 are missing, such as dp sigma=")
     kept = [r for r in quick if r.config.attack.id != "label_recovery"]
     ((sentence, problem),) = missing_cells(kept)
-    assert not problem and f"{561 - len(kept)} of the 561 cells" in sentence and "--only" in sentence
+    assert not problem and f"{629 - len(kept)} of the 629 cells" in sentence and "--only" in sentence
 
 
 def test_what_verify_names_in_the_records_alone_compare_refuses(honest, out):
