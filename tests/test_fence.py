@@ -76,6 +76,10 @@ Guessing.kind = "{name}"
     "modalities": """
 class My(Image):
     name: ClassVar[str] = "{name}"
+def build(argument, *, seed, root):
+    own = open_dataset("digits", seed=seed, root=root)
+    named = {"name": "{name}", "kind": "{name}"}
+    return Dataset(**{field.name: getattr(own, field.name) for field in fields(own)} | named)
 """,
     "models": """
 class My(Classifier):
@@ -120,6 +124,7 @@ def package(group, more):
     made = "build" if group in ("models", "datasets") else "My"
     entries = f"[ppbench.{group}]\n{{name}} = {{module}}:{made}\n"
     entries += "[ppbench.attacks]\n{name} = {module}:Guessing\n" if group == "questions" else ""
+    entries += "[ppbench.datasets]\n{name} = {module}:build\n" if group == "modalities" else ""  # data that name it
     return Broken(next(numbers), "fence", group, HEAD + SOURCES[group] + more, entries)
 
 
@@ -141,7 +146,7 @@ def installed(one, folder):
 
 def sentences(one, out):
     """Evaluate with the plugin of a package; return what was raised, or why cells failed."""
-    own = {"defenses": "defense", "models": "model", "datasets": "dataset"}.get(one.group)
+    own = {"defenses": "defense", "models": "model", "datasets": "dataset", "modalities": "dataset"}.get(one.group)
     attack = one.name if one.group in ("attacks", "questions") else "label_recovery"
     options = {**TINY, "defense": "none", "attacks": (attack,)} | ({} if own is None else {own: one.name})
     if one.group == "modalities":

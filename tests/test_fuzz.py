@@ -184,7 +184,7 @@ def test_every_number_of_a_plugin_has_two_ends_that_hold(group, base):
     """The ends are right, one step beyond is not, and neither is what is no number."""
     for plugin, name, kind, least, most in numeric(group):
         made = load_plugin(group, plugin)()
-        check = (lambda one: Defense.check(one, None)) if base is Defense else Attack.check
+        check = Defense.check_bounds if base is Defense else Attack.check
         check(replace(made, **{name: least}))
         check(replace(made, **{name: most}))
         step = (least - 1, most + 1) if kind is int else (nextafter(least, -inf), nextafter(most, inf))

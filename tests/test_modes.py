@@ -443,7 +443,7 @@ def test_what_an_attack_cannot_compute_is_told() -> None:
     with pytest.raises(
         UsageError, match="'Sequential' cannot be attacked so: its gradient has no derivative by the inp"
     ):
-        ppbench.invert(model, gradient_of(model), users.SHAPE, budget=5)
+        ppbench.invert(model, gradient_of(model), users.SHAPE, attack="dlg", budget=5)
     assert ppbench.invert(model, gradient_of(model), users.SHAPE, Y[:1], "analytic").psnr(X[:1])[0] > 80
     case = users.build([("gru", False)], "sequential", "nothing", training=False, batch=1, seed=0)
     with pytest.raises(UsageError, match=r"torch.func.vmap does not take it .*; take an attack that does without"):

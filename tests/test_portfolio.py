@@ -164,7 +164,10 @@ def test_audits_and_references_are_asked_for_before_attacks_that_need_them():
     assert "mia_lira" not in alone and "mia_whitebox" in alone, "nothing to learn from without references"
     whole = {attack.name for attack in select_attacks(configure("portfolio", defense="spn"))}
     standard = {attack.name for attack in select_attacks(configure(defense="spn", attacks=("standard",)))}
-    assert {"ig", "adaptive_spn", "adaptive_server"} <= quick < standard < whole and standard - quick == {"dlg"}
+    assert {"ig", "adaptive_spn", "adaptive_server"} <= quick < standard < whole and standard - quick == {
+        "dlg",
+        "ig_masked",
+    }
     for defense, own in (("fedpc", "adaptive_fedpc"), ("baffle", "baffle_sketch"), ("none", "fedavg_inversion")):
         assert own in {attack.name for attack in select_attacks(configure(defense=defense))}, "dlg's heirs are no dlg"
     assert {"likelihood", "gifd", "mia_lira", "tracing_cosine"} <= whole - quick

@@ -41,7 +41,7 @@ from ppbench.nets.net import initial, net_spec
 from ppbench.run.config import configure
 from ppbench.run.experiment import select_attacks
 from ppbench.testing.attacks import check_attack
-from ppbench.testing.scene import Duel, psnrs
+from ppbench.testing.small_federation import Duel, psnrs
 
 
 @pytest.mark.parametrize("threat", ["server/1", "eavesdropper/1", "client/1"])
