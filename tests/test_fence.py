@@ -219,15 +219,15 @@ def inverted(name):
 
 def commanded(name):
     """Run a command that calls the attack `name`; raise what it prints, after its exit code."""
-    said = []
+    lines = []
     with (
-        patch.object(commands, "_say", said.append),
+        patch.object(commands, "_say", lines.append),
         patch.object(commands, "app", lambda **_: registry.load_plugin("attacks", name)().suits(None)),
         patch.object(sys, "argv", ["ppbench", "list"]),
         pytest.raises(SystemExit) as end,
     ):
         commands.main(checked=True)
-    raise PluginError(f"{end.value.code} {said[0]}")
+    raise PluginError(f"{end.value.code} {lines[0]}")
 
 
 DOORS = {

@@ -1,6 +1,7 @@
 """A new kind of data is one new file: sequences of integers, with their data set, go through the whole program."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,42 +18,7 @@ from ppbench.run.evaluation import evaluate
 from ppbench.task.user_data import open_dataset
 from ppbench.verification.recheck import full_findings
 
-FILE = '''"""Sequences of 16 integers from 0 to 9, by the integer that occurs most; a place is right after rounding."""
-
-import torch
-from ppbench.api import Dataset, Modality, Split
-
-
-class Sequences(Modality):
-    name, noun, inputs, content = "sequence", "sequences", "sequences of integers", "sequences"
-    headline, figure, readers = "reconstruction_accuracy", "share of right places", ("reconstruction_accuracy",)
-    broken = "sequences come with at least 15 of 16 places right"
-
-    def rebuilt(self, score):
-        return score.accuracy is not None and score.accuracy >= 15 / 16
-
-    def amount(self, score):
-        return -1.0 if score.accuracy is None else score.accuracy
-
-    def is_measured(self, score):
-        return score.accuracy is not None
-
-    def accuracy(self, guess, truth):
-        return float((guess.round() == truth).double().mean())
-
-    def blind_guess(self, examples):
-        return examples.mode(0).values
-
-
-def integers(argument, *, seed, root):
-    """Synthetic sequences, a function of the seed."""
-    draws = torch.Generator().manual_seed(seed % 2**32)
-    y = torch.arange(300) % 10
-    uniform = torch.randint(0, 10, (300, 16), generator=draws)
-    x = torch.where(torch.rand(300, 16, generator=draws) < 0.6, y[:, None], uniform).float()
-    parts = Split(x[:240], y[:240], 10), Split(x[240:], y[240:], 10)
-    return Dataset("integers", *parts, 10, (16,), (0.0, 9.0), "sequence")
-'''
+FILE = Path(__file__).with_name("sequences_plugin.py").read_text()
 ENTRIES = (
     "[ppbench.datasets]\nintegers = integer_kind:integers\n[ppbench.modalities]\nsequence = integer_kind:Sequences\n"
 )
@@ -117,10 +83,10 @@ def test_sequences_are_scored_by_right_places_beside_their_own_blind_guess(evalu
 
 def test_sentences_terminal_and_page_speak_of_sequences(evaluation):
     answer = answer_of(evaluation.records, None)
-    said = [*sentences("dp", evaluation.records), answer.headline.words, *map(str, evaluation.verdict)]
+    texts = [*sentences("dp", evaluation.records), answer.headline.words, *map(str, evaluation.verdict)]
     at = "dp at sigma=0.001: sequences of integers are rebuilt, share of right places 1.00"
-    assert any(one.startswith(at) for one in said), said
-    assert not any(OTHERS.search(one) for one in said), said
+    assert any(one.startswith(at) for one in texts), texts
+    assert not any(OTHERS.search(one) for one in texts), texts
     assert all(glance(table, 200).columns for table in answer.tables)
     page = (evaluation.out / "leaderboard.html").read_text()
     assert "Places right" in page and "data:image/png" not in page
@@ -131,9 +97,9 @@ def test_sentences_terminal_and_page_speak_of_sequences(evaluation):
 def test_verify_computes_again_what_can_be_and_says_what_cannot(evaluation):
     results = full_findings(evaluation.out)
     assert not results.problems
-    said = "; ".join(results.unchecked)
-    assert "scores of sequences of integers in" in said and "(the sequences are not kept)" in said
-    assert "not at hand" not in said and "rows" not in said
+    texts = "; ".join(results.unchecked)
+    assert "scores of sequences of integers in" in texts and "(the sequences are not kept)" in texts
+    assert "not at hand" not in texts and "rows" not in texts
 
 
 def test_compare_judges_right_places(evaluation, site, tmp_path):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from rich.console import Console
+from sequences_plugin import Sequences
 
 from ppbench.adversary.attack import Guess
 from ppbench.adversary.victims import Victims
@@ -50,32 +51,10 @@ PACKAGE = Path(__file__).parent.parent / "ppbench"
 LENGTH, WORDS = 20, 50
 
 
-class Sequence(Modality):
-    """Sequences of integers, as a language model reads them: somebody else's kind of data, in one class."""
+class Sequence(Sequences):
+    """Somebody else's kind of data, in one class."""
 
-    name: ClassVar[str] = "sequence"
-    noun: ClassVar[str] = "sequences"
     inputs: ClassVar[str] = "sequences"
-    content: ClassVar[str] = "sequences"
-    headline: ClassVar[str] = "reconstruction_accuracy"
-    figure: ClassVar[str] = "share of right places"
-    broken: ClassVar[str] = "sequences come with 90% of their places right"
-    readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
-
-    def rebuilt(self, score):
-        return score.accuracy is not None and score.accuracy >= 0.9
-
-    def amount(self, score):
-        return -1.0 if score.accuracy is None else score.accuracy
-
-    def is_measured(self, score):
-        return score.accuracy is not None
-
-    def accuracy(self, guess, truth):
-        return float((guess.round() == truth).double().mean())
-
-    def blind_guess(self, examples):
-        return examples.mode(0).values
 
 
 @pytest.fixture
@@ -160,8 +139,8 @@ def test_modalities_come_by_entry_point_too_and_no_name_is_given_twice(monkeypat
     ],
 )
 def test_what_is_no_modality_is_refused_where_it_is_loaded(plugin, name, words):
-    said = [*modality_faults(plugin, name)]
-    assert len(said) == bool(words) and all(word in said[0] for word in words)
+    sentences = [*modality_faults(plugin, name)]
+    assert len(sentences) == bool(words) and all(word in sentences[0] for word in words)
 
 
 def test_a_data_set_names_a_modality_that_there_is_and_that_suits_its_targets(sequences):
@@ -191,10 +170,10 @@ def test_sequences_are_scored_beside_their_own_blind_guess(sequences):
     blind = sequences.blind_guess(public)
     assert blind.tolist() == [3.0, 7.0, 1.0]
     guess = Guess(x=truth[[1, 0]] + 0.3)
-    found = score_images(victims, [guess], {}, {}, (0.0, 50.0), Yardstick(blind), modality=sequences)
-    assert [v.accuracy for v in found.victims] == [1.0, 1.0] and all(map(sequences.rebuilt, found.victims))
-    assert [v.blind_accuracy for v in found.victims] == [pytest.approx(2 / 3), 0.0]
-    assert found.images is None and all(v.recognition is None and v.ssim is None for v in found.victims)
+    scored = score_images(victims, [guess], {}, {}, (0.0, 50.0), Yardstick(blind), modality=sequences)
+    assert [v.accuracy for v in scored.victims] == [1.0, 1.0] and all(map(sequences.rebuilt, scored.victims))
+    assert [v.blind_accuracy for v in scored.victims] == [pytest.approx(2 / 3), 0.0]
+    assert scored.images is None and all(v.recognition is None and v.ssim is None for v in scored.victims)
 
 
 def test_attacks_take_inputs_for_smooth_only_where_the_modality_says_so(plan, sequences):
@@ -240,8 +219,8 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
     (board,) = boards_of(records, no_claims)
     assert (board.headline, board.reliable, board.images) == ("reconstruction_accuracy", True, False)
     answer = answer_of(records, None)
-    said = answer.headline.words
-    assert level == "blind" or "share of right places" in said
+    sentence = answer.headline.words
+    assert level == "blind" or "share of right places" in sentence
     to = Console(file=io.StringIO(), width=200)
     to.print(glance(answer.tables[0], 200))
     assert f"{sorted(right)[6]:.1%}" in to.file.getvalue() or f"{sum(right) / 12:.1%}" in to.file.getvalue()
@@ -251,7 +230,7 @@ def test_sentences_board_terminal_and_page_speak_of_sequences(fabricate, sequenc
     write_board(store, PAPER_CLAIMS)
     page = (tmp_path / "leaderboard.html").read_text()
     assert "Worst case, places right" in page and words.partition(",")[0] in page
-    assert not re.search(r"rows|images? (are|is) rebuilt|\d dB<", said)
+    assert not re.search(r"rows|images? (are|is) rebuilt|\d dB<", sentence)
 
 
 # -- nobody else asks for shapes --------------------------------------------------------------------------------------
@@ -306,10 +285,10 @@ def _axes(node):
 
 
 def test_nobody_but_the_modalities_asks_for_the_number_of_axes():
-    found = {str(p.relative_to(PACKAGE)): [*counted(p.read_text())] for p in PACKAGE.rglob("*.py")}
-    found = {path: lines for path, lines in found.items() if lines}
-    assert not {path: lines for path, lines in found.items() if not path.startswith(tuple(ALLOWED))}
-    assert not {place for place in ALLOWED if not any(path.startswith(place) for path in found)}, "no longer needed"
+    counts = {str(p.relative_to(PACKAGE)): [*counted(p.read_text())] for p in PACKAGE.rglob("*.py")}
+    counts = {path: lines for path, lines in counts.items() if lines}
+    assert not {path: lines for path, lines in counts.items() if not path.startswith(tuple(ALLOWED))}
+    assert not {place for place in ALLOWED if not any(path.startswith(place) for path in counts)}, "no longer needed"
     planted = "len(config.model.shape) == 3", "x.dim() != 4", "3 != a.ndim", "is_image(record)", 'd.kind == "tabular"'
     planted += ("def f(pictures: bool): ...",)
     assert [*counted("\n".join(planted))].sort() is None and len([*counted("\n".join(planted))]) == len(planted)

@@ -69,7 +69,7 @@ def in_batch(make, defense, share, value=None, **about):
     return make(defense, value, "mia_upload", "batch_membership", scores=list(batch_scores(share)), **about)
 
 
-class Said:
+class Rendered:
     """What each place says of the settings of dp, by control value."""
 
     def __init__(self, records):
@@ -100,13 +100,13 @@ class Said:
 FATES = {"leaks": "falls", "withstands": "stands", "open": "undecided"}
 
 
-def agree(said, value, level, words):
+def agree(rendered, value, level, words):
     """Assert that JSON, page, terminal, the table of worst cases and the sentence give inputs one level."""
-    setting, (verdict,) = said.settings[value], said.sentence("pixels", value)
-    (row,) = [row for (control, _, _), row in said.rows.items() if control == value and row["level"]]
+    setting, (verdict,) = rendered.settings[value], rendered.sentence("pixels", value)
+    (row,) = [row for (control, _, _), row in rendered.rows.items() if control == value and row["level"]]
     assert {setting["level"], verdict.leak.level, row["level"]} == {level}
     assert FATES[setting["fate"]] == verdict.fate
-    assert setting["verdict"] == words and words in said.page and any(words in text for text in said.terminal)
+    assert setting["verdict"] == words and words in rendered.page and any(words in text for text in rendered.terminal)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def agree(said, value, level, words):
     ],
 )  # fmt: skip
 def test_inputs_have_one_level_everywhere(fabricate, plant, level, words, sentence):
-    said = Said([*controls(fabricate), *plant(fabricate)])
-    agree(said, 0.1, level, words)
-    assert sentence in said.sentence("pixels")[0].sentence
+    rendered = Rendered([*controls(fabricate), *plant(fabricate)])
+    agree(rendered, 0.1, level, words)
+    assert sentence in rendered.sentence("pixels")[0].sentence
 
 
 def test_an_attack_that_follows_an_aware_one_is_aware_everywhere(fabricate):
@@ -139,9 +139,9 @@ def test_an_attack_that_follows_an_aware_one_is_aware_everywhere(fabricate):
     refined = changed(
         fabricate("dp", 0.1, "refine", "reconstruction", 34.0, **about), attack={"follows": "adaptive_dp"}
     )
-    said = Said([*controls(fabricate), *dp(fabricate, 0.1, 8.0), refined])
-    agree(said, 0.1, "rebuilt", "rebuilt by refine")
-    (row,), (verdict,) = said.rows.values(), said.sentence("pixels")
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), refined])
+    agree(rendered, 0.1, "rebuilt", "rebuilt by refine")
+    (row,), (verdict,) = rendered.rows.values(), rendered.sentence("pixels")
     assert (row["plain"], row["level_plain"], verdict.leak.plain) == ("dlg", "blind", "blind")
     assert "images are rebuilt by an aware attacker (refine: " in verdict.sentence
 
@@ -150,40 +150,40 @@ def test_what_only_a_larger_batch_shows_falls_in_the_headline_too(fabricate):
     """Labels at batch 1 took the place of images at batch 8, and the headline spoke of bytes."""
     images = [*controls(fabricate, batch=8), *dp(fabricate, 0.1, 34.0, batch=8)]
     for more in ([one(fabricate, "label_recovery", "label", 1.0)], controls(fabricate)):
-        said = Said([*images, *more])
-        agree(said, 0.1, "rebuilt", "rebuilt by adaptive_dp")
-        assert said.answer.headline.words.startswith("dp falls: images rebuilt at 35 dB (undefended 36, blind 11)")
-        assert "batch 8" in said.answer.tables[0].scene
+        rendered = Rendered([*images, *more])
+        agree(rendered, 0.1, "rebuilt", "rebuilt by adaptive_dp")
+        assert rendered.answer.headline.words.startswith("dp falls: images rebuilt at 35 dB (undefended 36, blind 11)")
+        assert "batch 8" in rendered.answer.tables[0].scene
 
 
 def test_each_control_value_is_judged_where_it_was_attacked(fabricate):
-    said = Said([*controls(fabricate), *controls(fabricate, batch=8), *dp(fabricate, 0.1, 8.0),
+    rendered = Rendered([*controls(fabricate), *controls(fabricate, batch=8), *dp(fabricate, 0.1, 8.0),
                  *dp(fabricate, 1.0, 34.0, batch=8)])  # fmt: skip
-    agree(said, 0.1, "blind", BLIND)
-    agree(said, 1.0, "rebuilt", "rebuilt by adaptive_dp")
-    assert said.sentence("pixels", 1.0)[0].sentence.startswith("dp at sigma=1: images are rebuilt")
+    agree(rendered, 0.1, "blind", BLIND)
+    agree(rendered, 1.0, "rebuilt", "rebuilt by adaptive_dp")
+    assert rendered.sentence("pixels", 1.0)[0].sentence.startswith("dp at sigma=1: images are rebuilt")
 
 
 def test_each_adversary_is_judged_where_it_attacked(fabricate):
     late = dict(threat="server-active/1", batch=8)
-    said = Said([*controls(fabricate), *controls(fabricate, **late), *dp(fabricate, 0.1, 8.0),
+    rendered = Rendered([*controls(fabricate), *controls(fabricate, **late), *dp(fabricate, 0.1, 8.0),
                  *dp(fabricate, 0.1, 34.0, **late)])  # fmt: skip
-    levels = {key.threat: v.leak.level for v in said.sentence("pixels") for key in v.settings}
+    levels = {key.threat: v.leak.level for v in rendered.sentence("pixels") for key in v.settings}
     assert levels == {"server/1": "blind", "server-active/1": "rebuilt"}
-    assert said.settings[0.1]["fate"] == "leaks" and said.settings[0.1]["level"] == "rebuilt"
+    assert rendered.settings[0.1]["fate"] == "leaks" and rendered.settings[0.1]["level"] == "rebuilt"
 
 
 @pytest.mark.parametrize(("share", "falls"), [(1.0, True), (0.5, False)])
 def test_who_was_in_a_batch_is_given_away_everywhere_or_nowhere(fabricate, share, falls):
     records = [*controls(fabricate), *dp(fabricate, 0.1, 8.0), in_batch(fabricate, "none", 1.0),
                in_batch(fabricate, "dp", share, 0.1)]  # fmt: skip
-    said = Said(records)
-    (verdict,), setting = said.sentence("members"), said.settings[0.1]
+    rendered = Rendered(records)
+    (verdict,), setting = rendered.sentence("members"), rendered.settings[0.1]
     assert (verdict.fate == "falls") is falls is ("batch members" in setting["gives"])
     words = f"{BLIND}, gives batch members"
-    assert (setting["verdict"] == words) is (words in said.page) is (words in said.terminal[0]) is falls
-    assert (said.answer.headline.tone == "good") is not falls
-    assert ("batch members" in said.answer.headline.words) is falls
+    assert (setting["verdict"] == words) is (words in rendered.page) is (words in rendered.terminal[0]) is falls
+    assert (rendered.answer.headline.tone == "good") is not falls
+    assert ("batch members" in rendered.answer.headline.words) is falls
 
 
 def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):
@@ -193,8 +193,10 @@ def test_who_was_in_a_batch_of_table_rows_is_said_too(fabricate):
         fabricate("full_noise", None, "linear", "reconstruction", 8.0, error=0.9, **table),
         one(fabricate, "linear", "reconstruction", 8.0, error=0.9, **table),
     ]
-    said = Said([*inputs, in_batch(fabricate, "none", 1.0, **table), in_batch(fabricate, "dp", 1.0, 0.1, **table)])
-    assert said.sentence("members")[0].fate == "falls" and said.settings[0.1]["gives"] == ["batch members"]
+    rendered = Rendered(
+        [*inputs, in_batch(fabricate, "none", 1.0, **table), in_batch(fabricate, "dp", 1.0, 0.1, **table)]
+    )
+    assert rendered.sentence("members")[0].fate == "falls" and rendered.settings[0.1]["gives"] == ["batch members"]
 
 
 def test_the_table_of_a_sweep_has_the_figure_that_judges(fabricate):
@@ -235,17 +237,23 @@ def test_the_largest_of_a_grid_is_judged_at_the_level_of_the_grid_everywhere(fab
     """A share that one cell of twelve reaches by chance was a leak in the table and none in the sentence."""
     grid = [round(0.1 * (i + 1), 1) for i in range(12)]
     cells = members(fabricate, [(v, share if v == 0.1 else 0.5) for v in grid])
-    said = Said([*controls(fabricate), *(r for v in grid for r in dp(fabricate, v, 8.0)), *cells])
-    (verdict,) = said.sentence("members")
+    rendered = Rendered([*controls(fabricate), *(r for v in grid for r in dp(fabricate, v, 8.0)), *cells])
+    (verdict,) = rendered.sentence("members")
     assert (verdict.fate == "falls") is falls
-    assert {v: "members" in one["gives"] for v, one in said.settings.items()} == {v: falls and v == 0.1 for v in grid}
-    assert (f"{BLIND}, gives members" in said.page) is falls is ("members at 1 of 12" in said.answer.headline.words)
+    assert {v: "members" in one["gives"] for v, one in rendered.settings.items()} == {
+        v: falls and v == 0.1 for v in grid
+    }
+    assert (
+        (f"{BLIND}, gives members" in rendered.page)
+        is falls
+        is ("members at 1 of 12" in rendered.answer.headline.words)
+    )
 
 
 def test_members_compare_with_the_undefended_model_of_the_same_stage_alone(fabricate):
     """What clients train on is not what the undefended model delivers."""
-    said = Said([*members(fabricate, [(1.0, 0.5)], stage="iterate", adaptive=True)])
-    (verdict,), (setting,) = said.sentence("members"), said.settings.values()
+    rendered = Rendered([*members(fabricate, [(1.0, 0.5)], stage="iterate", adaptive=True)])
+    (verdict,), (setting,) = rendered.sentence("members"), rendered.settings.values()
     assert (verdict.fate, setting["fate"], setting["verdict"]) == ("undecided", "open", "undecided")
     assert "undefended: not attacked" in verdict.sentence
 
@@ -258,18 +266,18 @@ def test_members_compare_with_the_undefended_model_of_the_same_stage_alone(fabri
 def test_outputs_read_in_part_are_a_leak_everywhere(fabricate, share, fate, verdict):
     alike = dict(n=2000, alike=0.5)
     cells = [one(fabricate, "query", "extraction", share, stage="iterate", adaptive=True, **alike)]
-    said = Said([*members(fabricate, [(0.1, 0.5)]), *cells])
-    (outputs,), setting = said.sentence("outputs"), said.settings[0.1]
-    assert (setting["fate"], setting["verdict"]) == (fate, verdict) and verdict in said.page
+    rendered = Rendered([*members(fabricate, [(0.1, 0.5)]), *cells])
+    (outputs,), setting = rendered.sentence("outputs"), rendered.settings[0.1]
+    assert (setting["fate"], setting["verdict"]) == (fate, verdict) and verdict in rendered.page
     assert outputs.fate == FATES[fate]
 
 
 def test_nothing_stands_beside_an_undefended_model_that_learned_nothing(fabricate):
     records = [r.model_copy(update={"utility": r.utility.model_copy(update=dict(accuracy=0.1, low=0.08, high=0.12))})
                for r in members(fabricate, [(0.1, 0.5)])]  # fmt: skip
-    said, learned = Said(records), Said(members(fabricate, [(0.1, 0.5)]))
+    rendered, learned = Rendered(records), Rendered(members(fabricate, [(0.1, 0.5)]))
     assert (learned.sentence("members")[0].fate, learned.settings[0.1]["verdict"]) == ("stands", "members not found")
-    assert (said.sentence("members")[0].fate, said.settings[0.1]["verdict"]) == ("undecided", "undecided")
+    assert (rendered.sentence("members")[0].fate, rendered.settings[0.1]["verdict"]) == ("undecided", "undecided")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +286,14 @@ def test_nothing_stands_beside_an_undefended_model_that_learned_nothing(fabricat
 )
 def test_a_model_that_is_not_usable_is_so_in_table_rank_and_headline(fabricate, none, mine, usable):
     """13.5% of 18% is within five points, and half of what was learned is gone: it had a rank all the same."""
-    said = Said([*controls(fabricate, accuracy=none), *dp(fabricate, 0.1, 8.0, accuracy=mine)])
-    (row,), setting = said.rows.values(), said.settings[0.1]
+    rendered = Rendered([*controls(fabricate, accuracy=none), *dp(fabricate, 0.1, 8.0, accuracy=mine)])
+    (row,), setting = rendered.rows.values(), rendered.settings[0.1]
     assert setting["usable"] is usable and (row["rank_low"] is not None) is bool(usable)
-    (sentence,) = said.sentence("pixels")
+    (sentence,) = rendered.sentence("pixels")
     assert sentence.sentence.endswith(", not usable.") is (usable is False)
     assert (
-        ("not usable" in said.terminal[0])
-        is ("has no usable setting" in said.answer.headline.words)
+        ("not usable" in rendered.terminal[0])
+        is ("has no usable setting" in rendered.answer.headline.words)
         is (usable is False)
     )
 
@@ -304,22 +312,22 @@ def test_seeds_are_judged_one_by_one_and_pooled_once(fabricate):
         ((stands, falls), ["stands", "falls"], "rebuilt by adaptive_dp (1 of 2 seeds)"),
         ((stands, stands), ["stands", "stands"], BLIND),
     ):
-        said = Said(seeds(*some))
-        assert [v.fate for v in said.sentence("pixels")] == fates
-        assert [said.rows[0.1, seed, 1]["level"] for seed in (0, 1)] == [
+        rendered = Rendered(seeds(*some))
+        assert [v.fate for v in rendered.sentence("pixels")] == fates
+        assert [rendered.rows[0.1, seed, 1]["level"] for seed in (0, 1)] == [
             {"stands": "blind", "falls": "rebuilt"}.get(fate, fate) for fate in fates
         ]
-        assert said.settings[0.1]["verdict"] == words and words in said.page
+        assert rendered.settings[0.1]["verdict"] == words and words in rendered.page
 
 
 def test_a_seed_is_compared_with_the_undefended_model_of_its_own_seed(fabricate):
     """At seed 1 the undefended model was not attacked in batches of 8."""
     late = dict(batch=8)
     one, two = [*controls(fabricate), *controls(fabricate, **late)], controls(fabricate)
-    said = Said(seeds([*one, *dp(fabricate, 0.1, 8.0, **late)], [*two, *dp(fabricate, 0.1, 8.0, **late)]))
-    assert [v.leak.level for v in said.sentence("pixels")] == ["blind", "undecided"]
-    assert [said.rows[0.1, seed, 8]["level"] for seed in (0, 1)] == ["blind", "undecided"]
-    assert said.settings[0.1]["verdict"] == "inconclusive (1 of 2 seeds)"
+    rendered = Rendered(seeds([*one, *dp(fabricate, 0.1, 8.0, **late)], [*two, *dp(fabricate, 0.1, 8.0, **late)]))
+    assert [v.leak.level for v in rendered.sentence("pixels")] == ["blind", "undecided"]
+    assert [rendered.rows[0.1, seed, 8]["level"] for seed in (0, 1)] == ["blind", "undecided"]
+    assert rendered.settings[0.1]["verdict"] == "inconclusive (1 of 2 seeds)"
 
 
 def collapsed(records):
@@ -333,41 +341,41 @@ def test_a_collapsed_training_is_marked_everywhere(fabricate, first, words):
     """The seed that is shown need not be the one of which no training learned."""
     bad = [*controls(fabricate), *collapsed(dp(fabricate, 0.1, 8.0, accuracy=0.1))]
     good = [*controls(fabricate), *dp(fabricate, 0.1, 8.1, accuracy=first)]
-    said = Said(bad if first < 0.5 else seeds(good, bad))
-    assert said.settings[0.1]["usable"] is False
-    assert all(row["rank_low"] is None for (_, seed, _), row in said.rows.items() if seed or first < 0.5)
-    assert f"{BLIND}; not usable; {words}" in said.terminal[0] and f"{BLIND}; not usable; {words}" in said.page
-    assert said.answer.headline.words == f"dp has no usable setting: its {words}."
-    assert "collapsed in 3 of 3 trainings, not usable." in said.sentence("pixels")[-1].sentence
+    rendered = Rendered(bad if first < 0.5 else seeds(good, bad))
+    assert rendered.settings[0.1]["usable"] is False
+    assert all(row["rank_low"] is None for (_, seed, _), row in rendered.rows.items() if seed or first < 0.5)
+    assert f"{BLIND}; not usable; {words}" in rendered.terminal[0] and f"{BLIND}; not usable; {words}" in rendered.page
+    assert rendered.answer.headline.words == f"dp has no usable setting: its {words}."
+    assert "collapsed in 3 of 3 trainings, not usable." in rendered.sentence("pixels")[-1].sentence
 
 
 def test_seeds_that_stand_pool_their_qualifiers(fabricate):
     """Members are found at one seed, labels at the other: the table spoke of one of them."""
     one_seed = [*controls(fabricate), *dp(fabricate, 0.1, 8.0)]
     labels = one(fabricate, "label_recovery", "label", 1.0)
-    said = Said(seeds([*one_seed, labels], [*one_seed, *members(fabricate, [(0.1, 0.6)])]))
-    assert said.settings[0.1]["gives"] == ["labels", "members"]
-    assert said.settings[0.1]["verdict"] == f"{BLIND}, gives labels, gives members"
+    rendered = Rendered(seeds([*one_seed, labels], [*one_seed, *members(fabricate, [(0.1, 0.6)])]))
+    assert rendered.settings[0.1]["gives"] == ["labels", "members"]
+    assert rendered.settings[0.1]["verdict"] == f"{BLIND}, gives labels, gives members"
 
 
 def test_what_is_found_where_controls_fail_is_not_concluded(fabricate):
     """At seed 1 the undefended model resists, so labels that are recovered there count for nothing."""
     good = [*controls(fabricate), *dp(fabricate, 0.1, 8.0)]
     bad = [r for r in good if r.config.defense.id != "none"] + [fabricate("none", None, "dlg", "reconstruction", 8.0)]
-    said = Said(seeds(good, [*bad, one(fabricate, "label_recovery", "label", 1.0)]))
-    assert said.settings[0.1]["gives"] == [] and len(said.sentence("pixels")) == 1
+    rendered = Rendered(seeds(good, [*bad, one(fabricate, "label_recovery", "label", 1.0)]))
+    assert rendered.settings[0.1]["gives"] == [] and len(rendered.sentence("pixels")) == 1
 
 
 def test_outputs_that_are_read_are_given_away_beside_images_that_are_not(fabricate):
     cells = [one(fabricate, "query", "extraction", 0.99, stage="iterate", adaptive=True, n=2000, alike=0.5)]
-    said = Said([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *cells])
-    assert said.sentence("outputs")[0].fate == "falls" and said.settings[0.1]["gives"] == ["outputs"]
-    assert said.settings[0.1]["verdict"] == f"{BLIND}, gives outputs" in said.page
+    rendered = Rendered([*controls(fabricate), *dp(fabricate, 0.1, 8.0), *cells])
+    assert rendered.sentence("outputs")[0].fate == "falls" and rendered.settings[0.1]["gives"] == ["outputs"]
+    assert rendered.settings[0.1]["verdict"] == f"{BLIND}, gives outputs" in rendered.page
 
 
 def test_an_undefended_model_that_resists_is_no_credit_anywhere(fabricate):
     """It falls at batch 1; in batches of 8 nothing is shown of a defense that was attacked there alone."""
     weak = fabricate("none", None, "dlg", "reconstruction", 8.0, batch=8, n=40)
-    said = Said([*controls(fabricate), weak, *dp(fabricate, 0.1, 8.0, batch=8)])
-    agree(said, 0.1, "undecided", "undecided, undefended stands too")
-    assert "even the undefended model resists these attacks" in said.sentence("pixels")[0].sentence
+    rendered = Rendered([*controls(fabricate), weak, *dp(fabricate, 0.1, 8.0, batch=8)])
+    agree(rendered, 0.1, "undecided", "undecided, undefended stands too")
+    assert "even the undefended model resists these attacks" in rendered.sentence("pixels")[0].sentence

@@ -170,7 +170,7 @@ def comparisons_of_threats(path):
 
 def test_nobody_asks_for_the_name_of_a_threat_model(tmp_path):
     files = [p for p in SOURCES if p != Path(threats.__file__)]
-    assert not {str(p): found for p in files if (found := list(comparisons_of_threats(p)))}
+    assert not {str(p): lines for p in files if (lines := list(comparisons_of_threats(p)))}
     planted = [
         'view.threat == "client/1"', 'threat in ("server/1", "collusion/1")', 'view.threat.name.startswith("client/")',
         'threat.endswith("/sybil")', "row.key.threat.partition(x)", '{"client/1": 0}.get(threat)', 'ONE = "client/1"',

@@ -156,8 +156,8 @@ def test_two_clients_see_what_both_have_and_the_exact_mean_of_the_others(run, pa
 def test_nobody_asks_colluders_about_their_own_records(run, pair, digits):
     candidates = choose_candidates(run.shards, digits, 40, Seeds(0), pair)
     members = {row.numpy().tobytes() for row in candidates.x[candidates.member]}
-    held = [{row.numpy().tobytes() for row in run.shards[client].x} for client in range(4)]
-    assert len(members) == 40 and members <= held[2] | held[3]
+    kept = [{row.numpy().tobytes() for row in run.shards[client].x} for client in range(4)]
+    assert len(members) == 40 and members <= kept[2] | kept[3]
     few = {c: run.shards[c] for c in (0, 1)}
     with pytest.raises(UsageError, match="clients/1 needs other clients to be curious about; use at least 3 clients"):
         choose_victims(few, pair, 1, 2, Seeds(0))
@@ -195,8 +195,8 @@ def test_clients_of_secure_aggregation_learn_the_exact_mean_of_the_others(defens
 def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, tmp_path):
     options = {"model": "mlp", "clients": 3, "rounds": 2, "train": 90, "victims": 3, "candidates": 12}
     options |= {"attacks": ("analytic", "mia_loss"), "attack_batch": (1,), "stages": ("init", "final")}
-    found = evaluate(defense="none", **options, threats=("clients/1",), out=tmp_path / "out", workers=2)
-    records = [r for r in found.records if r.config.defense.id == "none"]
+    evaluation = evaluate(defense="none", **options, threats=("clients/1",), out=tmp_path / "out", workers=2)
+    records = [r for r in evaluation.records if r.config.defense.id == "none"]
     assert {(r.config.threat_model.id, r.config.threat_model.sees, r.status) for r in records} == {
         ("clients/1", SEES, "complete")
     }
@@ -205,7 +205,7 @@ def test_the_undefended_is_evaluated_under_a_threat_model_from_elsewhere(pair, t
     assert rebuilt.metric("psnr_median").value > 60, "two broadcasts less two uploads leave one gradient"
     assert {r.config.attack.id for r in records} == {"analytic", "mia_loss"}
     assert "clients/1" in (tmp_path / "out" / "leaderboard.html").read_text()
-    assert any("[clients/1]" in verdict.sentence for verdict in found.verdicts)
+    assert any("[clients/1]" in verdict.sentence for verdict in evaluation.verdicts)
     assert verify(tmp_path / "out") == []
 
 
@@ -215,10 +215,10 @@ SMALL = {"model": "mlp", "clients": 4, "rounds": 2, "train": 120, "victims": 4, 
 def test_beside_one_client_it_has_controls_rows_and_sentences_of_its_own(pair, tmp_path):
     options = {**SMALL, "attacks": ("analytic", "mia_loss"), "stages": ("init", "final"), "grid": (0.01,)}
     result = evaluate(defense="dp", **options, threats=("client/1", "clients/1"), out=tmp_path, workers=1)
-    said = [verdict.sentence for verdict in result.verdicts]
-    assert any(s.startswith("[clients/1] dp at sigma=0.01") for s in said)
-    assert any(s.startswith("[clients/1] A coalition of 2 clients that queries the delivered model") for s in said)
-    assert any(s.startswith("A client who queries the delivered model") for s in said), "the one client keeps its own"
+    sentences = [verdict.sentence for verdict in result.verdicts]
+    assert any(s.startswith("[clients/1] dp at sigma=0.01") for s in sentences)
+    assert any(s.startswith("[clients/1] A coalition of 2 clients that queries the delivered model") for s in sentences)
+    assert any(s.startswith("A client who queries the delivered model") for s in sentences), "one client keeps its own"
     console = Console(file=StringIO(), width=200)
     say_verdict(console, result.answer.trust, ())
     lines = [line for line in console.file.getvalue().splitlines() if line.startswith("control none")]
@@ -258,11 +258,11 @@ def test_attacks_run_under_requested_threat_models_alone_and_what_cannot_is_said
     usual = resolve(configure("quick", **options, defense="none"))
     assert {(group.threat.name, group.records) for group in groups(usual)} == {("server/1", False), ("client/1", True)}
     assert not list(inapplicable(usual)), "where none is named, attacks run under their own"
-    said = []
+    lines = []
     progress = Bars(quiet=True)
-    progress.say = said.append
+    progress.say = lines.append
     evaluate(resolved.config, out=tmp_path / "out", workers=1, progress=progress)
-    assert [line for line in said if "left out" in line] == list(inapplicable(resolved))
+    assert [line for line in lines if "left out" in line] == list(inapplicable(resolved))
     options["attacks"] = ("adaptive_server",)
     with pytest.raises(UsageError, match=r"another --threat than client/1 or .*clients/1.*left out: adaptive_server"):
         evaluate(defense="none", **options, threats=("client/1",), out=tmp_path / "none", workers=1)

@@ -39,11 +39,11 @@ class RowRatio(Attack):
 
     def run(self, view: View, challenges: Sequence[Challenge], generator: torch.Generator) -> list[Guess]:
         """Return one guess a challenge; where nothing can be read it is drawn from `generator`."""
-        found = {frozenset(evidence.unit): evidence.observed for evidence in self.evidence(view)}
-        return [self._guess(view.plan, found.get(frozenset(c.unit)), c, generator) for c in challenges]
+        updates = {frozenset(evidence.unit): evidence.observed for evidence in self.evidence(view)}
+        return [self._guess(view.plan, updates.get(frozenset(c.unit)), c, generator) for c in challenges]
 
-    def _guess(self, plan: Plan, update: Params | None, asked: Challenge, generator: torch.Generator) -> Guess:
-        count = len(asked.unit) * asked.batch
+    def _guess(self, plan: Plan, update: Params | None, challenge: Challenge, generator: torch.Generator) -> Guess:
+        count = len(challenge.unit) * challenge.batch
         x = torch.rand(count, *plan.spec.shape, generator=generator)  # always drawn: one victim must not move another's
         y = torch.randint(0, plan.spec.classes, (count,), generator=generator)
         if update is None or not self.suits(plan):
