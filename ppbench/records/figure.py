@@ -90,14 +90,22 @@ class Figured(Protocol):
 AnyFigured = TypeVar("AnyFigured", bound=Figured)
 
 
+def attack_order(config: CellConfig) -> tuple[bool, str]:
+    """Return the order of attacks of equal figures: those unaware of the defense first, then by name."""
+    return config.attack.adaptive, config.attack.id
+
+
 def best(records: Iterable[AnyFigured], name: str) -> AnyFigured | None:
-    """Return the record that leaks most by a metric, without oracles; ties go to the first attack and cell; or None."""
+    """Return the record that leaks most by a metric, without oracles, or None.
+
+    Ties go to an attack unaware of the defense, since no knowledge was needed, then to the first name and cell.
+    """
     figures = [(r.metric(name), r) for r in records if not r.config.attack.oracle]
     leaks = [(leakage_value(m), r) for m, r in figures if m is not None and m.value is not None]
     most = max((leaked for leaked, _ in leaks), default=0.0)
     equal = [record for leaked, record in leaks if leaked == most]
-    first = min((record.config.attack.id for record in equal), default="")
-    equal = [record for record in equal if record.config.attack.id == first]
+    first = min((attack_order(record.config) for record in equal), default=None)
+    equal = [record for record in equal if attack_order(record.config) == first]
     return min(equal, key=lambda r: r.config.cell_id()) if len(equal) > 1 else next(iter(equal), None)
 
 

@@ -15,7 +15,7 @@ from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.questions.image_metrics import image_metrics
 from ppbench.questions.labels import LABEL_DISTANCE
-from ppbench.records.figure import best
+from ppbench.records.figure import attack_order, best
 from ppbench.records.schema import CellConfig, Metric, Privacy, Record, Score, Utility
 from ppbench.report.controls import rebuilding, value
 
@@ -129,7 +129,7 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     if cells and metric != LABEL_DISTANCE.metric and question_for(cells[0]).inputs:
         by, amount = rebuilding(cells[0]), modality_of(cells[0].config).amount
         by, amount = (RAW, _unclipped) if metric == RAW else (by, amount)
-        return _portfolio(sorted(cells, key=lambda r: (r.config.attack.id, r.cell_id)), by, amount)
+        return _portfolio(sorted(cells, key=lambda r: (*attack_order(r.config), r.cell_id)), by, amount)
     leading = best(cells, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
