@@ -18,7 +18,7 @@ from typing import Any
 PAGE = Path(__file__).with_name("benchmarks.md")
 RESULTS = PAGE.parent.parent / "benchmarks" / "results"
 PLACE = re.compile(r"^<<([\w-]+)>>$", re.MULTILINE)
-CPU_ONLY = {"`evaluate --defense spn` (CPU: 16 cores)": ("over 80 s", "79 s")}
+CPU_ONLY = {"`evaluate --defense spn` (CPU: 16 cores)": ("over 100 s", "96 s")}
 BEST = {"ours": "", "breaching": "breaching "}
 MEMBERSHIP = {
     "`mia_lira`, 16 references": "mia_lira R=16 client/1",
@@ -226,7 +226,7 @@ A figure holds for the setting in the line below its table. `benchmarks/README.m
 
 ## On a GPU
 
-One NVIDIA H200 (driver 580.159.04, 16 CPU cores), 2026-11-27, torch 2.11.0+cu130, Python 3.12, 22 minutes in all
+One NVIDIA H200 (driver 580.159.04, 16 CPU cores), 2026-11-27, torch 2.11.0+cu130, Python 3.12, 28 minutes in all
 (of the parts of `benchmarks/gpu.sh`; figures in `benchmarks/results/gpu.json`).
 
 - **It runs.** All 21 defenses with every attack that applies (`PPBENCH_FAR=cuda python tests/far_evaluation.py`): 319

@@ -339,15 +339,15 @@ def is_solved(record: Record) -> bool:
 
 
 def solved_sentence(records: Sequence[Record]) -> str | None:
-    """Return how many settings were not searched, because every victim was computed exactly; None for none."""
+    """Return in how many settings unaware searches were left out, as every input was computed exactly, or None."""
     scenes = frame_of(records).by((*EVALUATION, *SCENE, "defense", "value")).values()
     count = sum(
         any(map(is_solved, some)) and all(map(is_solved, (r for r in some if _is_plain_search(r)))) for some in scenes
     )
     if not count:
         return None
-    what = f"{count} setting{'s were' if count > 1 else ' was'} not searched, because every input was computed exactly"
-    return f"{what}; --attack standard searches {'them' if count > 1 else 'it'}."
+    where = f"At {count} setting{'s' if count > 1 else ''} searches unaware of the defense were left out"
+    return f"{where}, because every input was computed exactly; --attack standard runs them."
 
 
 def _is_plain_search(record: Record) -> bool:
