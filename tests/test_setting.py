@@ -377,5 +377,5 @@ def test_an_undefended_model_that_resists_is_no_credit_anywhere(fabricate):
     """It falls at batch 1; in batches of 8 nothing is shown of a defense that was attacked there alone."""
     weak = fabricate("none", None, "dlg", "reconstruction", 8.0, batch=8, n=40)
     rendered = Rendered([*controls(fabricate), weak, *dp(fabricate, 0.1, 8.0, batch=8)])
-    agree(rendered, 0.1, "undecided", "undecided, undefended stands too")
+    agree(rendered, 0.1, "undecided", "undecided: even undefended resists")
     assert "even the undefended model resists these attacks" in rendered.sentence("pixels")[0].sentence

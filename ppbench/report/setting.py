@@ -368,7 +368,7 @@ def _severity(value: SeedValue) -> tuple[int, bool, bool, float]:
 
 UNDECIDED_REASONS = {
     "failed": "undecided, attacks failed",
-    "undefended_stands": "undecided, undefended stands too",
+    "undefended_stands": "undecided: even undefended resists",
     "undefended_missing": "undecided, undefended not attacked",
     "unlearned": "undecided, undefended model learned too little",
     "belied": "undecided, belied",

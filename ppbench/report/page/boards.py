@@ -329,7 +329,7 @@ def _none_falls(question: Question, entries: Sequence[Entry], general: Check) ->
     if not all(
         any(breaks(record) for record in entry.records if question_for(record) is question) for entry in undefended
     ):
-        return Check("board", False, "The attacks do not break the undefended model here: it stands too.")
+        return Check("board", False, "The attacks do not break the undefended model here: even it resists them.")
     return Check("board", True, "The attacks break the undefended model on this board.")
 
 
