@@ -15,7 +15,7 @@ from rich.table import Table
 from ppbench.base.bars import Bars
 from ppbench.base.errors import count_of
 from ppbench.federation.threats import recorded_threat
-from ppbench.metrics.modality import CLOSE_ROW, IMAGE, modality_of
+from ppbench.metrics.modality import IMAGE, modality_of
 from ppbench.records.figure import best
 from ppbench.records.run_files import time_of
 from ppbench.records.schema import Record
@@ -305,7 +305,7 @@ def _entry(record: Measured | None, name: str, form: str) -> str:
         return f"{metric.value:{form}}"
     if form.endswith("%") and metric.value >= 10:  # a relative error of many times the size
         return f"{metric.value:.3g}x\n{metric.low:.3g}-{metric.high:.3g}x"
-    fine = name == "output_error" and metric.value < CLOSE_ROW
+    fine = name == "output_error" and metric.value < 0.1
     ends = ".0%" if form.endswith("%") and not fine else form
     return f"{metric.value:{form}}\n{metric.low:{ends}}-{metric.high:{ends}}".replace("%-", "-")
 

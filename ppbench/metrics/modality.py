@@ -8,7 +8,8 @@ torch is imported only inside of methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -25,6 +26,25 @@ BLOCKS = 4
 """Blocks of places of a blank input without a grid; an image has quarters."""
 
 
+@dataclass(frozen=True)
+class Threshold:
+    """A figure of a score, and the level above which it shows that the victim is rebuilt.
+
+    figure: returns the figure, None where it was not measured; median: the name of its median over victims, of a metric
+    or a new one; level: in the figure's unit; words: what lies above it, for documents.
+    """
+
+    figure: Callable[[Any], float | None]
+    median: str
+    level: float
+    words: str
+
+    def is_passed(self, score: Any) -> bool:
+        """Return whether a victim lies above it."""
+        figure = self.figure(score)
+        return figure is not None and figure > self.level
+
+
 class Modality(ABC):
     """One kind of data; an instance has no state. Scores are those of reconstructions (`ImageScore`).
 
@@ -34,7 +54,10 @@ class Modality(ABC):
         content: what a finding about its inputs is listed under.
         headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  title: its
             name in tables.  form: its format.
-        broken: what is said of the share that is rebuilt of the undefended model.
+        broken: what is said of the share that is rebuilt of the undefended model.  rebuilt_title: its name in tables.
+        thresholds: what a victim, or with its whole interval the median of a setting, must pass one of to be rebuilt;
+            without any, a setting is rebuilt where half of the victims are.
+        unmeasured_thresholds: the same where a figure of `thresholds` was not measured, as in older records.
         readers: metrics of what can be recognized without a rebuilt input.  parts: what they count.
         unmeasured: what is not known where no reader was measured.
         decibels: whether decibels beyond a blind guess say how far an input is rebuilt.  psnr_shown: whether flags
@@ -54,6 +77,9 @@ class Modality(ABC):
     title: ClassVar[str] = "places right"
     form: ClassVar[str] = ".2f"
     broken: ClassVar[str]
+    rebuilt_title: ClassVar[str] = "Rebuilt"
+    thresholds: ClassVar[tuple[Threshold, ...]] = ()
+    unmeasured_thresholds: ClassVar[tuple[Threshold, ...]] = ()
     readers: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[str] = "places"
     unmeasured: ClassVar[str] = "whether places come out right"
@@ -67,7 +93,14 @@ class Modality(ABC):
     # -- judged --------------------------------------------------------------------------------------------------------
     @abstractmethod
     def rebuilt(self, score: Any) -> bool:
-        """Return whether the victim of a score is rebuilt."""
+        """Return whether the victim of a score is rebuilt: the one definition, which levels, controls, the self-test
+        and tables ask. Nothing keeps the answer but the self-test, with its version.
+        """
+
+    def thresholds_of(self, scores: Sequence[Any]) -> tuple[Threshold, ...]:
+        """Return `thresholds`, or `unmeasured_thresholds` if a score lacks a figure of them."""
+        measured = all(one.figure(score) is not None for one in self.thresholds for score in scores)
+        return self.thresholds if measured else self.unmeasured_thresholds
 
     @abstractmethod
     def amount(self, score: Any) -> float:
@@ -150,17 +183,13 @@ def modality_faults(plugin: Any, name: str) -> Iterator[str]:
 # Others come by the entry point `ppbench.modalities`, a class without arguments, or by `register_modality`; data sets
 # name them (`Dataset.kind`), and records of these (`DataInfo.modality`).
 
-BROKEN_DB = 20.0
-"""PSNR in dB of the share that papers report; without a measured blind guess, an image above it counts as rebuilt."""
-REBUILT_DB = 10.0
-"""Decibels beyond the best blind guess from which an image counts as rebuilt: a tenth of its error is left."""
 EXACT_DB = 59.0
 """PSNR in dB from which two 8-bit images are equal: rounding to 1/255 leaves 20 log10(255 sqrt(12)) = 58.9 dB.
 
 Larger values are judged as equal: whether a copy is exact to 70 or 90 dB depends on rounding.
 """
-CLOSE_ROW = 0.1
-"""Relative error below which a table row counts as rebuilt."""
+CLOSE_ROW, CLOSE_ROW_WORDS = 0.1, "a tenth"
+"""Relative error below which a table row counts as rebuilt, and its name in sentences."""
 FAILED = 1e6
 """Relative error that a failed reconstruction of a table row counts as, where settings are tuned."""
 TASKS = {"cross_entropy": "classification", "squared": "regression", "bce": "segmentation"}
@@ -179,6 +208,13 @@ class Image(Modality):
     title: ClassVar[str] = "PSNR"
     form: ClassVar[str] = ".1f"
     broken: ClassVar[str] = "images are rebuilt"
+    thresholds: ClassVar[tuple[Threshold, ...]] = (
+        Threshold(lambda s: s.gain, "gain_median", 10.0, "10 dB beyond the best blind guess"),  # a tenth of its error
+        Threshold(lambda s: s.decibels, "psnr_median", EXACT_DB, "59 dB, where images are equal to 8 bits"),
+    )
+    unmeasured_thresholds: ClassVar[tuple[Threshold, ...]] = (
+        Threshold(lambda s: s.decibels, "psnr_median", 20.0, "20 dB where no blind guess was measured"),
+    )
     readers: ClassVar[tuple[str, ...]] = (
         "reidentified", "recognized", "reidentified_features", "recognized_features",
     )  # fmt: skip
@@ -191,11 +227,8 @@ class Image(Modality):
     smooth: ClassVar[bool] = True
 
     def rebuilt(self, score: Any) -> bool:
-        """Return whether at most a tenth is left of the squared error of the best blind guess (`REBUILT_DB` beyond), or
-        the image is equal to 8 bits; where no blind guess was measured, whether it is above 20 dB.
-        """
-        level = BROKEN_DB if score.blind is None else min(score.blind + REBUILT_DB, EXACT_DB)
-        return bool(score.decibels > level)
+        """Return whether the image passes one of `thresholds`."""
+        return any(one.is_passed(score) for one in self.thresholds_of((score,)))
 
     def amount(self, score: Any) -> float:
         """Return the PSNR in dB; -1 of a failed reconstruction."""
@@ -258,14 +291,15 @@ class TableRow(Modality):
     headline: ClassVar[str] = "rmse_mean"
     figure: ClassVar[str] = "mean relative error"
     title: ClassVar[str] = "error"
-    broken: ClassVar[str] = "rows come within a tenth of their size"
+    broken: ClassVar[str] = f"rows come within {CLOSE_ROW_WORDS} of their size"
+    rebuilt_title: ClassVar[str] = f"Within {CLOSE_ROW:.0%}"
     readers: ClassVar[tuple[str, ...]] = ("reconstruction_accuracy",)
     parts: ClassVar[str] = "columns"
     unmeasured: ClassVar[str] = "whether columns come out right"
     psnr_shown: ClassVar[bool] = True
 
     def rebuilt(self, score: Any) -> bool:
-        """Return whether the row comes within a tenth of its norm."""
+        """Return whether the relative error is below `CLOSE_ROW`."""
         return bool(score.error < CLOSE_ROW)
 
     def amount(self, score: Any) -> float:

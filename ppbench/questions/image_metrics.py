@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ppbench.metrics.image import PSNR_CAP, RMSE_RAW_CAP, DataRange, image_figures
 from ppbench.metrics.intervals import Estimate, Floats, Interval, Statistic, bootstrap, proportion, unsupported
-from ppbench.metrics.modality import BROKEN_DB, EXACT_DB, Modality
+from ppbench.metrics.modality import EXACT_DB, Modality
 from ppbench.metrics.spec import CHANCE, DB, INTERVAL, SHARE, VALUE, Ending, Judgment, MetricSpec
 from ppbench.questions.labels import LABEL_ACCURACY, label_accuracy
 from ppbench.questions.recognition import RECOGNITION_METRICS, Recognition, share_of_readers
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SSIM_REASON = "images smaller than the 7 x 7 window, or no finite reconstruction"
 PERCEPTUAL_REASON = "no file of AlexNet's weights was given, or no images of 28 pixels a side"
 OLD_REASON = "scores of before it was measured"
+ABOVE_DB = 20.0
+"""PSNR in dB of the share that papers report, `share_above_20db`. No verdict asks it: `Modality.rebuilt` does."""
+ABOVE_WORDS = f"above {ABOVE_DB:g} dB"
 _LAST = 1e-6  # how far rounding may exceed a range
 Decibels = Annotated[float, Field(ge=-1000, le=PSNR_CAP)]
 """PSNR in dB; below 0 for table rows outside the range of the training part."""
@@ -193,11 +196,10 @@ def _over_known(pick: Pick, reason: str) -> Compute:
     return compute
 
 
-def median_gain(scores: Sequence[Any], seed: int) -> Metric | None:
-    """Return the median of decibels beyond the best blind guess; None unless it was measured for every victim."""
-    if any(score.gain is None for score in scores):
-        return None
-    return GAIN_MEDIAN(scores, 0, seed)
+def median_of(name: str, pick: Pick, scores: Sequence[Any], seed: int) -> Metric:
+    """Return the median of a figure that every score has, with its interval, as the metric `name`."""
+    spec = MetricSpec(name, name)
+    return record_metric(spec, bootstrap(_units(scores, pick), "median", bootstrap_seed(seed, name)))
 
 
 def _largest(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
@@ -213,7 +215,7 @@ def _ssim(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: in
 
 
 def _above(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
-    return proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > BROKEN_DB)])
+    return proportion([unit > 0 for unit in _units(scores, lambda s: s.decibels > ABOVE_DB)])
 
 
 def _labels(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
@@ -224,11 +226,11 @@ def _labels(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: 
 
 
 def _price(spec: MetricSpec, scores: Sequence[ImageScore], classes: int, seed: int) -> Estimate:
-    """Return the total of gradient evaluations over the number of victims above 20 dB."""
+    """Return the total of gradient evaluations over the number of victims above `ABOVE_DB`."""
     spent = sum({score.unit: score.evaluations for score in scores}.values())
-    broken = sum(score.decibels > BROKEN_DB for score in scores)
+    broken = sum(score.decibels > ABOVE_DB for score in scores)
     if not broken:
-        return unsupported(len(scores), "no victim came out above 20 dB")
+        return unsupported(len(scores), f"no victim came out {ABOVE_WORDS}")
     return Estimate(spent / broken, Interval(None, None, "none: a ratio of totals"), len(scores))
 
 
@@ -348,14 +350,14 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
     ImageMetric(
         MetricSpec(
             "share_above_20db",
-            "Above 20 dB",
+            f"A{ABOVE_WORDS[1:]}",
             SHARE,
-            "Share of victims rebuilt above 20 dB.",
+            f"Share of victims rebuilt {ABOVE_WORDS}.",
             short="",
             judgment=Judgment("decision", 0.02, 0.05),
         ),
         _above,
-        judged=lambda s: float(s.decibels > BROKEN_DB),
+        judged=lambda s: float(s.decibels > ABOVE_DB),
         kinds=lambda kind: kind.decibels,
     ),
     ImageMetric(replace(LABEL_ACCURACY, judgment=None), _labels, judged=lambda s: float(bool(s.label))),
@@ -487,7 +489,7 @@ IMAGE_METRICS: tuple[ImageMetric, ...] = (
             "evaluations_per_broken",
             "Evaluations per broken",
             "gradient evaluations",
-            "Total evaluations divided by the number of victims above 20 dB.",
+            f"Total evaluations divided by the number of victims {ABOVE_WORDS}.",
             higher_is_safer=True,
             digits=0,
             columns=VALUE,

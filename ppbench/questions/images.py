@@ -24,7 +24,7 @@ from ppbench.metrics.labels import multiset_hits
 from ppbench.metrics.modality import IMAGE, Modality, modality_from
 from ppbench.metrics.perceptual import Network, measurable
 from ppbench.metrics.recognition import Gallery
-from ppbench.questions.image_metrics import ImageScore, LayerScore, score_figures
+from ppbench.questions.image_metrics import ABOVE_DB, ImageScore, LayerScore, score_figures
 from ppbench.questions.inquiry import Scored, Yardstick
 from ppbench.questions.recognition import Recognition
 from ppbench.records.schema import Flag
@@ -57,7 +57,6 @@ def row_accuracy(guess: Tensor, truth: Tensor, columns: Columns) -> float:
 LARGEST_FALL = 0.5  # largest fall in dB of the median from an earlier mark to the end
 BLIND_MARGIN = 0.5  # dB by which the median must exceed that of a blind guess
 ORACLE_GAP = 3.0  # dB between the oracle's choice and the attacker's
-SUCCESS = 20.0  # dB from which a median counts as success
 CHECKED_UNITS = 4  # units whose gradient is computed: a flat simulation is flat for all
 
 
@@ -110,7 +109,7 @@ def _blind(scores: Sequence[ImageScore], decibels: bool) -> Flag | None:
     if achieved > blind_median + BLIND_MARGIN:
         return None
     detail = f"median {achieved:.1f} dB, a mean or grey image gives {blind_median:.1f} dB"
-    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > SUCCESS else "info", detail=detail)
+    return Flag(code="blind_as_good", severity="warning" if decibels and achieved > ABOVE_DB else "info", detail=detail)
 
 
 def _blind_places(scores: Sequence[ImageScore], modality: Modality) -> Flag | None:

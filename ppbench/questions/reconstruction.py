@@ -229,11 +229,12 @@ class Reconstruction(Question):
         if headline == TABLE_ROW.headline:
             return (
                 (headline, self.spec(headline).title),
-                ("share_rebuilt", "Within 10%"),
+                ("share_rebuilt", TABLE_ROW.rebuilt_title),
                 ("reconstruction_accuracy", TABLE_ROW.parts_right),
             )
-        title = next((kind.title for kind in modalities() if kind.headline == headline), headline)
-        return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", "Rebuilt"))
+        kind = next((kind for kind in modalities() if kind.headline == headline), None)
+        title, rebuilt = (headline, Modality.rebuilt_title) if kind is None else (kind.title, kind.rebuilt_title)
+        return ((headline, title[:1].upper() + title[1:]), ("share_rebuilt", rebuilt))
 
     def blind(self, scores: Sequence[ImageScore], config: CellConfig) -> tuple[float, int, float]:
         """Return the share of rebuilt victims; chance is 0.05, for nearly uniform images."""

@@ -178,7 +178,7 @@ FALLEN = 0.5
 
 
 class SelftestTrial(Strict):
-    """An undefended network under an attack that must break it. share: of victims above 20 dB; error: "" if it ran."""
+    """An undefended network under an attack that must break it. share: of victims rebuilt; error: "" if it ran."""
 
     model: str
     attack: str

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.modality import CLOSE_ROW, modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import question_for
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
@@ -14,6 +14,8 @@ from ppbench.report.controls import BROKEN_SHARE, CONTROLS, taken_share, value
 from ppbench.report.frame import ROW, Frame, frame_of
 from ppbench.report.worst import Measured, contenders, knows
 
+CLOSE_OUTPUTS = 0.1
+"""Relative error of outputs up to which an attack breaks a defense."""
 BESIDE = 1.0
 """Decibels by which aware attacks may rebuild less than unaware ones: two searches of one kind differ by that much."""
 
@@ -111,5 +113,5 @@ def breaks(record: Record) -> bool:
     if metric is None or metric.value is None:
         return False
     if metric.name == "output_error":
-        return metric.value <= CLOSE_ROW
+        return metric.value <= CLOSE_OUTPUTS
     return metric.low is not None and metric.low > (metric.chance or 0.0)

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Literal
 
 from ppbench.metrics.intervals import CONFIDENCE, lower_bound, upper_bound
-from ppbench.metrics.modality import BROKEN_DB, EXACT_DB, IMAGE, REBUILT_DB, Modality, modality_of
+from ppbench.metrics.modality import IMAGE, Modality, modality_of
 from ppbench.questions.base import question_for
-from ppbench.questions.image_metrics import median_gain
+from ppbench.questions.image_metrics import Pick, median_of
 from ppbench.questions.recognition import RECOGNITION_METRICS, successes_of
 from ppbench.records.figure import best
 from ppbench.records.schema import Metric, Record
@@ -84,9 +84,7 @@ class Side:
     @cached_property
     def gain(self) -> Metric | None:
         """The median of decibels beyond the best blind guess; None for table rows, and where not measured."""
-        if self.worst is None or not self.modality.decibels:
-            return None
-        return median_gain(self.worst.victims, self.worst.config.seed)
+        return self._median("gain_median", lambda score: score.gain) if self.modality.decibels else None
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Measured], ...]:
@@ -118,7 +116,7 @@ class Side:
         """The level, from intervals: "undecided" where neither a leak nor its absence is shown."""
         if self.worst is None:
             return "undecided"
-        if self._most_rebuilt(self.worst):
+        if self._most_rebuilt():
             return "rebuilt"
         if self.clear:
             return "recognizable"
@@ -130,14 +128,21 @@ class Side:
         beyond = 0.0 if metric is None else (metric.value or 0.0) - (metric.chance or 0.0)
         return beyond > CLEAR_MARGIN and _ends(name, top, self._tail)[0] > 0
 
-    def _most_rebuilt(self, worst: WorstCase) -> bool:
-        """Return whether the median victim is rebuilt, with its whole interval; for table rows, whether half are."""
-        median = worst.metric("psnr_median")
-        if not self.modality.decibels:
+    def _most_rebuilt(self) -> bool:
+        """Return whether the median victim passes a threshold of the modality, with its whole interval; where it has
+        none, whether half of the victims are rebuilt.
+        """
+        if not self.modality.thresholds:
             return _begins(self.share, BROKEN_SHARE)
-        if self.gain is None:
-            return _begins(median, BROKEN_DB)
-        return _begins(self.gain, REBUILT_DB) or _begins(median, EXACT_DB)
+        thresholds = self.modality.thresholds_of(() if self.worst is None else self.worst.victims)
+        return any(_begins(self._median(one.median, one.figure), one.level) for one in thresholds)
+
+    def _median(self, name: str, pick: Pick) -> Metric | None:
+        """Return the median of a figure over the worst case, as recorded where it is a metric; None if one lacks it."""
+        worst = self.worst
+        if worst is None or any(pick(score) is None for score in worst.victims):  # type: ignore[arg-type]  # of images
+            return None
+        return worst.metric(name) or median_of(name, pick, worst.victims, worst.config.seed)
 
     def _nothing(self, worst: WorstCase) -> bool:
         """Return whether all these attacks are shown to give no more than a blind guess.

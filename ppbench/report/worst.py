@@ -121,15 +121,19 @@ Measured = Record | WorstCase
 def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """Return the worst case over cells of one setting, or None where none has a figure.
 
-    For reconstructions, each victim counts with the attack that rebuilt it best, by decibels of images, by the error of
-    table rows, or by the unclipped error if `metric` is "rmse_raw_mean". For other kinds, and for labels, it is the
-    cell whose `metric` leaks most.
+    For reconstructions, each victim counts with the attack that rebuilt it best: with one that rebuilt it if there is
+    any, then by decibels of images, by the error of table rows, or by the unclipped error if `metric` is
+    "rmse_raw_mean". For other kinds, and for labels, it is the cell whose `metric` leaks most.
     """
     cells = contenders(records, metric)
     if cells and metric != LABEL_DISTANCE.metric and question_for(cells[0]).inputs:
-        by, amount = rebuilding(cells[0]), modality_of(cells[0].config).amount
-        by, amount = (RAW, _unclipped) if metric == RAW else (by, amount)
-        return _portfolio(sorted(cells, key=lambda r: (*attack_order(r.config), r.cell_id)), by, amount)
+        modality, ordered = (
+            modality_of(cells[0].config),
+            sorted(cells, key=lambda r: (*attack_order(r.config), r.cell_id)),
+        )
+        if metric == RAW:
+            return _portfolio(ordered, RAW, _unclipped)
+        return _portfolio(ordered, rebuilding(cells[0]), lambda s: (modality.rebuilt(s), modality.amount(s)))
     leading = best(cells, metric)
     return None if leading is None else WorstCase(leading, tuple(leading.victims))
 
@@ -150,7 +154,7 @@ def worst_of(cases: Iterable[WorstCase | None], metric: str) -> WorstCase | None
     return best([case for case in cases if case is not None], metric)
 
 
-def _portfolio(cells: Sequence[Record], by: str, amount: Callable[[Any], float]) -> WorstCase | None:
+def _portfolio(cells: Sequence[Record], by: str, amount: Callable[[Any], tuple[float, ...]]) -> WorstCase | None:
     first = best(cells, by)
     if first is None:
         return None
@@ -164,9 +168,9 @@ def _portfolio(cells: Sequence[Record], by: str, amount: Callable[[Any], float])
     return WorstCase(first, tuple(score for _, score in winners), tuple(record for record, _ in winners))
 
 
-def _unclipped(score: Any) -> float:
+def _unclipped(score: Any) -> tuple[float]:
     """Return minus the unclipped error: larger is more of a victim."""
-    return -float("inf") if score.rmse_raw is None else -float(score.rmse_raw)
+    return (-float("inf") if score.rmse_raw is None else -float(score.rmse_raw),)
 
 
 def attack_of(measured: Measured | None) -> str:

@@ -18,8 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from ppbench.metrics.membership import merged, roc
-from ppbench.metrics.modality import BROKEN_DB, modality_of
+from ppbench.metrics.modality import modality_of
 from ppbench.questions.base import metric_specs, question_for, question_of, questions
+from ppbench.questions.image_metrics import ABOVE_DB, ABOVE_WORDS
 from ppbench.questions.images import reached
 from ppbench.questions.membership import halves
 from ppbench.records.figure import best
@@ -42,7 +43,7 @@ ROC_LINES = 10
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """One attack: gradient evaluations a batch, ascending; share of victims above 20 dB and median PSNR reached."""
+    """One attack: gradient evaluations a batch, ascending; share above `ABOVE_DB` and median PSNR reached."""
 
     attack: str
     marks: tuple[int, ...]
@@ -60,7 +61,7 @@ class Budget:
     @property
     def label(self) -> str:
         """The text for screen readers."""
-        return f"{self.title}: share of victims above 20 dB and median PSNR"
+        return f"{self.title}: share of victims {ABOVE_WORDS} and median PSNR"
 
     def draw(self) -> Figure:
         """Return the figure: one column per panel, the share above, the median PSNR below, one line per attack."""
@@ -73,14 +74,14 @@ class Budget:
         for column, (title, lines) in enumerate(self.panels):
             for line in lines:
                 look, end = style[line.attack], f"{line.attack}: {line.marks[-1]} evaluations"
-                _steps(grid[0][column], line, line.share, f"{end}, {line.share[-1]:.1%} above 20 dB", look)
+                _steps(grid[0][column], line, line.share, f"{end}, {line.share[-1]:.1%} {ABOVE_WORDS}", look)
                 _steps(grid[1][column], line, line.decibels, f"{end}, median PSNR {line.decibels[-1]:.1f} dB", look)
             grid[0][column].set_title(title[:32], fontsize=9)
         top = max(max(line.decibels) for _, lines in self.panels for line in lines)
-        grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel="share above 20 dB")
+        grid[0][0].set(xscale="log", ylim=(-0.03, 1.03), ylabel=f"share {ABOVE_WORDS}")
         grid[1][0].set(ylim=(0, max(25.0, 1.05 * top)), ylabel="median PSNR, dB")
         for axis in grid[1]:
-            axis.axhline(BROKEN_DB, color=INK, linewidth=0.7, linestyle=":")
+            axis.axhline(ABOVE_DB, color=INK, linewidth=0.7, linestyle=":")
             axis.xaxis.set_major_formatter(_plain)
         for axis in grid.flat:
             axis.xaxis.set_minor_locator(NullLocator())  # they take half of the time to draw
@@ -146,7 +147,7 @@ def budget_line(record: Record) -> BudgetLine | None:
     if len(marks) > BUDGET_MARKS:
         marks = [marks[i] for i in np.unique(np.linspace(0, len(marks) - 1, BUDGET_MARKS).round().astype(int))]
     values = [[reached(score, mark) for score in scores] for mark in marks]
-    share = tuple(sum(v > BROKEN_DB for v in row) / len(row) for row in values)
+    share = tuple(sum(v > ABOVE_DB for v in row) / len(row) for row in values)
     return BudgetLine(record.config.attack.id, tuple(marks), share, tuple(median(row) for row in values))
 
 
