@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from ppbench.commands.terminal import evaluation_json
 from ppbench.metrics.modality import modalities
-from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for, questions
 from ppbench.records.archive import files_of, pack_archive, unpack_archive
-from ppbench.records.schema import AuditInfo, CellConfig, ProbeInfo, Utility
+from ppbench.records.schema import MODEL_METRICS, AuditInfo, CellConfig, ProbeInfo, Utility
 from ppbench.records.store import Store, open_results
 from ppbench.report import columns
 from ppbench.report.columns import CELLS, KEY, LOADED_CELLS, LOADED_VICTIMS, LOADED_WORST, METRICS, WORST

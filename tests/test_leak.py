@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppbench.metrics.intervals import CLUSTER_CORRELATION, clopper_pearson, lower_bound, upper_bound
+from ppbench.metrics.modality import Image, Threshold
 from ppbench.records.schema import Flag
 from ppbench.report.controls import check_controls
 from ppbench.report.knowing import breaks
@@ -98,7 +99,11 @@ def test_where_every_single_one_is_rebuilt_they_are_rebuilt(fabricate, blind):
 
 
 @pytest.mark.parametrize(("gains", "level"), [((10.0, 12.0), "rebuilt"), ((9.9, 9.9), "recognizable")])
-def test_rebuilt_is_ten_decibels_beyond_the_best_blind_guess(fabricate, gains, level):
+def test_where_rebuilt_is_ten_decibels_beyond_the_best_blind_guess_the_whole_interval_lies_there(
+    fabricate, monkeypatch, gains, level
+):
+    rule = Threshold(lambda score: score.gain, "gain_median", 10.0, "10 dB beyond the best blind guess")
+    monkeypatch.setattr(Image, "thresholds", (rule,))
     for blind in (9.0, 14.0):
         scores = victims([blind + gain for gain in gains] * 6, [True] * 12, [True] * 12, blind=blind)
         assert beside(fabricate, cell(fabricate, scores)).level == level

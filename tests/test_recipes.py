@@ -268,12 +268,12 @@ def add_image_metric(tree: Path) -> None:
 
 
 def add_model_metric(tree: Path) -> None:
-    """Add a metric of the delivered model, in three files."""
+    """Add a metric of the delivered model, in two files."""
     files, more = recipe("a metric of the model")
-    spec, declared = tree / only(files, r".*\.py"), only(files, "[A-Z_]+")
-    schema, training = (tree / word for word in more if word.startswith("ppbench/"))
-    replaced(spec, f"{declared}: Final", f"{MODEL_METRIC}{declared}: Final")
-    replaced(spec, "DICE, MSE)}", "DICE, MSE, CLASS_ERROR)}")
+    schema, declared = tree / only(files, r".*\.py"), only(files, "[A-Z_]+")
+    training = tree / only(more, r"ppbench/.*")
+    replaced(schema, f"{declared}: Final", f"{MODEL_METRIC}{declared}: Final")
+    replaced(schema, "DICE, MSE)}", "DICE, MSE, CLASS_ERROR)}")
     constant = "    constant_mse: Amount | None = None\n"
     replaced(schema, constant, constant + MODEL_FIELDS)
     later = '        **dict.fromkeys(("constant", "constant_mse")),\n'
@@ -441,7 +441,7 @@ def test_records_without_a_metric_that_was_added_later_agree_with_those_that_hav
     assert not [problem for problem in outputs["images"]["verified"]["old"] if "close_pixels" in problem]
 
 
-def test_a_metric_of_the_model_takes_three_files_and_is_in_columns_documents_page_and_comparisons(
+def test_a_metric_of_the_model_takes_two_files_and_is_in_columns_documents_page_and_comparisons(
     outputs: dict,
 ) -> None:
     for row in outputs["table"]:

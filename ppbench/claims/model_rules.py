@@ -12,10 +12,10 @@ from ppbench.claims.attack_rules import NO_AWARE_ATTACK, cells_with_distance, pa
 from ppbench.claims.case import ClaimCase, ClaimFinding, ClaimVerdict, cell_names, unreliable
 from ppbench.claims.claim import Claim
 from ppbench.federation.threats import CURIOUS_CLIENT, HONEST_SERVER
-from ppbench.metrics.spec import MODEL_METRICS, SHARE
+from ppbench.metrics.spec import SHARE
 from ppbench.metrics.spec import Rule as Judged
 from ppbench.questions.base import question_for, question_of
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare.paired import Change, bootstrapped, change, model_figure, sample_of, unpaired
 from ppbench.report.controls import value
 from ppbench.report.frame import SETTING, frame_of

@@ -28,11 +28,10 @@ from ppbench.ledger.submission import (
     third_party_plugins,
     this_machine,
 )
-from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.questions.base import question_for
 from ppbench.records.archive import unpack_archive
 from ppbench.records.run_files import SALT_FILE, commitment, keep_salt, salt_of, soundness_of
-from ppbench.records.schema import Record, Strict
+from ppbench.records.schema import MODEL_METRICS, Record, Strict
 from ppbench.records.sources import code_of
 from ppbench.records.store import Store, open_results
 from ppbench.report.compare.outcome import failed_controls

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.spec import ACCURACY, MODEL_METRICS
+from ppbench.metrics.spec import SHARE, Ending, Judgment, MetricSpec
 from ppbench.records.scores import (
     Amount,
     AtLeastOne,
@@ -29,10 +30,87 @@ from ppbench.records.scores import (
     Whole,
 )
 
-# -- Results of a training and of an attack's tuning, as records keep them --
+# -- Results of a training, with the metrics of its model, and of an attack's tuning, as records keep them --
 
 TRAININGS = 3
 """Most trainings of one cell: its own, and with other seeds if that one collapsed."""
+
+
+UTILITY_TOLERANCE = 0.01
+"""Tolerance of an accuracy or a Dice coefficient; of a mean squared error relative."""
+UTILITY_LUCK = 0.5 * UTILITY_TOLERANCE
+"""Luck of training of an accuracy; see `Rule.luck`."""
+_JUDGED = Judgment("mean", UTILITY_TOLERANCE, UTILITY_LUCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMetric(MetricSpec):
+    """One metric of the delivered model; a field of `Utility` has its name, and safer means better.
+
+    low, high: the fields with the ends of its interval; constant: those with the value of the best constant answer, the
+    first that is known counts; relative: whether tolerance and luck are shares of the value; unless: the metric beside
+    which it is not judged, "" for none.
+    """
+
+    low: str
+    high: str
+    constant: tuple[str, ...] = ()
+    relative: bool = False
+    unless: str = ""
+
+    def field(self, ending: Ending) -> str:
+        """Return the field of `Utility` with the value ("") or an end of the interval ("_low", "_high")."""
+        return {"": self.name, "_low": self.low, "_high": self.high}[ending]
+
+
+ACCURACY = ModelMetric(
+    "accuracy",
+    "Accuracy",
+    SHARE,
+    "Accuracy of the delivered model on the test part.",
+    higher_is_safer=True,
+    judgment=_JUDGED,
+    low="low",
+    high="high",
+    constant=("constant", "chance"),
+)
+ACCURACY_TOP5 = ModelMetric(
+    "accuracy_top5",
+    "Top-5 accuracy",
+    SHARE,
+    "Share whose class is among the five likeliest; only for more than ten classes.",
+    higher_is_safer=True,
+    short="",
+    low="accuracy_top5_low",
+    high="accuracy_top5_high",
+)
+DICE = ModelMetric(
+    "dice",
+    "Dice",
+    SHARE,
+    "Mean Dice coefficient per image of the delivered model where targets are masks.",
+    higher_is_safer=True,
+    short="",
+    columns=(),
+    judgment=_JUDGED,
+    low="dice_low",
+    high="dice_high",
+)
+MSE = ModelMetric(
+    "mse",
+    "MSE",
+    "squared targets",
+    "Mean squared error of the delivered model where targets are numbers.",
+    digits=4,
+    judgment=_JUDGED,
+    low="mse_low",
+    high="mse_high",
+    constant=("constant_mse",),
+    relative=True,
+    unless="accuracy",
+)
+MODEL_METRICS: Final = {spec.name: spec for spec in (ACCURACY, ACCURACY_TOP5, DICE, MSE)}
+"""Every metric of the delivered model by name."""
 
 
 class Utility(Grown):

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from ppbench.base.registry import plugins
-from ppbench.metrics.spec import MODEL_METRICS, Ending, MetricSpec, ModelMetric
+from ppbench.metrics.spec import Ending, MetricSpec
 from ppbench.questions.base import Question, metric_specs, question_of
-from ppbench.records.schema import AuditInfo, ProbeInfo
+from ppbench.records.schema import MODEL_METRICS, AuditInfo, ModelMetric, ProbeInfo
 
 ColumnValue = str | int | float | bool | None
 Row = dict[str, ColumnValue]

@@ -16,10 +16,10 @@ import numpy as np
 from scipy import stats
 
 from ppbench.metrics.intervals import CONFIDENCE, REPLICATES, Floats
-from ppbench.metrics.spec import MODEL_METRICS, Rule
+from ppbench.metrics.spec import Rule
 from ppbench.questions.base import DistanceLaw, question_for, question_of
 from ppbench.records.figure import leakage_value
-from ppbench.records.schema import Record, Utility
+from ppbench.records.schema import MODEL_METRICS, Record, Utility
 from ppbench.report.compare import paired
 from ppbench.report.compare.join import EqualFacts, Joined, RowPair, Where, equal_facts, notes
 from ppbench.report.compare.paired import (

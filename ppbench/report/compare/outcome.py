@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppbench.base.errors import Exit, UsageError, first_of
-from ppbench.metrics.spec import MODEL_METRICS
 from ppbench.records.archive import files_of
 from ppbench.records.run_files import Soundness, soundness_of
-from ppbench.records.schema import Record
+from ppbench.records.schema import MODEL_METRICS, Record
 from ppbench.records.sources import SOURCES_FILE
 from ppbench.records.store import open_results
 from ppbench.report.compare.join import RowPair, join

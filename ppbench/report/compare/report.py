@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ppbench.metrics.spec import MODEL_METRICS
+from ppbench.records.schema import MODEL_METRICS
 from ppbench.report.compare.judge import ComparedRow, RowStatus, printable
 from ppbench.report.compare.outcome import Comparison
 from ppbench.report.controls import CONTROLS
