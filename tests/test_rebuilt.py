@@ -18,7 +18,7 @@ from ppbench.verification import verify
 
 ROOT = Path(__file__).parent.parent
 GAIN = Threshold(lambda score: score.gain, "gain_median", 10.0, "10 dB beyond the best blind guess")
-SSIM = Threshold(lambda score: score.ssim, "ssim_median", 0.8, "an SSIM of 0.8")
+SSIM = Threshold(lambda score: 0.0 if score.psnr is None else score.ssim, "ssim_median", 0.8, "an SSIM of 0.8")
 DECIBELS = Threshold(lambda score: score.decibels, "psnr_median", 25.0, "25 dB")
 
 

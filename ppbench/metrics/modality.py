@@ -30,8 +30,8 @@ BLOCKS = 4
 class Threshold:
     """A figure of a score, and the level above which it shows that the victim is rebuilt.
 
-    figure: returns the figure, None where it was not measured; median: the name of its median over victims, of a metric
-    or a new one; level: in the figure's unit; words: what lies above it, for documents.
+    figure: returns the figure, of a failed reconstruction its worst value, None where it was not measured; median: the
+    name of its median over victims, of a metric or a new one; level: in the figure's unit; words: for documents.
     """
 
     figure: Callable[[Any], float | None]
@@ -55,7 +55,7 @@ class Modality(ABC):
         headline: the metric that reconstructions are ranked by.  figure: its name in sentences.  title: its
             name in tables.  form: its format.
         broken: what is said of the share that is rebuilt of the undefended model.  rebuilt_title: its name in tables.
-        thresholds: what a victim, or with its whole interval the median of a setting, must pass one of to be rebuilt;
+        thresholds: a victim that passes one is rebuilt, and a setting whose median passes one with its whole interval;
             without any, a setting is rebuilt where half of the victims are.
         unmeasured_thresholds: the same where a figure of `thresholds` was not measured, as in older records.
         readers: metrics of what can be recognized without a rebuilt input.  parts: what they count.

@@ -127,10 +127,8 @@ def worst_case(records: Sequence[Record], metric: str) -> WorstCase | None:
     """
     cells = contenders(records, metric)
     if cells and metric != LABEL_DISTANCE.metric and question_for(cells[0]).inputs:
-        modality, ordered = (
-            modality_of(cells[0].config),
-            sorted(cells, key=lambda r: (*attack_order(r.config), r.cell_id)),
-        )
+        modality = modality_of(cells[0].config)
+        ordered = sorted(cells, key=lambda r: (*attack_order(r.config), r.cell_id))
         if metric == RAW:
             return _portfolio(ordered, RAW, _unclipped)
         return _portfolio(ordered, rebuilding(cells[0]), lambda s: (modality.rebuilt(s), modality.amount(s)))
