@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 120  # columns where standard output is no terminal
 
 
-def console(width: int = PLAIN_WIDTH) -> Console:
-    """Return the console for reports; `width` columns wide if it is no terminal."""
+def console() -> Console:
+    """Return the console for reports."""
     screen = Console()
-    return screen if screen.is_terminal else Console(width=width)
+    return screen if screen.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def plain_table(names: Iterable[str], title: str | None = None, wrapped: Iterable[str] = ()) -> Table:
